@@ -6,10 +6,12 @@ import importlib.util
 import itertools
 import json
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from helpers.site import Site
 
@@ -18,16 +20,24 @@ SAVE_EVERY = 6
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer that runs are made with. ``script``: the test's; ``glob``: its checkpoints."""
+    """A trainer that runs are made with.
+
+    ``script``: the test's; ``glob``: its checkpoints; ``resumes_from``: the first version that can load the state of
+    an optimizer on more than one CPU rank, where others cannot.
+    """
 
     library: str
     script: str
     glob: str
+    resumes_from: str = ""
 
     def skip_if_missing(self) -> None:
-        """Skip the test if the library is not installed."""
+        """Skip the test if the library is not installed, or cannot continue a training on several CPUs."""
         if importlib.util.find_spec(self.library) is None:
             pytest.skip(f"{self.library} is not installed: scripts/bootstrap trainers")
+        installed = version(self.library)
+        if self.resumes_from and Version(installed) < Version(self.resumes_from):
+            pytest.skip(f"{self.library} {installed} cannot resume on several CPUs, {self.resumes_from} can")
 
     def spec(self, site: Site, *, adapter: bool, steps: int = 30, **more: Any) -> Path:
         """A spec of this trainer, on two ranks; ``more``: params of the script, and keys of the spec."""
@@ -45,7 +55,7 @@ class Trainer:
 
 
 TRAINERS = {
-    "transformers": Trainer("transformers", "hf.py", "checkpoint-*"),
+    "transformers": Trainer("transformers", "hf.py", "checkpoint-*", resumes_from="5.18"),
     "lightning": Trainer("lightning", "pl.py", "*.ckpt"),
     "accelerate": Trainer("accelerate", "accelerated.py", "checkpoint-*"),
     # Not in the extra: it is built when it is installed. With the functions for loops, as it has no adapter.

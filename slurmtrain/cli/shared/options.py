@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -21,14 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LONGEST_S = 10.0 * 365 * 86400
 
 
-# Before click 8.4 it takes no type at run time.
-if TYPE_CHECKING:
-    _Number = click.ParamType[float]
-else:
-    _Number = click.ParamType
-
-
-class Seconds(_Number):
+class Seconds(click.ParamType[float]):
     """A finite number of seconds, of at least ``least``; numbers beyond ten years mean ten years."""
 
     name = "seconds"

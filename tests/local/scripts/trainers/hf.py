@@ -53,9 +53,6 @@ def main() -> None:
         from slurmtrain.integrations.transformers import SlurmtrainCallback
 
         callbacks.append(SlurmtrainCallback())
-    # Earlier versions of transformers leave it at Python's default.
-    context = "dataloader_multiprocessing_context"
-    workers = {context: "fork"} if context in TrainingArguments.__dataclass_fields__ else {}
     args = TrainingArguments(
         output_dir=str(DIRECTORY),
         max_steps=STEPS,
@@ -68,7 +65,7 @@ def main() -> None:
         eval_steps=PARAMS.get("eval_every"),
         enable_jit_checkpoint=PARAMS.get("jit", False),
         dataloader_num_workers=2,
-        **workers,
+        dataloader_multiprocessing_context="fork",
         use_cpu=True,
         ddp_backend="gloo",
         report_to=[],

@@ -51,7 +51,7 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
                 err=True,
             )
     for line in _others_of_these_names(before, run_ids, names):
-        click.echo(line, err=True)
+        output.echo(line, err=True)
     return 0 if all(run.ended for run in ended.values()) else 1
 
 
@@ -77,9 +77,9 @@ def _confirm(observed: Observed, run_ids: Sequence[str]) -> None:
         return
     for run_id in run_ids[:_LISTED]:
         listed = observed.runs[run_id]
-        click.echo(f"{run_id}  {listed.name}  {listed.state}", err=True)
+        output.echo(f"{run_id}  {listed.name}  {listed.state}", err=True)
     if len(run_ids) > _LISTED:
-        click.echo(f"and {len(run_ids) - _LISTED} more", err=True)
+        output.echo(f"and {len(run_ids) - _LISTED} more", err=True)
     click.confirm(f"cancel these {len(run_ids)} runs?", abort=True, err=True)
 
 

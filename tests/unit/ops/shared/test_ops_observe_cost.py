@@ -214,4 +214,4 @@ def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path:
         printed = CliRunner().invoke(status.command, arguments, standalone_mode=False)
     newest = list(observed.runs)[-20:]
     assert rows == [newest]
-    assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest
+    assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest[::-1]

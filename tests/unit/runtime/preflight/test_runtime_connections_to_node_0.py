@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,3 +259,43 @@ def test_node_0_that_disconnects_as_soon_as_it_is_found_is_lost(monkeypatch: pyt
     with pytest.raises(PeerLost, match="Connection reset by peer") as lost:
         asyncio.run(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
     assert lost.value.node == 0
+
+
+# --- strangers --------------------------------------------------------------------------------------------------
+
+_HOLD = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) for _ in range(int(sys.argv[2]))]
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_node_joins_while_strangers_hold_more_connections_than_node_0_may_have_files_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            open_files = len(list(Path("/proc/self/fd").iterdir()))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 150, hard))
+            command = [sys.executable, "-c", _HOLD, str(endpoint.port), "400"]
+            strangers = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            assert strangers.stdin is not None
+            assert strangers.stdout is not None
+            assert await strangers.stdout.readline() == b"held\n"
+            # Sooner than the strangers' connections time out.
+            participant, _ = await connect_to_coordinator(lambda: [endpoint], 1, 4.0)
+            await wait_until_received(participant)
+            await participant.close()
+            strangers.stdin.close()
+            await strangers.wait()
+            assert coordinator._refusals.count > 0
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

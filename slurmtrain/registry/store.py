@@ -281,9 +281,12 @@ class Store:
         """All findings against nodes that failed a preflight, oldest first."""
         from slurmtrain.registry.fact_rows import LEDGER
 
-        rows = self._rows(schema.ledger, None)
-        rows.sort(key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
-        return [LEDGER.read(row) for row in rows]
+        def read(connection: sa.Connection) -> list[LedgerEntry]:
+            rows = list(queries.rows(connection, schema.ledger))
+            rows.sort(key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
+            return [LEDGER.read(row) for row in rows]
+
+        return self._read(read)
 
     def partition_history(
         self, run_id: str, name: str, executor: str, partition: str, since: float

@@ -80,7 +80,8 @@ def _confirm(observed: Observed, run_ids: Sequence[str]) -> None:
         output.echo(f"{run_id}  {listed.name}  {listed.state}", err=True)
     if len(run_ids) > _LISTED:
         output.echo(f"and {len(run_ids) - _LISTED} more", err=True)
-    click.confirm(f"cancel these {len(run_ids)} runs?", abort=True, err=True)
+    if not output.confirm(f"cancel these {len(run_ids)} runs?"):
+        raise click.Abort
 
 
 def _can_ask() -> bool:

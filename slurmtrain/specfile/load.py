@@ -10,6 +10,7 @@ from typing import Any
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
+from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
@@ -124,15 +125,16 @@ def load_spec(
     document = parse_yaml(text, str(path))
     runs = _plan_all(document, overrides, sweep, default_name=path.stem, cwd=cwd, python=python)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
-    warnings = _warn_of_secrets(runs, document, on_command_line)
-    return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings))
+    warnings = _Mistakes(replace(document, mistakes=[]), on_command_line)
+    _warn_of_secrets(runs, on_command_line, warnings)
+    for run in runs:
+        for key, message in find_oversights(run.plan.spec):
+            warnings.add(key, message)
+    return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings.sorted()))
 
 
-def _warn_of_secrets(
-    runs: Iterable[PlannedRun], document: YamlDocument, overrides: Sequence[Override]
-) -> list[Mistake]:
-    """Where secrets seem to be in lines of setup, or are on the command line."""
-    warnings = _Mistakes(replace(document, mistakes=[]), overrides)
+def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], warnings: _Mistakes) -> None:
+    """Add to ``warnings`` where secrets seem to be in lines of setup, or are on the command line."""
     for run in runs:
         for index, line in enumerate(run.plan.spec.setup):
             if (secret := secret_in_shell(line)) is not None:
@@ -148,7 +150,6 @@ def _warn_of_secrets(
                 "every user of this machine can read command lines; set it in the environment, and name it in the spec "
                 "as in 'env: {API_TOKEN: ${oc.env:API_TOKEN}}'",
             )
-    return warnings.sorted()
 
 
 def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:

@@ -10,7 +10,6 @@ import yaml
 
 from slurmtrain.errors import Mistake
 from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, suggestion
-from slurmtrain.model.spec.sbatch import SlurmOptions
 from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value
@@ -18,8 +17,6 @@ from slurmtrain.system.yaml_file import parse_value
 KeyPath = tuple[str, ...]
 # The declaration of each key of a spec.
 _SCHEMA = dict(walk_keys())
-# Mappings with free names, whose entries can be overridden one by one.
-_FREE_NAMES = Entries | SlurmOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
         kind = field.metadata["kind"]
         # Below a mapping with free names any key is allowed: names are checked when the spec is read.
-        if isinstance(kind, _FREE_NAMES):
+        if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
                 _check_is_in_file(path, data)
             return
@@ -131,7 +128,7 @@ def _whole_value(override: Override) -> tuple[KeyPath, Any]:
     """
     for length in range(1, len(override.path)):
         field = _SCHEMA.get(override.path[:length])
-        if field is not None and not isinstance(field.metadata["kind"], Section | _FREE_NAMES):
+        if field is not None and not isinstance(field.metadata["kind"], Section | Entries):
             value = override.value
             for key in reversed(override.path[length:]):
                 value = {key: value}

@@ -70,6 +70,7 @@ _OWNED_OF_SRUN = {
 # Keys of ``slurm`` that hold lists of options as they would be typed, which no table of options limits: plug-ins of a
 # site, such as pyxis, add options of their own.
 SBATCH, SRUN = "sbatch", "srun"
+_LISTS = {SBATCH: OWNED, SRUN: _OWNED_OF_SRUN}
 _OPTION = re.compile(r"--([A-Za-z0-9][\w-]*)(?:=(.*))?")
 
 
@@ -78,6 +79,8 @@ def check_sbatch_option(name: object) -> None:
     if not isinstance(name, str):
         raise ValueError(f"expected the long name of an sbatch option, found {type_name(name)} ({name!r})")
     option = canonical_option(name)
+    if name in _LISTS:
+        return
     if option in OWNED:
         raise ValueError(f"slurmtrain sets this option itself: {OWNED[option]}")
     if option not in OPTIONS:
@@ -95,7 +98,7 @@ def named_options(slurm: Mapping[str, Any]) -> dict[str, Any]:
     by_name = {
         canonical_option(name): value
         for name, value in slurm.items()
-        if name not in (SBATCH, SRUN) and value is not None and value is not False
+        if name not in _LISTS and value is not None and value is not False
     }
     return by_name | dict(_split(option) for option in slurm.get(SBATCH) or ())
 
@@ -104,7 +107,7 @@ def repeated_options(slurm: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Pairs of entries of ``slurm`` that are the same option of sbatch, whose last value would win silently."""
     first: dict[str, str] = {}
     listed = [option for option in slurm.get(SBATCH) or () if option is not None]
-    for entry in (*(key for key in slurm if key not in (SBATCH, SRUN)), *listed):
+    for entry in (*(key for key in slurm if key not in _LISTS), *listed):
         name = _split(entry)[0] if entry.startswith("--") else canonical_option(entry)
         if first.setdefault(name, entry) != entry:
             yield first[name], entry
@@ -130,24 +133,21 @@ def _read_option(owned: Mapping[str, str]) -> Callable[[object], str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmOptions:
-    """The kind of the section ``slurm``: sbatch's options by name, and lists of options for sbatch and srun."""
+class SlurmValue:
+    """The kind of a value in ``slurm``: that of an option or, under :data:`SBATCH` and :data:`SRUN`, a list of them."""
 
-    text: str = "mapping of sbatch options"
+    text: str = "text, whole number, true or false; under sbatch and srun, a list of options"
 
-    def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        lists = {key: value[key] for key in (SBATCH, SRUN) if key in value} if isinstance(value, Mapping) else {}
-        names = {key: item for key, item in value.items() if key not in lists} if isinstance(value, Mapping) else value
-        named = Entries(
-            Scalar("text, whole number, true or false", read_sbatch_value), self.text, check_sbatch_option
-        ).read(names, at, report)
-        for key, owned in ((SBATCH, OWNED), (SRUN, _OWNED_OF_SRUN)):
-            if lists.get(key) is not None:
-                options = Items(Scalar("option", _read_option(owned)), "list of options")
-                named[key] = options.read(lists[key], (*at, key), report)
-        return named
+        if at[-1] not in _LISTS:
+            return Scalar(self.text, read_sbatch_value).read(value, at, report)
+        items = Items(Scalar("option", _read_option(_LISTS[at[-1]])), "list of options")
+        return () if value is None else items.read(value, at, report)
 
     def write(self, value: Any) -> object:
         """As :meth:`Kind.write`."""
-        return {key: list(item) if key in (SBATCH, SRUN) else item for key, item in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+
+SLURM_OPTIONS = Entries(SlurmValue(), "mapping of sbatch options", check_sbatch_option)

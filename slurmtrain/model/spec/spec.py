@@ -27,7 +27,7 @@ from slurmtrain.model.spec.kinds import (
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.sbatch import SlurmOptions, canonical_option, repeated_options
+from slurmtrain.model.spec.sbatch import SLURM_OPTIONS, canonical_option, repeated_options
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,
@@ -329,7 +329,7 @@ class Spec:
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
         {},
-        SlurmOptions(),
+        SLURM_OPTIONS,
         "Any sbatch option by its long name, with `-` or `_`. true means without a value, false or null omits it. "
         "`sbatch` and `srun` hold lists of options as they are typed, for those that a site's plug-ins add.",
     )

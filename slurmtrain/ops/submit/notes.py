@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from slurmtrain.errors import PathError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 
+_PYTHON = re.compile(r"python[\d.]*")
+# Options of Python that take no value.
+_FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-b", "-bb", "-q", "-v"})
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -31,6 +38,35 @@ def notes_on(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),
     ]
+
+
+def check_script(plan: Plan) -> None:
+    """Raise PathError if the command is ``python SCRIPT``, and there is no such script.
+
+    Lines of setup may change the directory, or make the script: if there are any, nothing is checked.
+    """
+    script = _script(plan.words)
+    workdir = Path(plan.workdir)
+    if script is None or plan.spec.setup or not workdir.is_dir() or (workdir / script).exists():
+        return
+    path = workdir / script
+    scripts = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    hint = suggestion(path.name, scripts) or (
+        "; paths in 'command' are relative to 'workdir', by default the directory that submit is called from"
+    )
+    raise PathError(f"there is no script {path}{hint}")
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """The script that Python is to run; None if that cannot be told."""
+    if not _PYTHON.fullmatch(Path(words[0]).name):
+        return None
+    for word in words[1:]:
+        if not word.startswith("-"):
+            return word if word.endswith(".py") and "{" not in word else None
+        if word not in _FLAGS:
+            return None
+    return None
 
 
 def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:

@@ -29,7 +29,7 @@ from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_value
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.creation import NewRun, check_room, create, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
-from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
+from slurmtrain.ops.submit.notes import adopted_checkpoint, check_script, notes_on
 from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
@@ -176,6 +176,8 @@ def _submit(
         _check_workdir(planned.plan)
         secret_values(planned.plan, planned.secrets)
     check_executor(workspace, executor, [planned.plan for planned in chosen])
+    for planned in chosen:
+        check_script(planned.plan)
     workspace.prepare()
     check_room(workspace, len(chosen))
     if executor == "slurm":

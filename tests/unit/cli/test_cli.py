@@ -74,7 +74,7 @@ def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: P
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()
     other.symlink_to("/bin/true")
-    (tmp_path / "exp.yaml").write_text("command: python x.py\ntracking: {mlflow: {enabled: false}}\n")
+    (tmp_path / "exp.yaml").write_text("command: python -c pass\ntracking: {mlflow: {enabled: false}}\n")
     path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
     completed = call("submit", "exp.yaml", "--executor", "local", "--wait", cwd=tmp_path, PATH=path)
     assert completed.returncode == 0, completed.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
 
-SPEC = "name: x\ncommand: python x.py\ntracking: {mlflow: {enabled: false}}\n"
+SPEC = "name: x\ncommand: python -c pass\ntracking: {mlflow: {enabled: false}}\n"
 
 
 class Caller:

@@ -25,7 +25,7 @@ from slurmtrain.system.locks import locked
 SPEC = """
 name: x
 params: {lr: 1}
-command: python x.py
+command: python -c pass
 tracking: {mlflow: {enabled: false}}
 """
 

@@ -7,7 +7,7 @@ import pytest
 from slurmtrain.model.spec.sbatch import (
     OPTIONS,
     OWNED,
-    SlurmOptions,
+    SLURM_OPTIONS,
     canonical_option,
     check_sbatch_option,
     named_options,
@@ -18,7 +18,7 @@ from slurmtrain.model.spec.sbatch import (
 def mistakes(slurm: object) -> list[str]:
     """What is said of a section ``slurm``, each with its key."""
     messages: list[str] = []
-    SlurmOptions().read(slurm, ("slurm",), lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
+    SLURM_OPTIONS.read(slurm, ("slurm",), lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
     return messages
 
 
@@ -74,8 +74,8 @@ def test_an_unknown_option_without_a_near_one_is_told_where_those_of_plug_ins_go
 def test_options_of_plug_ins_are_kept_as_they_are_typed() -> None:
     slurm = {"partition": "a", "sbatch": PYXIS, "srun": PYXIS[:1]}
     assert mistakes(slurm) == []
-    read = SlurmOptions().read(slurm, ("slurm",), lambda *_: None)
-    assert SlurmOptions().write(read) == slurm
+    read = SLURM_OPTIONS.read(slurm, ("slurm",), lambda *_: None)
+    assert SLURM_OPTIONS.write(read) == slurm
     assert named_options(read) == {
         "partition": "a",
         "container-image": "nvcr.io#nvidia/pytorch:26.09-py3",

@@ -23,7 +23,7 @@ PARTITIONS = (
     "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4 GraceTime=60 PreemptMode=REQUEUE\n"
     "PartitionName=paid Default=NO MaxTime=1:00:00 TotalNodes=4 GraceTime=0 PreemptMode=OFF\n"
 )
-SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\ntracking: {mlflow: {enabled: false}}\n"
+SPEC = "name: x\ncommand: python -c pass\nresources: {nodes: 2}\ntracking: {mlflow: {enabled: false}}\n"
 DAY = 86400.0
 
 

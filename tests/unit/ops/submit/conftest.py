@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\nparams: {a: 1}\ntracking: {mlflow: {enabled: false}}\n"
+SPEC = "name: x\ncommand: python -c pass\nresources: {nodes: 2}\nparams: {a: 1}\ntracking: {mlflow: {enabled: false}}\n"
 
 
 @pytest.fixture

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
-from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 
+from slurmtrain.errors import PathError
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
+from slurmtrain.ops.submit.notes import check_script
 
 
 @pytest.fixture
@@ -101,7 +105,7 @@ def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     spec.write_text(
-        "name: big\ncommand: python train.py {resume_from}\n"
+        "name: big\ncommand: python -c pass {resume_from}\n"
         "params: {lr: 1}\nresources: {nodes: 2, cpus_per_proc: 4, time: '2-00'}\nslurm: {partition: spot}\n"
         "preflight: {shm: {level: fail, min_gb: 8}}\ncheckpoint: {glob: 'x-*.pt'}\nenv: {A: b, HUB_TOKEN: hunter2}\n"
         "setup: [module load cuda]\nsweep: {params.lr: [1, 2]}\n"
@@ -117,3 +121,51 @@ def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
     assert (submitted_spec.env["A"], call.env["HUB_TOKEN"]) == ("b", "hunter2")
     run = workspace.root.run(run_id)
     assert not any(b"hunter2" in path.read_bytes() for path in run.path.rglob("*") if path.is_file())
+
+
+# --- scripts that are not there ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("python trian.py --lr 1", "there is no script {dir}/trian.py; did you mean 'train.py'?"),
+        (
+            "python3 -u scripts/other.py",
+            "there is no script {dir}/scripts/other.py; paths in 'command' are relative to",
+        ),
+    ],
+)
+def test_a_script_that_is_not_there_is_told_before_anything_is_created(
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
+    monkeypatch.chdir(spec.parent)
+    (spec.parent / "train.py").touch()
+    spec.write_text(f"command: {command}\n")
+    with pytest.raises(PathError) as raised:
+        submit(workspace, spec, executor="local")
+    assert message.format(dir=spec.parent) in str(raised.value)
+    assert workspace.run_ids() == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m train.py",
+        "python -c train.py",
+        "python {script}.py",
+        "bash train.py",
+        "python -X dev gone.py",
+        "python gone",
+    ],
+)
+def test_what_python_runs_is_not_guessed(command: str, tmp_path: Path) -> None:
+    check_script(in_directory(tmp_path, command=command))
+
+
+def test_a_script_that_setup_may_make_is_not_asked_for(tmp_path: Path) -> None:
+    check_script(in_directory(tmp_path, command="python gone.py", setup=["cd /elsewhere"]))
+
+
+def in_directory(path: Path, **keys: Any) -> Plan:
+    return replace(make_test_plan(**keys), workdir=str(path))

@@ -3,13 +3,13 @@
 # Parameters
 #SBATCH --account=team
 #SBATCH --chdir=/slurmtrain-golden/project/runs/RUN-ID
-#SBATCH --container-image='nvcr.io#nvidia/pytorch:26.09-py3'
-#SBATCH --container-mount-home
+#SBATCH --comment='it'"'"'s $HOME'
 #SBATCH --contiguous
 #SBATCH --cpus-per-task=16
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=2
 #SBATCH --job-name=four-nodes-two-gpus-RUN-ID
+#SBATCH --kill-on-invalid-dep=yes
 #SBATCH --mail-type=END
 #SBATCH --mem=65536M
 #SBATCH --nodes=4
@@ -23,7 +23,7 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan c1a677b9a1c7
+# slurmtrain run RUN-ID, plan 5b01d69df16e
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well
@@ -45,7 +45,7 @@ unset invitation
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out '--container-name=it'"'"'s $HOME' --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out '--comment=it'"'"'s $HOME' --quiet --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
 
 
 # teardown

@@ -16,6 +16,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.owned_files import open_readable
 
 # How often files are checked while following, in seconds.
 _POLL_S = 0.3
@@ -66,7 +67,7 @@ class _Tail:
 
     def skip_to(self, newest: int) -> None:
         """Begin with the last ``newest`` lines of the file, which are read from its end: logs grow to gigabytes."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), open_readable(self.path) as file:
             size = place = file.seek(0, os.SEEK_END)
             content = b""
             while place and content.count(b"\n") <= newest:
@@ -79,7 +80,7 @@ class _Tail:
 
     def lines(self, *, last: bool) -> Iterator[Line]:
         """Complete lines; with ``last`` also a final one without a line break."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), open_readable(self.path) as file:
             file.seek(self._offset)
             while chunk := file.read(_CHUNK_BYTES):
                 self._offset += len(chunk)

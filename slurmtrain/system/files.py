@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.run.events.values import UNUSABLE, is_within, reader_of
 from slurmtrain.system.owned_files import Check, check_entry, check_owned, open_checked, read_checked
 
 DIRECTORY_MODE = 0o700
+_DEEPEST = 64
+# How many characters of a wrong value are shown.
+_SHOWN = 50
 FILE_MODE = 0o600
 # With the bit that hands the directory's group on to what is created in it.
 SHARED_DIRECTORY_MODE = 0o2750
@@ -113,12 +117,15 @@ def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) ->
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n", private=private)
 
 
-def read_json(path: Path, *, check: Check = check_owned) -> dict[str, Any] | None:
+def read_json(
+    path: Path, *, check: Check = check_owned, types: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """A JSON object from a file; None if there is no such file.
 
     Args:
         path: The file.
         check: Who may own the file and its directory, or write to them.
+        types: The types of keys that it may have, as annotations that ``model/run/events/values.py`` has readers for.
 
     Raises:
         PathError: It cannot be read, or is not such an object.
@@ -134,9 +141,22 @@ def read_json(path: Path, *, check: Check = check_owned) -> dict[str, Any] | Non
         raise PathError(
             f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
         ) from error
-    if not isinstance(data, dict):
-        raise PathError(f"{path} is not the JSON that slurmtrain wrote there; restore it from a backup")
+    wrong = _what_is_wrong(data, types or {})
+    if wrong:
+        raise PathError(f"{path} is not the JSON that slurmtrain wrote there ({wrong}); restore it from a backup")
+    assert isinstance(data, dict)
     return data
+
+
+def _what_is_wrong(data: object, types: Mapping[str, str]) -> str:
+    """What is wrong with the content of a file, as a phrase; empty if it is an object whose keys have these types."""
+    if not isinstance(data, dict):
+        return "it is no object"
+    # Our files nest a few levels deep; what reads them later would exceed the recursion limit.
+    if not is_within(data, _DEEPEST):
+        return f"it is nested more than {_DEEPEST} levels deep"
+    wrong = [key for key, type_ in types.items() if key in data and reader_of(type_)(data[key], []) is UNUSABLE]
+    return f"its {wrong[0]!r} cannot be {json.dumps(data[wrong[0]])[:_SHOWN]}" if wrong else ""
 
 
 def create_private(path: Path) -> None:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from slurmtrain.errors import PathError, UntrustedPath
 
@@ -182,6 +183,28 @@ def check_directory(path: Path | str, *, check: Check = check_owned) -> None:
 def read_checked(path: Path, *, check: Check = check_owned) -> bytes:
     """The content of a file, opened by :func:`open_checked`."""
     with os.fdopen(open_checked(path, check=check), "rb") as file:
+        return file.read()
+
+
+def open_readable(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading, whoever owns it and wherever links lead, without waiting for a FIFO.
+
+    For what programs of users have written: logs, and checkpoints of scripts. Raises OSError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, f"it is {kind_of(status)}, not a regular file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_readable(path: Path | str) -> bytes:
+    """The content of a file, opened by :func:`open_readable`."""
+    with open_readable(path) as file:
         return file.read()
 
 

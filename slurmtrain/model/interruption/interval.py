@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from slurmtrain.model.run.events.values import is_number
 from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto
 
 # Assumed mean time between unnoticed interruptions of one node: six hours, as for spot instances. It weighs as much as
@@ -71,8 +72,8 @@ class InterruptionStats:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InterruptionStats:
-        """Read the result of :meth:`to_dict`, of this version or another; missing keys are unknown."""
-        return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
+        """Read the result of :meth:`to_dict`, of this version or another; missing and odd values are unknown."""
+        return cls(**{name: plain[name] for name in cls.__slots__ if is_number(plain.get(name))})
 
     def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> InterruptionStats:
         """A copy with more node-seconds (``uptime_s``), ``interruptions`` and ``announced`` ones."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.model.run.events.values import is_text, is_within
+
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.base import AnyEvent
 
@@ -91,7 +93,7 @@ def _record(line: bytes) -> dict[str, Any] | str:
     if not _is_time(record.get("t")):
         return "it has no time"
     # Counted first, since this is much faster: almost no line has so many.
-    if text.count("{") + text.count("[") > _DEEPEST and not _is_within(record, _DEEPEST):
+    if text.count("{") + text.count("[") > _DEEPEST and not is_within(record, _DEEPEST):
         return f"it is nested more than {_DEEPEST} levels deep"
     return record
 
@@ -99,12 +101,6 @@ def _record(line: bytes) -> dict[str, Any] | str:
 def _is_time(value: object) -> bool:
     # Python's JSON parser accepts NaN, and integers too large for a float; neither can be used for sorting.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
-
-
-def _is_within(value: object, depth: int) -> bool:
-    """Whether lists and objects are nested at most ``depth`` levels deep."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth > 0 and all(_is_within(item, depth - 1) for item in items) if items else True
 
 
 def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garbage]]:
@@ -145,7 +141,6 @@ def read_event(record: Mapping[str, Any], source: str, offset: int, flaws: list[
     # Imported late: creating forty classes takes as long as checking the registry when no journal has changed.
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.kinds import read_payload
-    from slurmtrain.model.run.events.values import is_text
 
     kind = record.get("kind")
     if not is_text(kind):

@@ -15,6 +15,7 @@ from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.diagnose.journals import AttemptJournals, printable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.owned_files import open_readable
 
 # How much of a log is read, at its beginning and end: causes are at the end, wrong settings at the beginning.
 HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
@@ -176,7 +177,7 @@ def _parts(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
     """
     tail = min(TAIL_BYTES, share * 3 // 4)
     head = min(HEAD_BYTES, share // 4)
-    with path.open("rb") as file:
+    with open_readable(path) as file:
         # The size of the open file: a rank that still runs may write meanwhile.
         size = os.fstat(file.fileno()).st_size
         if size <= head + tail:

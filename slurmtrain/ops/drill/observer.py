@@ -23,6 +23,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint.external import Search
 from slurmtrain.runtime.checkpoint.formats.registry import format_of
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
+from slurmtrain.system.owned_files import open_readable, read_readable
 from slurmtrain.system.process import Process, descendants
 
 _CHUNK = 1 << 20
@@ -133,7 +134,7 @@ class RunObserver:
         """The steps finished by the attempt with this ``key``, each with its time in seconds since 1970."""
         steps = []
         with contextlib.suppress(OSError):
-            for line in (self._directory.attempts / key / "metrics.jsonl").read_bytes().splitlines():
+            for line in read_readable(self._directory.attempts / key / "metrics.jsonl").splitlines():
                 # A killed rank leaves an incomplete line.
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     record = json.loads(line)
@@ -185,7 +186,7 @@ class RunObserver:
         reports = []
         for path in sorted(self._directory.attempts.glob(f"{injected.attempt}/logs/rank-*.log")):
             with contextlib.suppress(OSError):
-                reports += [match[0].decode(errors="replace") for match in _DEAD_WORKER.finditer(path.read_bytes())]
+                reports += [match[0].decode(errors="replace") for match in _DEAD_WORKER.finditer(read_readable(path))]
         return reports
 
 
@@ -199,7 +200,7 @@ def _describe(process: Process) -> str:
 
 def _count_lines(path: Path) -> int:
     count = 0
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), open_readable(path) as file:
         while chunk := file.read(_CHUNK):
             count += chunk.count(b"\n")
     return count

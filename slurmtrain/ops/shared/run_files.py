@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run.run import Attempt
+from slurmtrain.system.owned_files import open_readable
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.checkpoint import CheckpointRecord
@@ -60,7 +61,7 @@ def last_error_line(log: Path) -> str:
     """
     from slurmtrain.model.diagnosis.redact import redact
 
-    with contextlib.suppress(OSError), log.open("rb") as file:
+    with contextlib.suppress(OSError), open_readable(log) as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         lines = lines[max((at + 1 for at, line in enumerate(lines) if _START_ENDED.search(line)), default=0) :]

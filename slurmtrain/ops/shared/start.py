@@ -310,7 +310,9 @@ def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
 
     process = claim.get("process")
     # A process on another machine cannot be checked: the claim's age decides then, whichever clock is ahead.
-    dead = process is not None and Process.from_dict(process).alive() is False
+    dead = False
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        dead = process is not None and Process.from_dict(process).alive() is False
     if not dead and abs(time.time() - float(claim.get("t", 0.0))) < _CLAIM_S:
         return False
     number = claim.get("submission")

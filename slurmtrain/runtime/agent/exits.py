@@ -13,6 +13,7 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.system.owned_files import open_readable
 
 _TAIL_LINES = 20
 # A launcher's report on its ranks, with a traceback of its own, comes after their lines.
@@ -125,7 +126,7 @@ def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
 def _last_lines(log: Path, count: int = _TAIL_LINES) -> list[str]:
     """The last ``count`` lines of a log, with secrets redacted."""
     try:
-        with log.open("rb") as file:
+        with open_readable(log) as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             return [redact(line) for line in file.read().decode(errors="replace").splitlines()[-count:]]
     except OSError:

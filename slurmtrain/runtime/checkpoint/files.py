@@ -37,7 +37,7 @@ from slurmtrain.model.run.layout import (
 )
 from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.system.files import fsync_directory, read_json, write_json
-from slurmtrain.system.owned_files import check_owner
+from slurmtrain.system.owned_files import check_owner, open_readable
 
 SCHEMA = 2
 _CHUNK = 1 << 22
@@ -144,7 +144,7 @@ def read_manifest(directory: Path) -> Manifest:
             metrics={str(name): float(value) for name, value in data["metrics"].items()},
             objects={str(name): dict(kind) for name, kind in data["objects"].items()},
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / MANIFEST} is not a manifest ({error!r})") from error
 
 
@@ -237,7 +237,7 @@ def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes:
 
 def _hash(path: Path) -> str:
     hasher = new_hasher()
-    with path.open("rb", buffering=0) as file:
+    with open_readable(path) as file:
         while chunk := file.read(_CHUNK):
             hasher.update(chunk)
     return hasher.hexdigest()

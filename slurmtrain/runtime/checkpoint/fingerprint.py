@@ -19,6 +19,7 @@ from slurmtrain.runtime.checkpoint.formats.archives import directory_of_archive,
 from slurmtrain.runtime.checkpoint.formats.dcp import INDEX, is_dcp, read_items
 from slurmtrain.runtime.checkpoint.formats.safetensors_header import METADATA, read_header
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree
+from slurmtrain.system.owned_files import open_readable, read_readable
 
 # A file up to this size is read whole.
 _SMALL = 1 << 18
@@ -38,7 +39,7 @@ def fingerprint(tree: FileTree) -> str:
         size = tree.sizes[name]
         hasher.update(f"{name}\0{size}\0".encode())
         if size <= _SMALL:
-            hasher.update((tree.path / name).read_bytes())
+            hasher.update(read_readable(tree.path / name))
         else:
             _add_large(hasher, tree, name, size)
     return hasher.hexdigest()
@@ -46,7 +47,7 @@ def fingerprint(tree: FileTree) -> str:
 
 def _add_large(hasher: Any, tree: FileTree, name: str, size: int) -> None:
     path = tree.path / name
-    with path.open("rb") as file:
+    with open_readable(path) as file:
         for offset, length in _places(tree, name, size):
             file.seek(offset)
             hasher.update(file.read(length))
@@ -93,7 +94,7 @@ def _spread(entries: list[Any]) -> list[Any]:
 def hash_file(path: Path) -> str:
     """The hash of a whole file, in hex. Raises OSError."""
     hasher = new_hasher()
-    with path.open("rb", buffering=0) as file:
+    with open_readable(path) as file:
         while chunk := file.read(_CHUNK):
             hasher.update(chunk)
     return hasher.hexdigest()

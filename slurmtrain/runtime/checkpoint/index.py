@@ -31,6 +31,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import Global, Inert, as_step, read_plain
 from slurmtrain.runtime.job.torch_private import memory_formats, storage_info, storage_info_class
 from slurmtrain.system.interpreter import without_collection
+from slurmtrain.system.owned_files import open_readable, read_readable
 
 INDEX = ".metadata"
 
@@ -72,7 +73,7 @@ class Index:
     def value(self, name: str) -> Any:
         """The value called ``name``, not a tensor. Raises KeyError, OSError, and whatever torch.load raises."""
         info = self.metadata.storage_data[MetadataIndex(name)]
-        with (self.directory / info.relative_path).open("rb") as file:
+        with open_readable(self.directory / info.relative_path) as file:
             file.seek(info.offset)
             return torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
 
@@ -120,7 +121,7 @@ class _Reader(FileSystemReader):
 
 def _read(path: Path) -> Metadata:
     try:
-        content = path.read_bytes()
+        content = read_readable(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import LaunchError
+from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.launcher import RANKS
@@ -208,8 +208,12 @@ class Node:
 
 def read_launch(submission: SubmissionDir) -> Launch | None:
     """What the submission tells its agents besides the plan; None if it has no such file. Raises PathError."""
-    data = read_json(submission.launch)
-    return Launch.from_dict(data) if data is not None else None
+    types = {"attempt": "int", "from_start": "bool", "since": "float | None", "history": "Mapping[str, Any] | None"}
+    data = read_json(submission.launch, types=types)
+    try:
+        return Launch.from_dict(data) if data is not None else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise PathError(f"{submission.launch} is not what slurmtrain wrote there ({error!r})") from error
 
 
 def this_node(submission: SubmissionDir) -> Node:

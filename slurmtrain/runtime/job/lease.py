@@ -28,13 +28,13 @@ def grant(submission: SubmissionDir) -> None:
 
 def granted_to(run: RunDir) -> int | None:
     """The number of the submission that has the lease."""
-    number = (read_json(run.lease) or {}).get("submission")
+    number = _held(run).get("submission")
     return None if number is None else int(number)
 
 
 def acquire(attempt: AttemptDir, submission: int) -> bool:
     """Take the lease for an attempt of this submission; False if another submission, or a later start, has it."""
-    held = read_json(attempt.run.lease) or {}
+    held = _held(attempt.run)
     if held.get("submission") != submission or _restart(str(held.get("attempt"))) > _restart(attempt.path.name):
         return False
     # If the run was closed meanwhile, it stays closed.
@@ -48,7 +48,7 @@ def close(run: RunDir, submission: int | None, state: str) -> None:
     ``state``: ``completed``, ``failed`` or ``cancelled``. ``submission``: the one that ended like that: nothing is
     closed if a later one has the lease by now; None to close the run in any case.
     """
-    held = read_json(run.lease) or {}
+    held = _held(run)
     # Without a lease nothing was ever submitted, so nothing can start.
     if held and (submission is None or held.get("submission") == submission):
         write_json(run.lease, {**held, "over": state})
@@ -56,7 +56,7 @@ def close(run: RunDir, submission: int | None, state: str) -> None:
 
 def final_state(run: RunDir, submission: int) -> str | None:
     """How the run ended for good, if it has while this submission held the lease."""
-    held = read_json(run.lease) or {}
+    held = _held(run)
     return str(held["over"]) if held.get("submission") == submission and held.get("over") else None
 
 
@@ -83,7 +83,8 @@ def claim_restart(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None 
 
 def read_claim(attempt: AttemptDir, by: str) -> dict[str, Any] | None:
     """The content of a claim: ``t``, when it was made, ``process``, and what its owner added; None if there is none."""
-    return read_json(_claim_file(attempt, by))
+    types = {"t": "float", "process": "Mapping[str, Any]", "submission": "int"}
+    return read_json(_claim_file(attempt, by), types=types)
 
 
 def release_claim(attempt: AttemptDir, by: str) -> bool:
@@ -103,7 +104,13 @@ def release_claim(attempt: AttemptDir, by: str) -> bool:
 
 def holds(attempt: AttemptDir) -> bool:
     """Whether this attempt may still publish."""
-    return (read_json(attempt.run.lease) or {}).get("attempt") == attempt.path.name
+    return _held(attempt.run).get("attempt") == attempt.path.name
+
+
+def _held(run: RunDir) -> dict[str, Any]:
+    """What the lease says; empty if there is none. Raises PathError."""
+    types = {"submission": "int", "attempt": "str | None", "over": "str | None"}
+    return read_json(run.lease, types=types) or {}
 
 
 def _claim_file(attempt: AttemptDir, by: str) -> Path:

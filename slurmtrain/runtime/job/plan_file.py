@@ -16,5 +16,5 @@ def read_plan(path: Path) -> Plan | None:
         return None
     try:
         return Plan.from_json(data)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise PathError(f"the plan at {path} cannot be read: {error}") from error

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
+from slurmtrain.system.owned_files import open_readable
 
 # Real-time signals are unused unless a program uses them; the first few belong to the C library and debuggers.
 SIGNAL = signal.SIGRTMIN + 12
@@ -187,7 +188,7 @@ def _by_faulthandler(pid: int, state: str, log: Path) -> list[str]:
         time.sleep(_POLL_S)
         if (grown := log.stat().st_size) != size:
             size, quiet_since = grown, time.monotonic()
-    with log.open("rb") as file:
+    with open_readable(log) as file:
         file.seek(begin)
         return read_faulthandler(file.read(size - begin).decode(errors="replace"))
 

@@ -69,6 +69,12 @@ def is_plain(value: object, depth: int = _DEEPEST) -> bool:
     return isinstance(value, list | tuple) and all(is_plain(item, depth - 1) for item in value)
 
 
+def is_within(value: object, depth: int) -> bool:
+    """Whether lists and objects are nested at most ``depth`` levels deep."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not items or (depth > 0 and all(is_within(item, depth - 1) for item in items))
+
+
 def is_index(key: object) -> bool:
     """Whether this text is a number such as a rank's, in digits."""
     return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS

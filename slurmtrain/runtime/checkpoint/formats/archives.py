@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import read_plain
+from slurmtrain.system.owned_files import open_readable
 
 MAGIC = b"PK"
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -27,7 +28,7 @@ def archive_problem(path: Path) -> str | None:
     contents are not read. Raises OSError.
     """
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_readable(path) as file, zipfile.ZipFile(file) as archive:
             return _members_problem(archive, file)
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError):
         return "it is cut off: the archive has no directory at its end"
@@ -59,7 +60,7 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
 
 def is_archive(path: Path) -> bool:
     """Whether a file begins as an archive does. Raises OSError."""
-    with path.open("rb") as file:
+    with open_readable(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 

@@ -12,6 +12,7 @@ from slurmtrain.runtime.checkpoint.formats.archives import read_archive
 from slurmtrain.runtime.checkpoint.formats.base import Contents, Format, prefixes
 from slurmtrain.runtime.checkpoint.formats.pickles import STEP_NAMES, as_step, member, read_plain
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree
+from slurmtrain.system.owned_files import open_readable, read_readable
 
 INDEX = ".metadata"
 SHARD = ".distcp"
@@ -84,7 +85,7 @@ def dcp_problem(tree: FileTree) -> str | None:
 
 def read_items(tree: FileTree) -> list[StoredItem]:
     """Where everything is, according to the index. Raises CheckpointError, OSError."""
-    index = read_plain((tree.path / INDEX).read_bytes(), INDEX)
+    index = read_plain(read_readable(tree.path / INDEX), INDEX)
     stored = member(index, "storage_data")
     if not isinstance(stored, Mapping):
         raise CheckpointError(f"{INDEX} is no index of torch.distributed.checkpoint")
@@ -107,7 +108,7 @@ def _value(tree: FileTree, item: StoredItem) -> Any:
 
 def read_item(tree: FileTree, item: StoredItem) -> bytes:
     """The bytes of a item. Raises OSError."""
-    with (tree.path / item.file).open("rb") as file:
+    with open_readable(tree.path / item.file) as file:
         file.seek(item.offset)
         return file.read(item.length)
 

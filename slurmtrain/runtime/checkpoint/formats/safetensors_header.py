@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.system.owned_files import open_readable
+
 # The library refuses larger headers.
 _LIMIT_BYTES = 100 * 2**20
 _LENGTH_BYTES = 8
@@ -43,7 +45,7 @@ def _tensors(header: Mapping[str, Any]) -> list[Any]:
 
 def read_header(path: Path) -> tuple[Mapping[str, Any] | None, int]:
     """The header, None if it cannot be read, and where the data begins. Raises OSError."""
-    with path.open("rb") as file:
+    with open_readable(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         content = file.read(length) if length <= _LIMIT_BYTES else b""
     with contextlib.suppress(ValueError):

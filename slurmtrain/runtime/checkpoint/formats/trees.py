@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.runtime.checkpoint.formats.archives import MAGIC, archive_problem
 from slurmtrain.runtime.checkpoint.formats.safetensors_header import safetensors_problem
+from slurmtrain.system.owned_files import open_readable, read_readable
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", "~")
 # How pickles of protocol 2 and later begin: what torch.save wrote before it wrote archives.
@@ -119,7 +120,7 @@ def file_problem(tree: FileTree, name: str, *, by_torch: bool = True) -> str | N
 
 
 def _torch_problem(path: Path, *, by_torch: bool) -> str | None:
-    with path.open("rb") as file:
+    with open_readable(path) as file:
         start = file.read(len(MAGIC))
     if MAGIC.startswith(start):
         return archive_problem(path)
@@ -133,6 +134,6 @@ def _torch_problem(path: Path, *, by_torch: bool) -> str | None:
 def read_json_file(path: Path) -> Any:
     """What a JSON file holds; None if it holds no JSON. Raises OSError."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_readable(path))
     except ValueError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ _TAIL_LINES = 20
 # A launcher's report on its ranks, with a traceback of its own, comes after their lines.
 _REPORT_LINES = 120
 _TAIL_BYTES = 16_384
+# What nanobind prints when an interpreter that has imported Triton ends with an exception, as with torch 2.15: dozens
+# of lines behind the traceback.
+_LEAK_REPORT = re.compile(r"nanobind: | - (?:leaked |\.\.\. skipped )|See https://nanobind\.")
 
 
 class RankExits:
@@ -124,10 +128,11 @@ def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
 
 
 def _last_lines(log: Path, count: int = _TAIL_LINES) -> list[str]:
-    """The last ``count`` lines of a log, with secrets redacted."""
+    """The last ``count`` lines of a log that are about the rank, with secrets redacted."""
     try:
         with open_readable(log) as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return [redact(line) for line in file.read().decode(errors="replace").splitlines()[-count:]]
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
+    return [redact(line) for line in lines if not _LEAK_REPORT.match(line)][-count:]

@@ -51,6 +51,12 @@ def test_a_rank_ends_as_its_journal_and_its_log_say(attempt: AttemptDir) -> None
     assert rank_exit.last_lines == ["step 1", "ValueError: boom"]
 
 
+def test_reports_of_leaks_behind_a_traceback_do_not_hide_it(attempt: AttemptDir) -> None:
+    leaks = "nanobind: leaked 64 types!\n" + ' - leaked type "ATOMIC_OP"\n' * 40 + " - ... skipped remainder\n"
+    attempt.rank_log(3).write_text(f"step 1\nValueError: boom\n{leaks}See https://nanobind.readthedocs.io/leaks\n")
+    assert RankExits(attempt).read(3, Ended(1), at=5.0).last_lines == ["step 1", "ValueError: boom"]
+
+
 def test_a_command_ends_like_the_rank_that_its_launcher_blames(attempt: AttemptDir) -> None:
     raised(attempt, 4, "a peer has closed the connection")
     raised(attempt, 5, "boom")

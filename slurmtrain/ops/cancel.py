@@ -26,6 +26,8 @@ from slurmtrain.system.process import Process, descendants
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
+# How long to wait for the recorded end of a run whose processes are gone.
+_GONE_S = 2.0
 # How many seconds to wait for a command that holds the run's lock: it may be stopped, or Slurm may not answer it.
 _LOCK_S = 5.0
 # How many seconds to wait for Slurm to end a cancelled job, if no agent journals an end, and how often to ask for that.
@@ -146,7 +148,7 @@ def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool)
             _kill_processes(run)
         # Again: a rank may have started another process after its descendants were listed and before it ended.
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
-    if all(run.ended for run in runs.values()):
+    if all(run.ended or run.executor == "local" for run in runs.values()):
         return runs
     return _wait_for_slurm(workspace, run_ids)
 
@@ -253,8 +255,12 @@ def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict
     """Wait, by the journals alone, until active runs have ended and their processes are gone. Slurm is asked later."""
     while True:
         runs = _load(workspace, run_ids)
-        if time.monotonic() >= until or not any(_is_active(run) for run in runs.values()):
+        active = [run for run in runs.values() if _is_active(run)]
+        if time.monotonic() >= until or not active:
             return runs
+        if all(run.executor == "local" and alive(run) is False for run in active):
+            # Their end is about to be observed, unless the disk is too full to record it.
+            until = min(until, time.monotonic() + _GONE_S)
         time.sleep(_POLL_S)
 
 

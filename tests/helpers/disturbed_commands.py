@@ -38,7 +38,7 @@ class DisturbedHome:
             cwd=self.home.project,
             environ=self.home.environ(),
             python=str(self.home.python),
-            limit_s=60.0,
+            limit_s=30.0,
             kill=kill or {},
         )
         ended = run_forked(line)

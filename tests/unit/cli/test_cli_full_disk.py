@@ -18,7 +18,7 @@ from helpers.sample_home import SampleHome, id_of, make_home
 KIB = 1024
 # Free KiB, or with a minus sign how many files can be created, less one: -1 means none.
 LEVELS = (0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256, 512, 1024, -1, -4)
-FEW = [(0, True), (24, False)]
+FEW = [(0, False), (24, True)]
 COMMANDS = (
     ("submit", "spec.yaml"),
     ("submit", "spec.yaml", "--executor", "slurm"),

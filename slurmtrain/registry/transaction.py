@@ -192,7 +192,9 @@ class Transaction:
         Nothing is written if that is recorded already.
         """
         self.flush()
-        run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=reason, executor="")
+        # A path in the reason may have bytes that are not UTF-8, which SQLite refuses in a text.
+        storable = reason.encode(errors="backslashreplace").decode()
+        run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=storable, executor="")
         row = run_row(run, settled=False, scanned=(), revision=0)
         self._connection.exec_driver_sql(_mark_unreadable(), row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -310,3 +311,12 @@ def test_what_an_open_run_is_built_from_is_dropped_when_it_has_ended(store: Stor
     append(journal(run), encode(3.0, "unstarted", {"submission": 0, "reason": "x"}), encode(4.0, "cancel", {}))
     assert read_again(store, run).state == "cancelled"
     assert kept() == []
+
+
+def test_why_a_run_cannot_be_read_is_kept_whatever_bytes_are_in_a_path(store: Store, run: RunDir) -> None:
+    path = os.fsdecode(b"1\xff\xfe.0")
+    with store.begin() as transaction:
+        transaction.set_unreadable(run.id, f"cannot read {path}")
+    loaded = store.load(run.id)
+    assert loaded is not None
+    assert loaded.reason == r"cannot read 1\udcff\udcfe.0"

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmtrain.errors import RunUnreadable, UntrustedPath
+from slurmtrain.errors import PathError, RunUnreadable, UntrustedPath
 from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.journal import Reading, garbage_of, read_lines
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
@@ -84,7 +84,7 @@ def journal_files(run: RunDir, problems: list[str] | None = None, *, check: Chec
     unreadable: list[str] = []
     try:
         check_directory(str(run.path), check=check)
-    except UntrustedPath as error:
+    except PathError as error:
         raise RunUnreadable(str(error)) from error
     except OSError:
         pass  # listing it gives the reason
@@ -174,7 +174,7 @@ def _read_bytes(file: JournalFile, offset: int, length: int, check: Check) -> by
             os.close(handle)
     except FileNotFoundError:
         return b""
-    except UntrustedPath as error:
+    except PathError as error:
         raise RunUnreadable(str(error)) from error
     except OSError as error:
         raise RunUnreadable(f"{file.name} cannot be read: {describe_os_error(error)}") from error

@@ -181,7 +181,7 @@ class Cluster:
     def hide(self, path: Path, node: int) -> None:
         """Make a directory look empty on one node, as if it were not shared, until the node is restarted."""
         nsenter = ["nsenter", f"--mount=/proc/{self.slurmd(node)}/ns/mnt"]
-        subprocess.run([*nsenter, "mount", "-t", "tmpfs", "-o", "mode=700", "none", str(path)], check=True)
+        subprocess.run([*nsenter, "mount", "-t", "tmpfs", "-o", "mode=755", "none", str(path)], check=True)
 
     def unhide(self, path: Path, node: int) -> None:
         """Undo :meth:`hide`."""

@@ -85,7 +85,7 @@ ATTACKS: dict[str, tuple[Callable[[RunDir], object], str]] = {
         lambda run: (run.journals / os.fsdecode(b"\xff\n.jsonl")).write_text(""), "has a name that is not UTF-8",
     ),
     "file": (replace_by_file, "journal cannot be listed: not a directory"),
-    "loop": (replace_by_link, "journal cannot be listed: too many levels of symbolic links"),
+    "loop": (replace_by_link, "leads through more than 40 symbolic links"),
     "attempt": (replace_attempt_by_file, "attempts/j.0 cannot be listed: not a directory"),
     "closed": (lambda run: run.path.chmod(0), "permission denied"),
     "closed journals": (lambda run: run.journals.chmod(0), "journal cannot be listed: permission denied"),

@@ -99,7 +99,9 @@ def test_a_stranger_who_sends_garbage_replays_greetings_writes_to_stores_and_hol
     assert attempt["restarts"] == []
     [refused] = [event for event in events(site, run_id, "refused") if event["node"] == 0]
     [address] = cluster.inside(STRANGER, "ip", "-4", "-br", "addr").split("10.58.")[1:]
-    assert refused["addresses"] == [f"10.58.{address.partition('/')[0]}"]
+    # The most frequent address is the first. Nodes of the run may follow, which have reached node 0 over two networks
+    # at once, and given one connection up.
+    assert refused["addresses"][0] == f"10.58.{address.partition('/')[0]}"
     assert refused["count"] > 0
     logs = [path for path in (site.runs / run_id).rglob("*") if path.suffix in (".err", ".out", ".log")]
     printed = "".join(path.read_text(errors="replace") for path in logs)

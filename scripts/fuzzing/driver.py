@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -252,6 +253,8 @@ def _merged(pipes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def fuzz(options: Options, place: Path) -> Report:
     """Run cases and count what is wrong; prints each bad case to stderr as it is found."""
+    # A shell that starts this in the background has Ctrl-C ignored, which the commands that get one would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     report, began = Report(options.seed), time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         for case in run_cases(options, place):

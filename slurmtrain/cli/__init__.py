@@ -116,6 +116,10 @@ def _run(arguments: list[str]) -> int:
         output.discard_output()
         return 1
     except Exception as error:  # noqa: BLE001 (a bug, whose traceback is printed)
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            # Python 3.11 raises RuntimeError from whatever __set_name__ raises, in any module that is being imported.
+            output.echo("interrupted", err=True)
+            return INTERRUPTED
         output.discard_output()
         if "--debug" in arguments or not isinstance(error, SlurmtrainError | OSError):
             import traceback

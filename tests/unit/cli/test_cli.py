@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurmtrain.cli import cli
+from slurmtrain.cli import cli, main
 from slurmtrain.cli.shared import formatting
 
 
@@ -153,3 +153,19 @@ def test_the_words_of_other_programs_lead_to_the_right_command(word: str, instea
     assert result.exit_code == 2
     assert f"no such command '{word}'; " in result.output
     assert f"'slurmtrain {instead}" in result.output
+
+
+def test_an_interruption_within_the_definition_of_a_class_is_one_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def start(*_: object, **__: object) -> None:
+        type("Imported", (), {"field": Interrupted()})
+
+    monkeypatch.setattr(cli, "main", start)
+    with pytest.raises(SystemExit) as left:
+        main(["status"])
+    assert (left.value.code, capsys.readouterr().err) == (130, "interrupted\n")

@@ -58,8 +58,6 @@ def write(cluster: Cluster, settings: Settings) -> None:
 def slurm_conf(cluster: Cluster, settings: Settings) -> str:
     """Short times throughout: what takes minutes on a site takes seconds here."""
     directory, (controller, slurmd, slurmdbd) = cluster.directory, settings.ports
-    nodes = f"node[0-{settings.nodes - 1}]"
-    gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
     lines = [
         f"ClusterName={cluster.name}",
         f"SlurmctldHost={CONTROLLER}({settings.controller_address})",
@@ -102,20 +100,25 @@ def slurm_conf(cluster: Cluster, settings: Settings) -> str:
         "JobAcctGatherFrequency=task=5",
         "",
     ]
-    lines += _plugin_dir(settings)
-    if settings.gpus:
-        lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
-    lines += [
+    return "\n".join([*lines, *_plugin_dir(settings), *_resources(settings)]) + "\n"
+
+
+def _resources(settings: Settings) -> list[str]:
+    """The nodes and partitions."""
+    gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
+    nodes = [
         f"NodeName=node{i} NodeAddr={settings.slow_address(i)} CPUs={settings.cpus} Sockets=1 "
         f"CoresPerSocket={settings.cpus} ThreadsPerCore=1 RealMemory={MEMORY_MB}{gres}"
         for i in range(settings.nodes)
     ]
+    every_node = f"Nodes=node[0-{settings.nodes - 1}]"
     times = "DefaultTime=00:30:00 MaxTime=04:00:00"
-    lines += [
-        f"PartitionName={name} Nodes={nodes} {options.format(grace=settings.grace)} {times}"
+    partitions = [
+        f"PartitionName={name} {every_node} {options.format(grace=settings.grace)} {times}"
         for name, options in PARTITIONS.items()
     ]
-    return "\n".join(lines) + "\n"
+    gpus = ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"] if settings.gpus else []
+    return [*gpus, *nodes, *partitions]
 
 
 def _plugin_dir(settings: Settings) -> list[str]:

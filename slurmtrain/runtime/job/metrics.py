@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,13 @@ class MetricsFile:
         os.close(self._handle)
 
 
-def are_plain(values: Iterable[object]) -> bool:
-    """Whether all ``values`` are exactly ints or floats, not of a subclass and not tensors that must be read first."""
-    return _PLAIN.issuperset(map(type, values))
+def check_numbers(metrics: Mapping[str, Any]) -> None:
+    """Raise TypeError if a value is not a number; tensors are read later, when they are ready."""
+    if _PLAIN.issuperset(map(type, metrics.values())):
+        return
+    for name, value in metrics.items():
+        if not hasattr(value, "item"):
+            as_number(name, value)
 
 
 def as_number(name: str, value: Any) -> float | int:

@@ -27,7 +27,7 @@ from slurmtrain.model.run.events.rank import RankStopped, SessionStarted, Traini
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
+from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
@@ -357,11 +357,8 @@ class Loop:
         if not self.is_active or self.worker.rank != 0:
             return
         self._listen_once()
-        if not are_plain(metrics.values()):
-            for name, value in metrics.items():
-                # Tensors are read only when the step is finished, so as not to wait for a GPU earlier.
-                if not hasattr(value, "item"):
-                    as_number(name, value)
+        # Tensors are read only when the step is finished, so as not to wait for a GPU earlier.
+        check_numbers(metrics)
         self._pending.update(metrics)
 
     def record(self, metrics: Mapping[str, Any]) -> None:

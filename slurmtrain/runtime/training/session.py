@@ -34,7 +34,7 @@ from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
+from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
@@ -369,8 +369,7 @@ class Session:
             return
         if metrics:
             more.update(metrics)
-        if not are_plain(more.values()):
-            _check_numbers(more)
+        check_numbers(more)
         self._pending.update(more)
         if not self._in_step:
             self._write_metrics()
@@ -479,13 +478,6 @@ class Session:
         """Restore the generators at registration, and again before the first step: setup in between may use them."""
         if self._restored_rng is not None:
             rng.restore(self._restored_rng, self.device)
-
-
-def _check_numbers(metrics: Mapping[str, Any]) -> None:
-    """Raise TypeError, in the line that logs it, if a value is not a number; tensors are read later, when ready."""
-    for name, value in metrics.items():
-        if not hasattr(value, "item"):
-            as_number(name, value)
 
 
 def _pick_device(local_rank: int) -> torch.device:

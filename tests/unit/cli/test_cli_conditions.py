@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.preloaded import Called, Preloaded, preloaded
+from helpers.preloaded import Called, Preloaded
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli import COMMANDS
@@ -90,12 +89,6 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "standard output is ASCII": {"encoding": "ascii"},
     "standard error is closed": {"stderr": "closed"},
 }
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Preloaded]:
-    with preloaded() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

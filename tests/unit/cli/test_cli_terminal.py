@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.preloaded import Preloaded, preloaded
+from helpers.preloaded import Preloaded
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.model.run.layout import RunsRoot
@@ -18,12 +17,6 @@ EVIL = "\x1b]0;pwned\x07\x1b[2J\x1b[9A\x9b2J\x85\u202egnp\u2028\nPRETENDED: \rPR
 # Sequences of rich itself: colours, and of progress bars, the cursor's visibility, erasing a line, one line up.
 OWN = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r\n|\n|(?<=\x1b\[\?25[lh])\r|\r(?=\x1b\[|$)")
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Preloaded]:
-    with preloaded() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

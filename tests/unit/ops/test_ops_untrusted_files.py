@@ -42,6 +42,16 @@ def finished_run(root: Path, run_id: str) -> None:
     SimulatedRun(RunDir(root / run_id), spec={}, executor="local").created().submitted().started().ended("completed")
 
 
+def run_of_bob_beside_one_of_alice(root: Path, alice: Person, bob: Person) -> RunDir:
+    """A crafted run that belongs to Bob, in Alice's own root, where she has a completed one."""
+    root.mkdir()
+    finished_run(root, OTHER_ID)
+    run = crafted_run(root)
+    alice.take(root, 0o700)
+    bob.take(run.path)
+    return run
+
+
 def assert_untouched(run: RunDir) -> None:
     """Assert that no command has acted on a run."""
     assert sorted(path.name for path in run.path.iterdir()) == ["attempts", "checkpoints", "journal", "plan.json"]
@@ -81,12 +91,7 @@ def test_a_run_of_another_account_in_my_root_decides_nothing_and_mine_go_on(
     ground: tuple[Path, Person, Person],
 ) -> None:
     place, alice, bob = ground
-    root = place / "runs"
-    root.mkdir()
-    finished_run(root, OTHER_ID)
-    run = crafted_run(root)
-    alice.take(root, 0o700)
-    bob.take(run.path)
+    run = run_of_bob_beside_one_of_alice(place / "runs", alice, bob)
     synced = alice.slurmtrain("sync", "--json", cwd=place)
     assert json.loads(synced.stdout)["started"] == []
     assert f"{run.path} belongs to the account {BOB}" in synced.stderr
@@ -117,12 +122,7 @@ def test_a_run_that_was_known_before_it_became_somebody_elses_is_not_started(
 
 def test_rebuild_reads_nothing_of_another_account(ground: tuple[Path, Person, Person]) -> None:
     place, alice, bob = ground
-    root = place / "runs"
-    root.mkdir()
-    finished_run(root, OTHER_ID)
-    run = crafted_run(root)
-    alice.take(root, 0o700)
-    bob.take(run.path)
+    run_of_bob_beside_one_of_alice(place / "runs", alice, bob)
     rebuilt = alice.slurmtrain("registry", "rebuild", cwd=place)
     assert rebuilt.returncode == 0, rebuilt
     assert f"belongs to the account {BOB}" in rebuilt.stderr

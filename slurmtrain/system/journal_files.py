@@ -117,25 +117,28 @@ class Piece(NamedTuple):
         return self.text[start : self.text.index(b"\n", start)].decode()
 
 
-def read_pieces(file: JournalFile, offset: int = 0, *, check: Check = check_owned) -> Iterator[Piece]:
+def read_pieces(
+    file: JournalFile, offset: int = 0, *, check: Check = check_owned, length: int = _PIECE_BYTES
+) -> Iterator[Piece]:
     """A file's content from byte ``offset`` up to the size it was listed with; nothing if it has been deleted.
 
     Args:
         file: The file.
         offset: Where to begin, in bytes.
         check: Who may own the file or write to it.
+        length: How much to read at once, in bytes. Records take many times the memory of their lines.
 
     Raises:
         RunUnreadable: It cannot be read, or does not pass ``check``.
     """
-    while text := _read_bytes(file, offset, min(_PIECE_BYTES, file.size - offset), check):
+    while text := _read_bytes(file, offset, min(length, file.size - offset), check):
         reading = read_lines(text, offset, file.name)
-        if reading.end == offset and len(text) == _PIECE_BYTES:
+        if reading.end == offset and len(text) == length:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
-            garbage = garbage_of(file.name, offset, text, f"it is longer than {_PIECE_BYTES} bytes")
+            garbage = garbage_of(file.name, offset, text, f"it is longer than {length} bytes")
             reading = Reading((), (*reading.garbage, garbage), offset + len(text))
         yield Piece(text, offset, reading)
-        if len(text) < _PIECE_BYTES:
+        if len(text) < length:
             return  # what was appended after the files were listed is left for the next call
         offset = reading.end
 

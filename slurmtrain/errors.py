@@ -3,6 +3,7 @@
 SlurmtrainError            something failed                                        exit code 1
 +-- UserError              the user's input is wrong, or cannot be carried out     exit code 2
 |   +-- SpecError          mistakes in a spec, a config file or an override
+|   +-- QueryError         a condition on runs, an order or a field that means nothing
 |   +-- RunNotFound        a name that matches no run, or several
 |   +-- RunBusy            a run whose state does not allow the request
 |   |   +-- RunCancelled   a run that was cancelled while it was being started
@@ -68,6 +69,10 @@ class SpecError(UserError):
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(str(mistake) for mistake in mistakes))
+
+
+class QueryError(UserError):
+    """A question about runs, such as a condition, cannot be answered as it is."""
 
 
 class RunNotFound(UserError):

@@ -1,0 +1,52 @@
+"""What differs among runs, such as the parameters of a sweep, and how a person would have written it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from slurmtrain.model.query.fields import ABSENT, flattened
+
+_EXPONENT = re.compile(r"e([+-]?)0*([0-9]+)$")
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of what differs among runs: first that of which they have different values, then what some lack.
+
+    Args:
+        settings: Those of each run, such as its parameters. Those in a mapping are named ``section.name``.
+    """
+    flat = [dict(flattened(of_run)) for of_run in settings]
+    values: dict[str, set[Any]] = {}
+    counts: dict[str, int] = {}
+    for of_run in flat:
+        for name, value in of_run.items():
+            values.setdefault(name, set()).add(identity(value))
+            counts[name] = counts.get(name, 0) + 1
+    varying = [name for name, different in values.items() if len(different) > 1]
+    return varying + [name for name in values if counts[name] < len(flat) and name not in set(varying)]
+
+
+def identity(value: Any) -> Any:
+    """Something hashable that is equal for equal values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    """``lr=0.1 batch_size=64``: the settings with these names, without those that are not there."""
+    flat = dict(flattened(settings))
+    values = ((name, flat.get(name, ABSENT)) for name in names)
+    return " ".join(f"{name}={write_value(value)}" for name, value in values if value is not ABSENT)
+
+
+def write_value(value: Any) -> str:
+    """A value as people write it: text as it is, numbers without rounding and with short exponents, else JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return _EXPONENT.sub(lambda match: f"e{match[1].removeprefix('+')}{match[2]}", repr(value))
+    return json.dumps(value, ensure_ascii=False)

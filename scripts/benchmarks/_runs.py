@@ -17,6 +17,7 @@ from slurmtrain.model.run.events.rank import SessionStarted, TrainingStarted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.submit import load
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import DIRECTORY_MODE
@@ -49,7 +50,11 @@ def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] =
 
 def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
     with Journal(run.journals / "created.jsonl", durable=False) as journal:
-        journal.write(RunCreated(name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here"))
+        journal.write(
+            RunCreated(
+                name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", **run_settings(plan)
+            )
+        )
 
 
 def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:

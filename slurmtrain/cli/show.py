@@ -51,10 +51,13 @@ def _print(run: dict[str, Any]) -> None:
         ),
         ("lost steps", formatting.number(run["lost_steps"])),
         ("time", attempt_problems.describe_time(run["seconds"], run["goodput"]) or "-"),
+        ("params", formatting.params(run["params"]) or "-"),
         ("metrics", formatting.metrics(run, limit=100)),
         ("checkpoint", formatting.newest_checkpoint(run)),
         ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
         ("ended", run["ended_at"] or "-"),
+        ("command", run["command"] or "-"),
+        *_marks(run),
         ("git", _git(run["git"])),
         ("plan", run["plan_hash"] or "-"),
         ("mlflow run", run["mlflow_run_id"] or "-"),
@@ -148,6 +151,18 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     for failure in attempt["failures"][:1]:
         for line in failure.get("last_lines") or ():
             output.echo(f"  | {line}")
+
+
+def _marks(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """What most runs have not got, so that only those that are there get a line."""
+    marks = [
+        ("sweep", run["sweep"]),
+        ("tags", " ".join(run["tags"])),
+        ("note", run["note"]),
+        ("archived", "'status' lists it with --all only" if run["archived"] else ""),
+        ("deleted", run["deleted_at"]),
+    ]
+    return [(name, value) for name, value in marks if value]
 
 
 def _git(git: dict[str, Any] | None) -> str:

@@ -51,7 +51,7 @@ def command(
         return 1
     chosen = options.default_executor(executor or workspace.config.executor)
     try:
-        run_ids, notes = submit_spec(workspace, loaded, executor=chosen, key=key)
+        run_ids, notes, swept = submit_spec(workspace, loaded, executor=chosen, key=key)
     except SubmitFailed as error:
         if error.run_ids:
             _print(workspace, error.run_ids, as_json=as_json)
@@ -63,9 +63,10 @@ def command(
         return wait_for_runs(workspace, run_ids, as_json=as_json)
     _print(workspace, run_ids, as_json=as_json)
     if not as_json:
-        output.echo(
-            f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, 'slurmtrain status' lists runs", err=True
-        )
+        lists = "'slurmtrain status' lists runs"
+        if swept is not None:
+            lists = f"'slurmtrain status {swept}' lists this sweep of {len(run_ids)} runs"
+        output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
     return 0
 
 

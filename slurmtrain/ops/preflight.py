@@ -46,7 +46,7 @@ def submit_preflight(
     plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
     text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
     spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
-    [run_id], notes = submit_spec(workspace, spec_file, executor=executor)
+    [run_id], notes, _ = submit_spec(workspace, spec_file, executor=executor)
     return run_id, notes
 
 

@@ -71,7 +71,17 @@ ATTEMPTS = RowFormat(schema.attempt, Attempt, "run_id")
 CHECKPOINTS = RowFormat(schema.checkpoint, Checkpoint, "run_id")
 # What the list of runs shows of the newest attempt and checkpoint is in the run's own row.
 RUNS = RowFormat(
-    schema.run, Run, "job_id", "attempt", "checkpoint", "settled", "journals_at", "attempts_at", "revision"
+    schema.run,
+    Run,
+    "job_id",
+    "attempt",
+    "cause",
+    "nodes",
+    "checkpoint",
+    "settled",
+    "journals_at",
+    "attempts_at",
+    "revision",
 )
 
 
@@ -86,8 +96,9 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
     """
     newest, checkpoint = run.newest, run.checkpoint
     shown = None if checkpoint is None else {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
-    job_id, number = ((newest.job_id or None), newest.number) if newest else (None, 0)
-    return RUNS.row(run, job_id, number, encode(shown), settled, *(scanned or (0, 0)), revision)
+    of_newest = (newest.job_id or None, newest.number, newest.cause, newest.nodes) if newest else (None, 0, None, [])
+    *facts, nodes = of_newest
+    return RUNS.row(run, *facts, encode(nodes), encode(shown), settled, *(scanned or (0, 0)), revision)
 
 
 def run_of(

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 5
+VERSION = 6
 
 metadata = sa.MetaData()
 
@@ -33,9 +33,20 @@ run = sa.Table(
     sa.Column("cancelled", sa.Boolean, nullable=False),
     sa.Column("save_problem", sa.String, nullable=False),
     sa.Column("goodput", sa.Float),
+    sa.Column("params", sa.JSON, nullable=False),
+    sa.Column("command", sa.String),
+    sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("sweep", sa.String),
+    sa.Column("tags", sa.JSON, nullable=False),
+    sa.Column("note", sa.String, nullable=False),
+    sa.Column("archived", sa.Boolean, nullable=False),
+    sa.Column("deleted_at", sa.Float),
+    sa.Column("freed", sa.Integer),
     # What the list of runs shows of the newest attempt and checkpoint, so that it reads one table.
     sa.Column("job_id", sa.String),
     sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("cause", sa.String),
+    sa.Column("nodes", sa.JSON, nullable=False),
     sa.Column("checkpoint", sa.JSON),
     # Whether it has ended for good, and its folders' times (ns) at the last scan, to notice if one does.
     sa.Column("settled", sa.Boolean, nullable=False),

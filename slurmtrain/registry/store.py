@@ -42,6 +42,10 @@ class IndexRow(NamedTuple):
     """Whether it has ended and no process can still write to it."""
     journals_at: int
     attempts_at: int
+    sweep: str | None = None
+    """The id of its sweep."""
+    archived: bool = False
+    """Whether lists leave it out."""
 
     @property
     def ended(self) -> bool:
@@ -125,6 +129,31 @@ class Listed:
         return _read_cell(_mapping, self.row["metrics"]) or {}
 
     @property
+    def params(self) -> dict[str, Any]:
+        """The spec's ``params`` in its newest attempt."""
+        return _read_cell(_mapping, self.row["params"]) or {}
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The spec's ``resources`` in its newest attempt."""
+        return _read_cell(_mapping, self.row["resources"]) or {}
+
+    @property
+    def sweep(self) -> str | None:
+        """The id of its sweep; None for a single run."""
+        return None if self.row["sweep"] is None else str(self.row["sweep"])
+
+    @property
+    def tags(self) -> list[str]:
+        """What people have tagged it with."""
+        return _read_cell(_texts, self.row["tags"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """The hosts of the newest attempt, in the order of their ranks."""
+        return _read_cell(_texts, self.row["nodes"])
+
+    @property
     def git(self) -> dict[str, Any] | None:
         """What is known about the repository that the run was submitted from."""
         return _read_cell(_mapping, self.row["git"])
@@ -156,6 +185,11 @@ def _read_cell(read: Callable[[Any], T], cell: Any) -> T:
 def _mapping(text: str | None) -> dict[str, Any] | None:
     mapping = json.loads(text or "null")
     return None if mapping is None else dict(mapping)
+
+
+def _texts(text: str | None) -> list[str]:
+    # Most runs have neither tags nor, before they start, nodes.
+    return [] if text == "[]" else list(map(str, json.loads(text or "[]")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -62,6 +63,12 @@ def metrics(run: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> str:
     items = list(run["metrics"].items())
     more = f" +{len(items) - limit}" if len(items) > limit else ""
     return " ".join(f"{name}={number(value)}" for name, value in items[:limit]) + more or "-"
+
+
+def params(values: Mapping[str, Any]) -> str:
+    """Parameters as ``name=value``, text as it is and everything else as JSON; empty if there are none."""
+    shown = ((name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items())
+    return " ".join(f"{name}={value}" for name, value in shown)
 
 
 def newest_checkpoint(run: Mapping[str, Any]) -> str:

@@ -23,11 +23,13 @@ from slurmtrain.model.run.events.command import (
     JobReplaced,
     MlflowRunLinked,
     RunCreated,
+    Submitting,
     Unstarted,
 )
 from slurmtrain.model.run.events.rank import TrainingStarted
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
+from slurmtrain.model.run.marks import read_marks
 from slurmtrain.model.run.outcome import begin
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
@@ -100,6 +102,8 @@ class RunBuilder:
         lost = [attempt.lost_steps for attempt in attempts if attempt.lost_steps is not None]
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
+        settings = _settings(origin, events, attempts)
+        marks = read_marks(events)
         is_cancelled = any(time >= (begin(newest) if newest else 0.0) for time in cancels)
         run = Run(
             id=self.run_id,
@@ -124,6 +128,15 @@ class RunBuilder:
             goodput=goodput(attempts),
             job_over=_is_job_over(newest, facts),
             given_up=reason_given_up(facts.get(newest.key, AttemptFacts()).events) if newest else "",
+            params=settings.params or {},
+            command=settings.command,
+            resources=settings.resources or {},
+            sweep=origin.sweep,
+            tags=sorted(marks.tags),
+            note=marks.note,
+            archived=marks.archived,
+            deleted_at=marks.deleted_at,
+            freed=marks.freed,
         )
         return with_state(run)
 
@@ -176,6 +189,20 @@ class RunBuilder:
             self._checkpoints.apply(event)
         self._followed = events[-1].order
         self._unfollowed = []
+
+
+def _settings(origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> RunCreated | Submitting:
+    """The event that says what the newest attempt runs: that of the last submission which states it anew.
+
+    A submission that started nothing changes nothing, and one that states nothing repeats the one before.
+    """
+    restated = {
+        event.payload.submission: event.payload
+        for event in select(events, Submitting)
+        if event.payload.command is not None
+    }
+    numbers = (attempt.submission for attempt in reversed(attempts))
+    return next((restated[number] for number in numbers if number in restated), origin)
 
 
 def with_state(run: Run) -> Run:

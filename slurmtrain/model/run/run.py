@@ -160,6 +160,11 @@ class Attempt:
         return self.ended and self.confirmed and self.restarted_by != "slurm"
 
     @property
+    def nodes(self) -> list[str]:
+        """Its hosts, in the order of their ranks."""
+        return [self.hosts[node] for node in sorted(self.hosts, key=int)]
+
+    @property
     def key(self) -> str:
         """The name of the attempt's directory."""
         return attempt_key(self.job_id, self.restart)
@@ -221,6 +226,24 @@ class Run:
     """Whether the newest attempt's job is over: it ended without being requeued, or was replaced."""
     given_up: str = ""
     """Why no command starts the run again after its newest attempt; empty if one may."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's ``params`` in its newest attempt."""
+    command: str | None = None
+    """The spec's ``command`` in its newest attempt; None: unknown."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's ``resources`` in its newest attempt."""
+    sweep: str | None = None
+    """The id of its sweep, which the runs of one submission share; None for a single run."""
+    tags: Sequence[str] = ()
+    """What people have tagged it with, in alphabetical order."""
+    note: str = ""
+    """What a person has noted on it."""
+    archived: bool = False
+    """Whether lists leave it out."""
+    deleted_at: float | None = None
+    """When the deletion of its files was requested, in seconds since 1970; None: it was not."""
+    freed: int | None = None
+    """How many bytes the deletion freed; None: it was not requested, or is not complete."""
 
     @property
     def ended(self) -> bool:

@@ -223,7 +223,7 @@ class _DrillRuns:
         )
 
     def _submitted(self, name: str, action: str) -> str:
-        [run_id], notes = submit_spec(self.workspace, self.drill_plan.specs[name], executor=self.options.executor)
+        [run_id], notes, _ = submit_spec(self.workspace, self.drill_plan.specs[name], executor=self.options.executor)
         for note in notes:
             self.say(f"warning: {note}")
         self.say(f"{name}: run {run_id}; {action}")

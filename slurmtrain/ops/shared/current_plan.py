@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
 from slurmtrain.errors import PathError
+from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
@@ -17,6 +21,21 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
     if plan is None:
         raise PathError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
     return plan
+
+
+class RunSettings(TypedDict):
+    """What events record of a plan, so that lists need not read plans."""
+
+    params: Mapping[str, Any]
+    command: str
+    resources: Mapping[str, Any]
+
+
+def run_settings(plan: Plan) -> RunSettings:
+    """What events record of a plan."""
+    # A spec may have integers that SQLite, and so a journal, has no room for.
+    params = {name: value if is_plain(value) else str(value) for name, value in plan.spec.params.items()}
+    return {"params": params, "command": plan.spec.command, "resources": plan.content["resources"]}
 
 
 def last_fresh_start(run: Run) -> float | None:

@@ -28,13 +28,17 @@ class Named(Protocol):
     def ended(self) -> bool:
         """Whether it has ended."""
 
+    @property
+    def sweep(self) -> str | None:
+        """The id of its sweep."""
+
 
 def choose(runs: Mapping[str, Named], name: str) -> str:
     """The id of the run that ``name`` refers to: id, name, unique prefix of an id, or @last.
 
     Of several runs of that name the newest that has not ended is meant or, if all have ended, the newest.
 
-    Raises RunNotFound if it matches no run, or is a prefix of several ids.
+    Raises RunNotFound if it matches no run, is a prefix of several ids, or the id of a sweep.
     """
     if not runs:
         raise RunNotFound(f"there is no run {name!r}: there are no runs here; 'slurmtrain submit' starts one")
@@ -45,15 +49,27 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
     named = [run_id for run_id, listed in runs.items() if listed.name == name]
     if named:
         return max(namesakes(runs, named[0]) or named)
+    swept = of_sweep(runs, name)
+    if swept:
+        raise RunNotFound(f"{name!r} is a sweep of {len(swept)} runs: {_some(runs, swept)}; name the run")
     begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
     if len(begun) == 1:
         return begun[0]
     if begun:
-        shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in begun[-_SHOWN:])
-        more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
-        raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {shown}{more}; type more characters")
+        raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {_some(runs, begun)}; type more characters")
     near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
+
+
+def of_sweep(runs: Mapping[str, Named], sweep: str) -> list[str]:
+    """The runs of a sweep by its id, oldest first; empty if there is no such sweep."""
+    return [run_id for run_id, listed in runs.items() if sweep and listed.sweep == sweep]
+
+
+def _some(runs: Mapping[str, Named], run_ids: Sequence[str]) -> str:
+    """The newest of these runs, and how many more there are."""
+    shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in run_ids[-_SHOWN:])
+    return shown + (f" and {len(run_ids) - _SHOWN} more" if len(run_ids) > _SHOWN else "")
 
 
 def namesakes(runs: Mapping[str, Named], run_id: str) -> list[str]:
@@ -68,20 +84,33 @@ def is_pattern(name: str) -> bool:
 
 
 def choose_all(runs: Mapping[str, Named], names: Sequence[str], *, live: bool = False) -> list[str]:
-    """The ids of the runs that names and patterns refer to, without duplicates.
+    """The ids of the runs that names, sweeps and patterns refer to, without duplicates.
 
     Args:
         runs: All runs by id.
-        names: Names that :func:`choose` accepts, and patterns, which refer to all runs whose name or id they match.
-        live: Patterns refer only to runs that have not ended.
+        names: Names that :func:`choose` accepts; ids of sweeps, for all their runs; and patterns, for all runs whose
+            name or id they match.
+        live: Sweeps and patterns refer only to runs that have not ended.
 
     Raises:
-        RunNotFound: A name or pattern refers to no run.
+        RunNotFound: A name, sweep or pattern refers to no run.
     """
     ids: dict[str, None] = {}
     for name in names:
-        ids |= dict.fromkeys(_matching(runs, name, live=live) if is_pattern(name) else [choose(runs, name)])
+        ids |= dict.fromkeys(_all_of(runs, name, live=live))
     return list(ids)
+
+
+def _all_of(runs: Mapping[str, Named], name: str, *, live: bool) -> list[str]:
+    if is_pattern(name):
+        return _matching(runs, name, live=live)
+    swept = [] if name in runs else of_sweep(runs, name)
+    if not swept:
+        return [choose(runs, name)]
+    chosen = [run_id for run_id in swept if not (live and runs[run_id].ended)]
+    if not chosen:
+        raise RunNotFound(f"all {len(swept)} runs of sweep {name} have ended")
+    return chosen
 
 
 def _matching(runs: Mapping[str, Named], pattern: str, *, live: bool) -> list[str]:

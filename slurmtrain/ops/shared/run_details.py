@@ -56,7 +56,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "state": attempt.state,
         "cause": attempt.cause,
         "reason": attempt.reason,
-        "nodes": [attempt.hosts[node] for node in sorted(attempt.hosts, key=int)],
+        "nodes": attempt.nodes,
         "submitted_at": iso(attempt.submitted_at),
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),

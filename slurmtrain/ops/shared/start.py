@@ -45,6 +45,7 @@ from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
+from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.node_ledger import exclusions
@@ -249,8 +250,9 @@ def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> Submiss
 def _submitting(
     attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, partition: str, command: str
 ) -> Submitting:
-    nodes = attempt.plan.spec.resources.allocated
-    return Submitting(
+    spec = attempt.plan.spec
+    nodes = spec.resources.allocated
+    submitting = Submitting(
         submission=submission.number,
         job_id=job_id,
         attempt=attempt.number,
@@ -259,12 +261,14 @@ def _submitting(
         overrides=attempt.overrides,
         from_start=attempt.from_start,
         by=command,
-        requeue=write_requeue(attempt.plan.spec.requeue),
+        requeue=write_requeue(spec.requeue),
         nodes=(nodes.min, nodes.max),
         follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
         without=attempt.excluded_nodes or None,
         partition=partition or None,
     )
+    # Only overrides change what a run trains with, and all later submissions repeat them.
+    return replace(submitting, **run_settings(attempt.plan)) if command == "resume" else submitting
 
 
 def _submit(

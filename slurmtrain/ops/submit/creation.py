@@ -16,6 +16,7 @@ from slurmtrain.errors import PathError, RegistryFailed
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
@@ -37,6 +38,20 @@ _EACH = DiskSpace(256 << 10, 64)
 _REGISTRY = DiskSpace(1 << 20, 2)
 # The revision is useful but not required: git on a slow file system is not worth a longer wait.
 _GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Runs that are created together.
+
+    ``spec``: where they are from. ``runs``: those of its runs that are to be created. ``executor``: ``slurm`` or
+    ``local``. ``sweep``: the id that they share; None for a single run.
+    """
+
+    spec: SpecFile
+    runs: Sequence[PlannedRun]
+    executor: str
+    sweep: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +105,17 @@ def _shortage(folder: Path, needed: DiskSpace) -> str:
         return ""  # writing will then show whether there is room
 
 
+def new_sweep(workspace: Workspace) -> str:
+    """The id of a new sweep, which is not that of a run."""
+    while True:
+        name = _new_id()
+        if not workspace.root.run(name).path.exists():
+            return name
+
+
 def create(
     workspace: Workspace,
-    spec: SpecFile,
-    chosen: Sequence[PlannedRun],
-    executor: str,
+    batch: Batch,
     locks: ExitStack,
     *,
     announce: Callable[[Sequence[str]], None] = lambda _: None,
@@ -103,25 +124,23 @@ def create(
 
     Args:
         workspace: where they go.
-        spec: the spec that they are from.
-        chosen: its runs to create.
-        executor: ``slurm`` or ``local``.
+        batch: the runs to create.
         locks: receives the locks of the runs, which so cannot be seen unlocked before they have a job.
         announce: called with their ids before any of them can be seen; may raise OSError.
 
     Raises:
         PathError: a directory cannot be written; none is left.
     """
-    git = _git_facts(Path(spec.runs[0].plan.workdir))
+    git = _git_facts(Path(batch.runs[0].plan.workdir))
     built: list[tuple[RunDir, int]] = []
     visible: list[RunDir] = []
     try:
-        for planned in chosen:
-            built.append(_build(workspace, spec, planned, executor, git, locks))
+        for planned in batch.runs:
+            built.append(_build(workspace, batch, planned, git, locks))
         announce([unborn.id.removeprefix(".new-") for unborn, _ in built])
         runs = [
             NewRun(workspace.root.run(unborn.id.removeprefix(".new-")), lock, planned)
-            for (unborn, lock), planned in zip(built, chosen, strict=True)
+            for (unborn, lock), planned in zip(built, batch.runs, strict=True)
         ]
         for (unborn, _), run in zip(built, runs, strict=True):
             unborn.path.rename(run.directory.path)
@@ -155,9 +174,8 @@ def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
 
 def _build(
     workspace: Workspace,
-    spec: SpecFile,
+    batch: Batch,
     planned: PlannedRun,
-    executor: str,
     git: dict[str, Any] | None,
     locks: ExitStack,
 ) -> tuple[RunDir, int]:
@@ -165,7 +183,7 @@ def _build(
 
     Raises OSError or PathError.
     """
-    unborn = _new_directory(workspace)
+    unborn = _new_directory(workspace, batch.sweep)
     try:
         # The lock belongs to the file, which a rename keeps.
         lock = locks.enter_context(locked(unborn.lock))
@@ -174,17 +192,19 @@ def _build(
         make_directory(unborn.attempts)
         make_directory(unborn.submissions)
         make_directory(unborn.checkpoints, private=True)
-        write_atomically(unborn.spec, _spec_text(spec, planned).encode())
+        write_atomically(unborn.spec, _spec_text(batch.spec, planned).encode())
         write_json(unborn.plan, planned.plan.to_json())
         with Journal(unborn.journals / "created.jsonl") as journal:
             journal.write(
                 RunCreated(
                     name=planned.plan.spec.name,
                     plan_hash=planned.plan.hash,
-                    executor=executor,
+                    executor=batch.executor,
                     by=person(),
                     git=git,
                     overrides=planned.overrides,
+                    sweep=batch.sweep,
+                    **run_settings(planned.plan),
                 )
             )
     except BaseException:
@@ -193,12 +213,16 @@ def _build(
     return unborn, lock
 
 
-def _new_directory(workspace: Workspace) -> RunDir:
+def _new_id() -> str:
+    return run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+
+
+def _new_directory(workspace: Workspace, sweep: str | None) -> RunDir:
     # Two submissions in one millisecond may draw the same id: the one whose mkdir() fails draws again.
     while True:
-        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+        name = _new_id()
         unborn = workspace.root.unborn(name)
-        if workspace.root.run(name).path.exists():
+        if name == sweep or workspace.root.run(name).path.exists():
             continue
         try:
             workspace.make_run_directory(unborn)

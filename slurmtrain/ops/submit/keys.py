@@ -27,7 +27,7 @@ class KeyRecord:
     """What was submitted with a key.
 
     ``plans``: the hashes of the plans, in order. ``runs``: the ids of their runs, in the same order; empty before they
-    are known. ``complete``: whether all of them were submitted.
+    are known. ``complete``: whether all of them were submitted. ``sweep``: the id that the runs share, if they do.
     """
 
     key: str
@@ -35,6 +35,7 @@ class KeyRecord:
     plans: Sequence[str]
     runs: Sequence[str] = ()
     complete: bool = False
+    sweep: str | None = None
 
 
 class HeldKey:
@@ -60,9 +61,9 @@ class HeldKey:
             )
         return existing
 
-    def store(self, runs: Sequence[str], *, complete: bool = False) -> None:
-        """Record the ``runs``; ``complete``: all of them have been submitted. Raises OSError."""
-        self.record = replace(self.record, runs=tuple(runs), complete=complete)
+    def store(self, runs: Sequence[str], sweep: str | None, *, complete: bool = False) -> None:
+        """Record the ``runs`` of a ``sweep``; ``complete``: all of them have been submitted. Raises OSError."""
+        self.record = replace(self.record, runs=tuple(runs), sweep=sweep, complete=complete)
         write_json(self._path, asdict(self.record))
 
     def forget(self) -> None:
@@ -118,4 +119,6 @@ def _record_of(data: dict[str, Any]) -> KeyRecord:
         plans=tuple(map(str, data["plans"])),
         runs=tuple(map(str, data["runs"])),
         complete=bool(data["complete"]),
+        # Records of earlier versions have none.
+        sweep=str(data["sweep"]) if data.get("sweep") else None,
     )

@@ -27,19 +27,20 @@ from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.creation import NewRun, check_room, create, remove
+from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, check_script, notes_on
-from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
+from slurmtrain.specfile import SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
 
 
 class Submission(NamedTuple):
-    """What was submitted: the ids of the runs, in the order of the sweep, and notes for the user."""
+    """What was submitted: the ids of the runs, in the order of the sweep, notes for the user, and the sweep's id."""
 
     run_ids: list[str]
     notes: list[str]
+    sweep: str | None = None
 
 
 def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
@@ -97,7 +98,9 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str
         SubmitInterrupted: the same after SIGINT or SIGTERM.
     """
     if key is None:
-        return _submit(workspace, spec, executor, spec.runs)
+        return _submit(
+            workspace, Batch(spec=spec, runs=spec.runs, executor=executor, sweep=_new_sweep(workspace, spec))
+        )
     workspace.prepare()
     with held_key(workspace, key, [planned.plan.hash for planned in spec.runs], executor) as held:
         return _submit_with_key(workspace, spec, executor, held)
@@ -107,6 +110,7 @@ def _submit_with_key(workspace: Workspace, spec: SpecFile, executor: str, held: 
     existing = held.existing(workspace)
     present = [run_id for run_id in existing if run_id is not None]
     notes = _complete(workspace, present)
+    sweep = held.record.sweep or _new_sweep(workspace, spec)
     missing = [planned for planned, run_id in zip(spec.runs, existing, strict=True) if run_id is None]
 
     def all_runs(created: Sequence[str]) -> list[str]:
@@ -117,7 +121,9 @@ def _submit_with_key(workspace: Workspace, spec: SpecFile, executor: str, held: 
     if missing:
         try:
             submitted = _submit(
-                workspace, spec, executor, missing, announce=lambda created: held.store(all_runs(created))
+                workspace,
+                Batch(spec=spec, runs=missing, executor=executor, sweep=sweep),
+                announce=lambda created: held.store(all_runs(created), sweep),
             )
         except SlurmtrainError as error:
             if not present and not isinstance(error, SubmitFailed):
@@ -127,8 +133,12 @@ def _submit_with_key(workspace: Workspace, spec: SpecFile, executor: str, held: 
     if not held.record.complete:
         # If that fails, the runs are found all the same, only not missed if they are deleted.
         with contextlib.suppress(OSError):
-            held.store(run_ids, complete=True)
-    return Submission(run_ids, notes)
+            held.store(run_ids, sweep, complete=True)
+    return Submission(run_ids, notes, held.record.sweep)
+
+
+def _new_sweep(workspace: Workspace, spec: SpecFile) -> str | None:
+    return new_sweep(workspace) if len(spec.runs) > 1 else None
 
 
 def _with_earlier(error: SlurmtrainError, present: Sequence[str], missing: int) -> SlurmtrainError:
@@ -156,39 +166,32 @@ def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
 
 
 def _submit(
-    workspace: Workspace,
-    spec: SpecFile,
-    executor: str,
-    chosen: Sequence[PlannedRun],
-    *,
-    announce: Callable[[Sequence[str]], None] = lambda _: None,
+    workspace: Workspace, batch: Batch, *, announce: Callable[[Sequence[str]], None] = lambda _: None
 ) -> Submission:
     """Submit some runs of a spec.
 
     Args:
         workspace: where the runs go.
-        spec: the spec.
-        executor: ``slurm`` or ``local``.
-        chosen: its runs to submit.
+        batch: the runs to submit.
         announce: called with the ids before any of the runs can be seen.
     """
-    for planned in chosen:
+    for planned in batch.runs:
         _check_workdir(planned.plan)
         secret_values(planned.plan, planned.secrets)
-    check_executor(workspace, executor, [planned.plan for planned in chosen])
-    for planned in chosen:
+    check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs])
+    for planned in batch.runs:
         check_script(planned.plan)
     workspace.prepare()
-    check_room(workspace, len(chosen))
-    if executor == "slurm":
+    check_room(workspace, len(batch.runs))
+    if batch.executor == "slurm":
         # Updates the node ledger: what the journals of other runs say about nodes by now.
         observe(workspace, ask_slurm=False)
-    notes = [*map(str, spec.warnings), *notes_on(workspace, chosen[0].plan, executor)]
+    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, batch.runs[0].plan, batch.executor)]
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())
-        runs = create(workspace, spec, chosen, executor, locks, announce=announce)
-        return _Starts(workspace, executor, runs, notes).start_all(stop)
+        runs = create(workspace, batch, locks, announce=announce)
+        return _Starts(workspace, batch.executor, runs, notes).start_all(stop)._replace(sweep=batch.sweep)
 
 
 class _Starts:

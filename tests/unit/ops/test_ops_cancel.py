@@ -93,7 +93,7 @@ def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
-    [run_id], notes = submit(workspace, spec, executor="slurm")
+    [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled before this command had submitted its job; there is none" in notes
     assert slurm.calls("sbatch") == []
     sync_again(workspace)
@@ -105,7 +105,7 @@ def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "_submit", lambda run: cancel_in_another_command(workspace, run.name))
-    [run_id], notes = submit(workspace, spec, executor="slurm")
+    [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled while its job was being submitted; job 8 was too" in notes
     assert [call.args for call in slurm.calls("scancel")] == [["8"]]
     assert lease.final_state(workspace.root.run(run_id), 1) == "cancelled"
@@ -116,7 +116,7 @@ def test_only_the_cancelled_run_of_a_sweep_is_left_out(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
-    runs, _ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
+    runs, *_ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
     assert len(runs) == 3
     assert len(slurm.calls("sbatch")) == 2
 
@@ -124,7 +124,7 @@ def test_only_the_cancelled_run_of_a_sweep_is_left_out(
 def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_does_not_matter(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [run_id], _ = submit(workspace, spec, executor="slurm")
+    [run_id], *_ = submit(workspace, spec, executor="slurm")
     slurm.replies("sacct", f"8|CANCELLED by 0|0:0|100|200|300|30|n0|x-{run_id}\n")
     assert cancel_in_another_command(workspace, run_id).state == "cancelled"
     slurm.replies("sbatch", "Submitted batch job 9\n")

@@ -29,6 +29,14 @@ class RunCreated(Payload):
     """The commit of the working directory, and whether it has changes; None outside a checkout."""
     overrides: Sequence[str] = ()
     """The overrides of the command line, each ``key=value``."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's ``params``."""
+    command: str | None = None
+    """The spec's ``command``."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's ``resources``."""
+    sweep: str | None = None
+    """The id of its sweep, which all runs of one submission share; None for a single run."""
 
 
 @payload
@@ -63,6 +71,12 @@ class Submitting(Payload):
     """Nodes to exclude, in addition to those that the spec excludes."""
     partition: str | None = field(default=None, metadata=OMIT_NONE)
     """The partition that it is submitted to."""
+    params: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    """The spec's ``params`` from now on, if a ``resume`` may have changed them."""
+    command: str | None = field(default=None, metadata=OMIT_NONE)
+    """The spec's ``command`` from now on, likewise."""
+    resources: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    """The spec's ``resources`` from now on, likewise."""
 
 
 @payload
@@ -175,6 +189,64 @@ class MlflowRunLinked(Payload):
 
 
 @payload
+class TagsChanged(Payload):
+    """A person tagged the run, or removed tags from it."""
+
+    KIND: ClassVar[str] = "tags"
+
+    add: Sequence[str] = ()
+    """Tags that it gets."""
+    remove: Sequence[str] = ()
+    """Tags that it loses."""
+    by: str = ""
+    """Who: ``user@host``."""
+
+
+@payload
+class NoteWritten(Payload):
+    """A person wrote a note on the run, which replaces the one before."""
+
+    KIND: ClassVar[str] = "note"
+
+    text: str = ""
+    """The note; empty: none from now on."""
+    by: str = ""
+    """Who: ``user@host``."""
+
+
+@payload
+class RunArchived(Payload):
+    """A person archived the run, so that lists leave it out, or undid that."""
+
+    KIND: ClassVar[str] = "archived"
+
+    archived: bool = True
+    """Whether it is archived from now on."""
+    by: str = ""
+    """Who: ``user@host``."""
+
+
+@payload
+class DeletionRequested(Payload):
+    """A person deleted the files of the run. Until ``deleted`` follows, some of them may still be there."""
+
+    KIND: ClassVar[str] = "delete"
+
+    by: str = ""
+    """Who: ``user@host``."""
+
+
+@payload
+class FilesDeleted(Payload):
+    """The files of the run are deleted; its journals, ``plan.json`` and ``spec.yaml`` stay."""
+
+    KIND: ClassVar[str] = "deleted"
+
+    bytes: int = 0
+    """How much space that freed."""
+
+
+@payload
 class NodeForgiven(Payload):
     """A person forgave preflight findings about a node (in ``nodes/`` of the runs root)."""
 
@@ -190,5 +262,5 @@ class NodeForgiven(Payload):
 
 COMMAND_EVENTS: Sequence[type[Payload]] = (
     RunCreated, Submitting, Submitted, Unstarted, CancelRequested, JobObserved, JobReplaced, SaveRequested,
-    MlflowRunLinked, NodeForgiven,
+    MlflowRunLinked, TagsChanged, NoteWritten, RunArchived, DeletionRequested, FilesDeleted, NodeForgiven,
 )  # fmt: skip

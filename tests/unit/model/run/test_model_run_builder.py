@@ -26,6 +26,7 @@ _RECORDS = st.fixed_dictionaries(
 _NODE = st.sampled_from(("attempts/7.0/node-0.jsonl", "attempts/7.1/node-0.jsonl", "attempts/7.0/node-1.jsonl"))
 _RANK = st.sampled_from(("attempts/7.0/rank-0.jsonl", "attempts/7.1/rank-0.jsonl", "attempts/9.0/rank-0.1.jsonl"))
 _COMMAND = st.sampled_from(("journal/a.jsonl", "journal/b.jsonl"))
+_TAGS = st.lists(st.sampled_from(("good", "bad")), max_size=2)
 _JOB = {"job_id": st.just("7"), "restart": st.integers(0, 2)}
 # For each kind what may be in its events, and where they stand.
 _KINDS = {
@@ -53,7 +54,19 @@ _KINDS = {
     ),
     "replaced": (st.fixed_dictionaries(_JOB), _COMMAND),
     "requeue_failed": (st.fixed_dictionaries({**_JOB, "reason": st.just("no")}), _COMMAND),
-    "submitting": (st.just({"submission": 1, "attempt": 1, "executor": "slurm"}), _COMMAND),
+    "created": (st.fixed_dictionaries({"params": st.just({"lr": 0.1}), "sweep": st.just("s")}), _COMMAND),
+    "submitting": (
+        st.fixed_dictionaries(
+            {"submission": st.integers(1, 2), "attempt": st.just(1), "executor": st.just("slurm")},
+            optional={"command": st.sampled_from(("a", "b")), "params": st.sampled_from(({}, {"lr": 0.2}))},
+        ),
+        _COMMAND,
+    ),
+    "tags": (st.fixed_dictionaries({}, optional={"add": _TAGS, "remove": _TAGS}), _COMMAND),
+    "note": (st.fixed_dictionaries({"text": st.sampled_from(("", "a", "b"))}), _COMMAND),
+    "archived": (st.fixed_dictionaries({"archived": st.booleans()}), _COMMAND),
+    "delete": (st.just({}), _COMMAND),
+    "deleted": (st.fixed_dictionaries({"bytes": st.integers(0, 9)}), _COMMAND),
     "submitted": (st.just({"submission": 1, "job_id": "7"}), _COMMAND),
     "cancel": (st.just({}), _COMMAND),
     "of a newer version": (st.just({"a": 1}), _RANK),

@@ -17,6 +17,7 @@ class Row:
 
     name: str
     ended: bool = True
+    sweep: str | None = None
 
 
 RUNS = {
@@ -79,6 +80,29 @@ def test_the_live_runs_of_a_name_are_told() -> None:
 )
 def test_a_pattern_means_all_runs_whose_name_or_id_it_matches(names: Sequence[str], ids: Sequence[str]) -> None:
     assert choose_all(RUNS, names) == ids
+
+
+SWEPT = {
+    "1600000000": Row("mlp", ended=False, sweep="1599999999"),
+    "1600000001": Row("mlp", sweep="1599999999"),
+    "1700000000": Row("mlp"),
+}
+
+
+def test_a_sweep_means_its_runs_and_those_that_go_on_where_only_these_count() -> None:
+    assert choose_all(SWEPT, ["1599999999", "mlp"]) == ["1600000000", "1600000001"]
+    assert choose_all(SWEPT, ["1599999999"], live=True) == ["1600000000"]
+
+
+def test_a_sweep_of_which_every_run_has_ended_has_none_to_cancel() -> None:
+    over = {run_id: Row("mlp", sweep=row.sweep) for run_id, row in SWEPT.items()}
+    with pytest.raises(RunNotFound, match="all 2 runs of sweep 1599999999 have ended"):
+        choose_all(over, ["1599999999"], live=True)
+
+
+def test_where_one_run_is_needed_the_runs_of_a_sweep_are_told() -> None:
+    with pytest.raises(RunNotFound, match=r"sweep of 2 runs: 1600000000 \(mlp\), 1600000001 \(mlp\); name the run"):
+        choose(SWEPT, "1599999999")
 
 
 def test_a_pattern_can_be_limited_to_runs_that_have_not_ended() -> None:

@@ -165,7 +165,7 @@ def test_a_new_run_knows_only_how_long_saving_took_the_newest_run_of_its_name(
 def submitted(workspace: Workspace, tmp_path: Path, *overrides: str) -> tuple[RunDir, list[str]]:
     spec = tmp_path / "x.yaml"
     spec.write_text(SPEC)
-    [run_id], notes = submit(workspace, spec, overrides, executor="slurm")
+    [run_id], notes, _ = submit(workspace, spec, overrides, executor="slurm")
     return workspace.root.run(run_id), [note for note in notes if "GraceTime" in note]
 
 

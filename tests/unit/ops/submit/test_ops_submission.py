@@ -53,7 +53,7 @@ def blame(workspace: Workspace, host: str) -> None:
 def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_node(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    run_ids, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
+    run_ids, *_ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
     assert calls(slurm) == {"scontrol": 1, "sbatch": 3}
     assert "--exclude" not in script(workspace, run_ids[0])
 
@@ -62,7 +62,7 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     blame(workspace, "n1")
-    run_ids, notes = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
+    run_ids, notes, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
     assert calls(slurm) == {"scontrol": 1, "sinfo": 1, "sbatch": 3}
     assert "#SBATCH --exclude=n1\n" in script(workspace, run_ids[0])
     assert [note for note in notes if "left out" in note] == [
@@ -79,7 +79,7 @@ def test_obsolete_variables_are_pointed_out(
     if where == "environment":
         monkeypatch.setenv("NCCL_TREE_THRESHOLD", "0")
     overrides = ["env.NCCL_TREE_THRESHOLD=0"] if where == "spec" else []
-    _, notes = submit(workspace, spec, overrides, executor="slurm")
+    _, notes, _ = submit(workspace, spec, overrides, executor="slurm")
     assert [note for note in notes if note.startswith("NCCL_TREE_THRESHOLD has no effect since NCCL 2.5")]
     assert len(slurm.calls("sbatch")) == 1
 

@@ -188,7 +188,7 @@ def test_a_job_that_cannot_be_journaled_is_a_success_with_a_warning(
         return write(journal, event)
 
     monkeypatch.setattr(Journal, "write", fill_up)
-    [run_id], notes = submit(workspace, spec, executor="slurm")
+    [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     [note] = [note for note in notes if "no space left" in note]
     assert f"run {run_id} was submitted as job 8" in note
     assert run_folders(workspace) == [run_id]
@@ -268,7 +268,7 @@ def test_a_registry_without_room_elsewhere_is_warned_about_and_not_used(
         disk.leave(4096)
         config = Config(runs=tmp_path / "runs", executor=None, registry=registry, mlflow_uri=None)
         workspace = Workspace(config, warn=warnings.append)
-        [run_id], _ = submit(workspace, spec, executor="slurm")
+        [run_id], *_ = submit(workspace, spec, executor="slurm")
     [warning] = warnings
     assert f"the registry {registry} has too little room: 4 KiB are left of the 1024 KiB" in warning
     assert run_folders(workspace) == [run_id]

@@ -15,6 +15,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
 from slurmtrain.ops.shared import start as start_module
+from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submission, submit_spec
 from slurmtrain.ops.submit.submission import Submission
@@ -34,16 +35,38 @@ def runs(workspace: Workspace) -> list[str]:
 def test_a_second_submission_with_the_same_key_returns_the_same_runs_in_the_same_order(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    first, _ = submit_with(workspace, spec, "nightly 7", *SWEEP)
-    again, notes = submit_with(workspace, spec, "nightly 7", *SWEEP)
+    first, *_ = submit_with(workspace, spec, "nightly 7", *SWEEP)
+    again, notes, _ = submit_with(workspace, spec, "nightly 7", *SWEEP)
     assert again == first == runs(workspace)
     assert f"the idempotency key was used before, for {', '.join(first)}" in notes
     assert len(slurm.calls("sbatch")) == 3
 
 
+def sweeps(workspace: Workspace) -> set[str | None]:
+    return {listed.sweep for listed in observe(workspace, ask_slurm=False).runs.values()}
+
+
+def test_the_runs_of_a_sweep_share_an_id_that_is_kept_with_the_key(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    first = submit_with(workspace, spec, "k", *SWEEP)
+    assert sweeps(workspace) == {first.sweep} != {None}
+    assert first.sweep not in first.run_ids
+    [record] = (workspace.root.path / "keys").glob("*.json")
+    record.write_text(record.read_text().replace('"complete": true', '"complete": false'))
+    shutil.rmtree(workspace.root.run(first.run_ids[1]).path)
+    assert submit_with(workspace, spec, "k", *SWEEP).sweep == first.sweep
+    assert sweeps(workspace) == {first.sweep}
+
+
+def test_a_single_run_is_no_sweep(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    assert submit_with(workspace, spec, "k").sweep is None
+    assert sweeps(workspace) == {None}
+
+
 def test_another_key_submits_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    first, _ = submit_with(workspace, spec, "a")
-    second, _ = submit_with(workspace, spec, "b")
+    first, *_ = submit_with(workspace, spec, "a")
+    second, *_ = submit_with(workspace, spec, "b")
     assert [*first, *second] == runs(workspace)
 
 
@@ -51,7 +74,7 @@ def test_another_key_submits_again(workspace: Workspace, slurm: SlurmCommands, s
 def test_a_key_with_something_else_is_refused(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, change: str
 ) -> None:
-    [run_id], _ = submit_with(workspace, spec, "k")
+    [run_id], *_ = submit_with(workspace, spec, "k")
     if change == "another spec":
         spec.write_text(spec.read_text().replace("a: 1", "a: 2"))
     sweep = ("params.a=1,2",) if change == "more runs" else ()
@@ -84,7 +107,7 @@ def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
             submit_with(workspace, spec, "k", *SWEEP)
     created = list(raised.value.run_ids)
     assert created == runs(workspace)
-    retried, _ = submit_with(workspace, spec, "k", *SWEEP)
+    retried, *_ = submit_with(workspace, spec, "k", *SWEEP)
     assert retried == runs(workspace)
     assert retried[:2] == created
     values = [json.loads(workspace.root.run(run).plan.read_text())["spec"]["params"]["a"] for run in retried]
@@ -95,7 +118,7 @@ def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
 def test_a_retry_that_fails_again_names_the_earlier_runs_too(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    submitted, _ = submit_with(workspace, spec, "k", "params.a=1,2")
+    submitted, *_ = submit_with(workspace, spec, "k", "params.a=1,2")
     # As if the second run had never been created.
     [record] = (workspace.root.path / "keys").glob("*.json")
     record.write_text(record.read_text().replace('"complete": true', '"complete": false'))
@@ -117,7 +140,7 @@ def test_a_key_whose_submission_left_nothing_can_be_used_for_something_else(
 
 
 def test_a_run_that_was_deleted_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    [run_id], _ = submit_with(workspace, spec, "k")
+    [run_id], *_ = submit_with(workspace, spec, "k")
     shutil.rmtree(workspace.root.run(run_id).path)
     with pytest.raises(UserError, match=f"belongs to run {run_id}, whose directory was deleted; choose another key"):
         submit_with(workspace, spec, "k")
@@ -135,10 +158,10 @@ def test_a_damaged_record_is_named(workspace: Workspace, slurm: SlurmCommands, s
 def test_the_runs_of_a_key_are_returned_while_slurm_is_down(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    submitted, _ = submit_with(workspace, spec, "k")
+    submitted, *_ = submit_with(workspace, spec, "k")
     for command in ("squeue", "sacct", "scontrol", "sbatch"):
         slurm.fails(command, f"{command}: error: Unable to contact slurm controller")
-    again, notes = submit_with(workspace, spec, "k")
+    again, notes, _ = submit_with(workspace, spec, "k")
     assert again == submitted
     assert any("Unable to contact slurm controller" in note for note in notes)
 

@@ -22,7 +22,7 @@ def test_a_run_of_the_same_plan_is_found_and_one_of_another_is_not(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     assert found_for(workspace, spec) is None
-    run_ids, _ = submit(workspace, spec, sweep=["params.a=1,2"], executor="slurm")
+    run_ids, *_ = submit(workspace, spec, sweep=["params.a=1,2"], executor="slurm")
     recent = found_for(workspace, spec, "params.a=2")
     assert recent is not None
     assert (recent.id, recent.seconds < 60) == (run_ids[1], True)
@@ -30,7 +30,7 @@ def test_a_run_of_the_same_plan_is_found_and_one_of_another_is_not(
 
 
 def test_one_that_has_ended_is_not_meant(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    [submitted], _ = submit(workspace, spec, executor="slurm")
+    [submitted], *_ = submit(workspace, spec, executor="slurm")
     with workspace.journal(workspace.root.run(submitted), "cancel") as journal:
         journal.write(CancelRequested())
         journal.write(Unstarted(submission=1, reason="cancelled before"))
@@ -38,7 +38,7 @@ def test_one_that_has_ended_is_not_meant(workspace: Workspace, slurm: SlurmComma
 
 
 def test_one_of_more_than_a_minute_ago_is_not_meant(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    [submitted], _ = submit(workspace, spec, executor="slurm")
+    [submitted], *_ = submit(workspace, spec, executor="slurm")
     earlier = run_id(time.time_ns() // 1_000_000 - 61_000, 0)
     workspace.root.run(submitted).path.rename(workspace.root.run(earlier).path)
     assert found_for(workspace, spec) is None

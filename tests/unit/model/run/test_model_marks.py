@@ -1,0 +1,78 @@
+"""What people note on a run, and what it trains with, from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.journal_events import event, read_run
+
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.run import Run
+
+
+def journaled(*facts: tuple[str, dict[str, Any]]) -> list[AnyEvent]:
+    """Events of a command's journal, a second apart."""
+    return [event(10.0 + at, kind, record, "journal/a.jsonl", at) for at, (kind, record) in enumerate(facts)]
+
+
+def folded(*facts: tuple[str, dict[str, Any]]) -> Run:
+    return read_run("RUN", journaled(*facts))
+
+
+def test_the_newest_word_on_each_tag_counts() -> None:
+    run = folded(("tags", {"add": ["b", "a"]}), ("tags", {"remove": ["b"], "add": ["c"]}), ("tags", {"add": ["b"]}))
+    assert run.tags == ["a", "b", "c"]
+
+
+def test_a_note_replaces_the_one_before_and_an_empty_one_removes_it() -> None:
+    assert folded(("note", {"text": "a"}), ("note", {"text": "b"})).note == "b"
+    assert folded(("note", {"text": "a"}), ("note", {"text": ""})).note == ""
+
+
+def test_archiving_can_be_undone() -> None:
+    assert folded(("archived", {"archived": True})).archived
+    assert not folded(("archived", {"archived": True}), ("archived", {"archived": False})).archived
+
+
+def test_a_deletion_is_complete_once_the_space_that_it_freed_is_known() -> None:
+    requested = folded(("delete", {}))
+    assert (requested.deleted_at, requested.freed) == (10.0, None)
+    complete = folded(("delete", {}), ("deleted", {"bytes": 5}))
+    assert (complete.deleted_at, complete.freed) == (10.0, 5)
+
+
+def submission(number: int, **settings: Any) -> list[tuple[str, dict[str, Any]]]:
+    job = f"j{number}"
+    return [
+        ("submitting", {"submission": number, "attempt": number, "job_id": job, **settings}),
+        ("submitted", {"submission": number, "job_id": job}),
+    ]
+
+
+CREATED = ("created", {"params": {"lr": 1}, "command": "a", "resources": {"nodes": 1}, "sweep": "s"})
+RESTATED = {"params": {"lr": 2}, "command": "b", "resources": {"nodes": 2}}
+
+
+@pytest.mark.parametrize(
+    ("submissions", "settings"),
+    [
+        ([submission(1)], ({"lr": 1}, "a", {"nodes": 1})),
+        ([submission(1), submission(2, **RESTATED)], ({"lr": 2}, "b", {"nodes": 2})),
+        ([submission(1), submission(2, **RESTATED), submission(3)], ({"lr": 2}, "b", {"nodes": 2})),
+        ([submission(1), [*submission(2, **RESTATED), ("unstarted", {"submission": 2, "job_id": "j2"})]],
+         ({"lr": 1}, "a", {"nodes": 1})),
+    ],
+)  # fmt: skip
+def test_params_command_and_resources_are_those_of_the_newest_attempt(
+    submissions: Sequence[list[tuple[str, dict[str, Any]]]], settings: object
+) -> None:
+    run = folded(CREATED, *(fact for each in submissions for fact in each))
+    assert (run.params, run.command, run.resources) == settings
+    assert run.sweep == "s"
+
+
+def test_runs_of_earlier_versions_have_none_of_this() -> None:
+    run = folded(("created", {"name": "x"}), *submission(1))
+    assert (run.params, run.command, run.resources, run.sweep, run.tags, run.note) == ({}, None, {}, None, [], "")

@@ -128,7 +128,7 @@ def _read(path: Path) -> Metadata:
         # Collecting garbage among so many objects would double the time.
         with without_collection():
             index = _index(read_plain(content, INDEX, _is_allowed))
-    except (CheckpointError, ValueError, TypeError, LookupError) as error:
+    except (CheckpointError, ValueError, TypeError, LookupError, OverflowError) as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path:
@@ -136,7 +136,7 @@ def _read(path: Path) -> Metadata:
     return index
 
 
-# --- from plain values to an index; each raises ValueError, TypeError or LookupError for anything else ----------------
+# --- from plain values to an index; for anything else: ValueError, TypeError, LookupError, OverflowError --------------
 
 
 def _is_allowed(named: Global) -> bool:
@@ -144,8 +144,13 @@ def _is_allowed(named: Global) -> bool:
     return (
         named in _NAMES
         or (named.module.partition(".")[0] == "pathlib" and named.name in _PATHS)
-        or (named.module == "torch" and isinstance(getattr(torch, named.name, None), torch.dtype | torch.layout))
+        or (named.module == "torch" and isinstance(_attribute_of_torch(named.name), torch.dtype | torch.layout))
     )
+
+
+def _attribute_of_torch(name: str) -> Any:
+    """An attribute of torch, None if it has none; getattr() would import what is imported on first use."""
+    return vars(torch).get(name)
 
 
 def _index(plain: Any) -> Metadata:
@@ -202,7 +207,7 @@ def _properties(plain: Any) -> TensorProperties:
 
 def _constant(plain: Any, kind: type) -> Any:
     """A type of numbers or a layout, which are pickled as attributes of torch."""
-    value = getattr(torch, plain.name, None) if isinstance(plain, Global) and plain.module == "torch" else None
+    value = _attribute_of_torch(plain.name) if isinstance(plain, Global) and plain.module == "torch" else None
     if not isinstance(value, kind):
         raise TypeError(f"it has something else than a {kind.__name__}")
     return value

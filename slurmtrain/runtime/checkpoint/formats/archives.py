@@ -17,8 +17,12 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 # A local header: 26 bytes, the lengths of name and extra field, then those two (APPNOTE.TXT of PKWARE, 4.3.7).
 _LOCAL_BYTES = 30
 _LENGTHS = struct.Struct("<HH")
+_ENCRYPTED = 1
 _PICKLE = "data.pkl"
 _CHUNK = 1 << 22
+# What reading an archive raises that is none, or that somebody forged: RuntimeError for members that are encrypted,
+# OverflowError for offsets that no file has.
+_UNREADABLE = (zipfile.BadZipFile, struct.error, ValueError, OverflowError, RuntimeError, EOFError)
 
 
 def archive_problem(path: Path) -> str | None:
@@ -30,7 +34,7 @@ def archive_problem(path: Path) -> str | None:
     try:
         with open_readable(path) as file, zipfile.ZipFile(file) as archive:
             return _members_problem(archive, file)
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError):
+    except _UNREADABLE:
         return "it is cut off: the archive has no directory at its end"
 
 
@@ -41,12 +45,19 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
     # Otherwise bytes were lost or added: the offsets are then those of another file.
     if members[0].header_offset != 0:
         return "the members of the archive are not where its directory says"
+    if packed := next(filter(_is_packed, members), None):
+        return f"{packed.filename} in the archive is compressed or encrypted, which torch.save does not do"
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
     for member, end in zip(members, ends, strict=True):
         begin = _data_offset(file, member)
         if begin is None or begin + member.compress_size > end:
             return f"{member.filename} in the archive is not whole"
     return None
+
+
+def _is_packed(member: zipfile.ZipInfo) -> bool:
+    """Whether a member is not stored as it is: reading it may fail, or yield many times what it takes in the file."""
+    return member.compress_type != zipfile.ZIP_STORED or bool(member.flag_bits & _ENCRYPTED)
 
 
 def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
@@ -76,8 +87,10 @@ def read_archive(source: Path | IO[bytes], where: str) -> Any:
                 raise CheckpointError(f"{where} was not written by torch.save: it has no {_PICKLE}")
             if pickled.header_offset < 0:
                 raise CheckpointError(f"{where} cannot be read: a part of it is missing")
+            if _is_packed(pickled):
+                raise CheckpointError(f"{where} was not written by torch.save: its {_PICKLE} is not stored as it is")
             return read_plain(archive.read(pickled), where)
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"{where} cannot be read: {error}") from error
 
 
@@ -87,7 +100,7 @@ def directory_of_archive(path: Path) -> bytes:
         with zipfile.ZipFile(path) as archive:
             # The first part of each name is that of the file when it was written.
             rows = [(each.filename.partition("/")[2], each.file_size, each.CRC) for each in archive.infolist()]
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     return repr(sorted(rows)).encode()
 
@@ -97,14 +110,14 @@ def checksum_problem(source: Path | IO[bytes]) -> str | None:
     try:
         with zipfile.ZipFile(source) as archive:
             return next(_damaged(archive), None)
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
+    except _UNREADABLE as error:
         return f"it cannot be read: {error}"
 
 
 def _damaged(archive: zipfile.ZipFile) -> Iterator[str]:
     for member in archive.infolist():
         # With torch.serialization.set_crc32_options(False) there are no checksums.
-        if member.CRC == 0:
+        if member.CRC == 0 or _is_packed(member):
             continue
         try:
             with archive.open(member) as data:

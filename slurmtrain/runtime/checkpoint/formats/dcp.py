@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,8 +71,10 @@ def dcp_problem(tree: FileTree) -> str | None:
     except CheckpointError as error:
         return f"{INDEX} is not whole: {error}"
     ends: dict[str, int] = {}
+    lengths: Counter[str] = Counter()
     for item in items:
         ends[item.file] = max(ends.get(item.file, 0), item.offset + item.length)
+        lengths[item.file] += item.length
     if not ends:
         return f"{INDEX} names no file"
     for name, end in sorted(ends.items()):
@@ -80,6 +83,9 @@ def dcp_problem(tree: FileTree) -> str | None:
             return f"{name} is missing"
         if size < end:
             return f"{name} has {size} bytes, and {INDEX} says at least {end}"
+        # Whoever reads all of them would read the file again and again.
+        if size < lengths[name]:
+            return f"{INDEX} says that what is in {name} overlaps"
     return None
 
 

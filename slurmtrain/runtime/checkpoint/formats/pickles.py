@@ -39,15 +39,17 @@ class Inert:
     ``made_by``: the name of its class, or of the function that would make it, if known. ``arguments``: for that call.
     """
 
+    __slots__ = ("arguments", "items", "made_by", "state")
+
     made_by: Global | None
     arguments: tuple[Any, ...]
     state: Any
-    items: dict[Any, Any]
+    items: dict[Any, Any] | None
 
-    def __new__(cls, *arguments: Any, **_kwargs: Any) -> Self:
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """An object without attributes, whatever its constructor would take."""
         made = super().__new__(cls)
-        made.made_by, made.arguments, made.state, made.items = None, arguments, None, {}
+        made.made_by, made.arguments, made.state, made.items = None, (), None, None
         return made
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -57,6 +59,7 @@ class Inert:
         self.state = state
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self.items = self.items or {}
         self.items[key] = value
 
     def append(self, _: Any) -> None:
@@ -83,6 +86,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.pairs_left = len(content)
 
     def run(self) -> Any:
         """The pickled object. Raises ValueError, IndexError and the like if the content is not a whole pickle."""
@@ -168,11 +172,10 @@ class _Machine:
 
     def set_items(self, flat: list[Any]) -> None:
         target = self.stack[-1]
-        items = target.items if isinstance(target, Inert) else target
-        if not isinstance(items, dict) or len(flat) % 2:
+        if not isinstance(target, dict | Inert) or len(flat) % 2:
             raise ValueError(f"items of a {type(target).__name__}")
         for key, value in zip(flat[::2], flat[1::2], strict=True):
-            items[_checked_key(key)] = value
+            target[_checked_key(key)] = value
 
     def push_dict(self) -> None:
         flat = self.to_mark()
@@ -199,13 +202,20 @@ class _Machine:
         if not isinstance(made_by, Global) or not isinstance(arguments, tuple):
             raise ValueError("a call of something that has no name")
         if made_by == _ORDERED:
-            self.stack.append({})
-            for pair in arguments[0] if arguments else ():
-                self.set_items(list(pair))
+            self.push_ordered(*arguments)
             return
-        inert = Inert(*arguments)
-        inert.made_by = made_by
+        inert = Inert()
+        inert.made_by, inert.arguments = made_by, arguments
         self.stack.append(inert)
+
+    def push_ordered(self, pairs: Any = ()) -> None:
+        # Picklers write the pairs of each dictionary, but a forged pickle may give the same ones to many.
+        self.pairs_left -= len(pairs)
+        if self.pairs_left < 0:
+            raise ValueError("its dictionaries have more items than it has bytes")
+        self.stack.append({})
+        for key, value in pairs:
+            self.set_items([key, value])
 
     def make_with_keywords(self) -> None:
         self.stack.pop()

@@ -48,7 +48,7 @@ def read_header(path: Path) -> tuple[Mapping[str, Any] | None, int]:
     with open_readable(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         content = file.read(length) if length <= _LIMIT_BYTES else b""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         header = json.loads(content)
         if isinstance(header, dict) and len(content) == length:
             return header, _LENGTH_BYTES + length

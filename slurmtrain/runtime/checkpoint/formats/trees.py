@@ -135,5 +135,5 @@ def read_json_file(path: Path) -> Any:
     """What a JSON file holds; None if it holds no JSON. Raises OSError."""
     try:
         return json.loads(read_readable(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

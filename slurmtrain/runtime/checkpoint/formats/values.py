@@ -17,6 +17,9 @@ from slurmtrain.runtime.checkpoint.formats.archives import is_archive
 from slurmtrain.runtime.checkpoint.formats.base import Contents
 from slurmtrain.runtime.checkpoint.formats.pickles import Inert
 
+# Lists and dictionaries inside each other: states have a handful.
+_DEEPEST = 64
+_SHOWN = 50
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Random number states: a script that draws none does not seed them, and they differ every time.
 _RANDOM = re.compile(
@@ -93,7 +96,10 @@ def leaves(value: Any, name: str = "", *, tensors_only: bool = False) -> Content
     }
 
 
-def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, at: str, depth: int = _DEEPEST) -> Iterator[tuple[str, Any]]:
+    """The tensors and values in ``value``. Raises CheckpointError if it is nested deeper, or contains itself."""
+    if depth == 0:
+        raise CheckpointError(f"{at[:_SHOWN]}... is nested more than {_DEEPEST} levels deep")
     last = at.rpartition(".")[2]
     if _RANDOM.search(last):
         return
@@ -101,10 +107,10 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
         yield at, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{at}.{key}" if at else str(key))
+            yield from _leaves(item, f"{at}.{key}" if at else str(key), depth - 1)
     elif isinstance(value, list | tuple) and not all(isinstance(item, _PLAIN) for item in value):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{at}.{index}" if at else str(index))
+            yield from _leaves(item, f"{at}.{index}" if at else str(index), depth - 1)
     elif not _is_volatile(last, value):
         yield at, value
 

@@ -27,6 +27,9 @@ PLAIN = st.recursive(
     max_leaves=20,
 )
 LAYERS = 200_000
+# Very many values, kept under a number for calls that get them again and again.
+MANY = b"(" + b"N" * 900_000 + b"tq\x010cos\nsystem\nq\x000("
+PAIRS = b"(" + b"NN\x86q\x02" + b"h\x02" * 20_000 + b"lq\x010ccollections\nOrderedDict\nq\x000"
 
 
 @given(PLAIN, st.integers(0, pickle.HIGHEST_PROTOCOL))
@@ -127,9 +130,13 @@ def test_what_no_pickler_writes_is_refused(content: bytes) -> None:
         b"]" * 1_100_000,
         b"}" + b"N" + b"\x85" * LAYERS + b"Ns.",
         b"}" + b"N" + b"N\x86" * LAYERS + b"Ns.",
+        MANY + b"h\x00h\x01R" * 1000 + b"t.",
+        b"](" + b"P\n" * 500_000 + b"e.",
+        PAIRS + b"(" + b"h\x00h\x01\x85R" * 20_000 + b"t.",
+        b"(" + b"N" * 20_000 + b"lq\x020(" + b"h\x02" * 20_000 + b"lq\x030ccollections\nOrderedDict\nh\x03\x85R.",
     ],
     ids=["memo", "written memo", "bytes", "bytearray", "text", "integer", "negative", "digits", "marks", "lists",
-         "deep key", "deep pairs"],
+         "deep key", "deep pairs", "calls", "objects", "dictionaries", "pairs"],
 )  # fmt: skip
 def test_a_small_pickle_costs_little(content: bytes) -> None:
     tracemalloc.start()

@@ -64,8 +64,9 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool) -> di
         return runs.fetch(choose_all(runs.index, names))
     if all_runs:
         return runs.fetch(runs.index)
-    newest = set(list(runs.index)[-_SHOWN:])
-    return runs.fetch([run_id for run_id, row in runs.index.items() if run_id in newest or not row.ended])
+    listed = {run_id: row for run_id, row in runs.index.items() if not (row.archived and row.ended)}
+    newest = set(list(listed)[-_SHOWN:])
+    return runs.fetch([run_id for run_id, row in listed.items() if run_id in newest or not row.ended])
 
 
 def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_json: bool) -> None:

@@ -96,6 +96,9 @@ def _complete_run(_context: click.Context, _parameter: click.Parameter, incomple
 run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)
 runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_run)
 some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=_complete_run)
+runs_and_tag_argument = click.argument(
+    "words", metavar="RUN... TAG", nargs=-1, required=True, shell_complete=_complete_run
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
 spec_argument = click.argument("spec", metavar="SPEC", type=click.Path(path_type=Path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,11 @@ from slurmtrain.model.run.events.command import (
     RunArchived,
     TagsChanged,
 )
+
+# Characters of a tag.
+TAG_LIMIT = 64
+# No quotes are needed for it in a shell, nor in a condition.
+_TAG = re.compile(r"\w[\w.+/:-]*")
 
 
 @dataclass(slots=True)
@@ -27,6 +33,7 @@ class Marks:
     archived: bool = False
     deleted_at: float | None = None
     freed: int | None = None
+    _frees: int = 0
 
     def apply(self, event: AnyEvent) -> None:
         """Take an event into account, which is newer than those before; most kinds change nothing."""
@@ -38,9 +45,18 @@ class Marks:
         elif isinstance(payload, RunArchived):
             self.archived = payload.archived
         elif isinstance(payload, DeletionRequested):
-            self.deleted_at, self.freed = event.time, None
+            self.deleted_at, self.freed, self._frees = event.time, None, payload.bytes
         elif isinstance(payload, FilesDeleted):
-            self.freed = payload.bytes
+            self.freed = self._frees
+
+
+def tag_problem(tag: str) -> str:
+    """Why a text cannot be a tag, for a message; empty if it can."""
+    if not 0 < len(tag) <= TAG_LIMIT:
+        return f"a tag has 1 to {TAG_LIMIT} characters"
+    if not _TAG.fullmatch(tag) or not tag.isprintable():
+        return "it is a word of letters, digits, '.', '_', '-', '+', '/' and ':', which begins with a letter or digit"
+    return ""
 
 
 def read_marks(events: Iterable[AnyEvent]) -> Marks:

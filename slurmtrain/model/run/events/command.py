@@ -232,18 +232,17 @@ class DeletionRequested(Payload):
 
     KIND: ClassVar[str] = "delete"
 
+    bytes: int = 0
+    """How much space that frees."""
     by: str = ""
     """Who: ``user@host``."""
 
 
 @payload
 class FilesDeleted(Payload):
-    """The files of the run are deleted; its journals, ``plan.json`` and ``spec.yaml`` stay."""
+    """The files of the run are deleted; its journals, metrics, plans and ``spec.yaml`` stay."""
 
     KIND: ClassVar[str] = "deleted"
-
-    bytes: int = 0
-    """How much space that freed."""
 
 
 @payload

@@ -9,6 +9,7 @@ import pytest
 from helpers.journal_events import event, read_run
 
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.marks import tag_problem
 from slurmtrain.model.run.run import Run
 
 
@@ -18,7 +19,7 @@ def journaled(*facts: tuple[str, dict[str, Any]]) -> list[AnyEvent]:
 
 
 def folded(*facts: tuple[str, dict[str, Any]]) -> Run:
-    return read_run("RUN", journaled(*facts))
+    return read_run("RUN", journaled(*facts), {})
 
 
 def test_the_newest_word_on_each_tag_counts() -> None:
@@ -37,10 +38,20 @@ def test_archiving_can_be_undone() -> None:
 
 
 def test_a_deletion_is_complete_once_the_space_that_it_freed_is_known() -> None:
-    requested = folded(("delete", {}))
+    requested = folded(("delete", {"bytes": 5}))
     assert (requested.deleted_at, requested.freed) == (10.0, None)
-    complete = folded(("delete", {}), ("deleted", {"bytes": 5}))
+    complete = folded(("delete", {"bytes": 5}), ("deleted", {}))
     assert (complete.deleted_at, complete.freed) == (10.0, 5)
+
+
+@pytest.mark.parametrize("tag", ["good", "v1.2", "lr:0.1", "größer", "a/b+c"])
+def test_a_word_can_be_a_tag(tag: str) -> None:
+    assert tag_problem(tag) == ""
+
+
+@pytest.mark.parametrize("tag", ["", "a b", "-a", "@last", "a,b", "cnn*", "a\n", "x" * 65, "a=b"])
+def test_what_a_shell_or_a_condition_would_not_take_as_a_word_cannot_be_a_tag(tag: str) -> None:
+    assert tag_problem(tag)
 
 
 def submission(number: int, **settings: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, tables
+from slurmtrain.cli.shared import formatting, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
@@ -49,7 +49,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
     return (
         formatting.number(checkpoint["step"]),
         formatting.size(checkpoint["bytes"]),
-        checkpoint["saved_at"],
+        times.when(checkpoint["saved_at"]),
         formatting.number(checkpoint["seconds"]),
         formatting.number(checkpoint["stall_s"]),
         checkpoint["why"] or "-",
@@ -63,7 +63,7 @@ def _own_row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
     return (
         formatting.number(checkpoint["step"]),
         formatting.size(checkpoint["bytes"]),
-        checkpoint["saved_at"],
+        times.when(checkpoint["saved_at"]),
         checkpoint["format"] or "-",
         f"incomplete: {checkpoint['problem']}" if checkpoint["problem"] else formatting.checkpoint_state(checkpoint),
         checkpoint["path"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, tables
+from slurmtrain.cli.shared import formatting, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     if attempt is None:
         output.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
         return
-    reason = f": {attempt.reason}" if attempt.reason else ""
+    reason = f": {times.localized(attempt.reason)}" if attempt.reason else ""
     total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
     end = f"{attempt.cause or attempt.state}{reason}"
     output.paragraph(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  ")
@@ -228,4 +228,4 @@ def _when(match: PatternMatch) -> str:
 
     if match.first.at is None:
         return ""
-    return f"{'at' if match.first.exact else 'before'} {iso(match.first.at)}"
+    return f"{'at' if match.first.exact else 'before'} {times.calendar(iso(match.first.at), seconds=True)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import options, output, tables
+from slurmtrain.cli.shared import options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -29,8 +29,8 @@ def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
         output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:
         rows = [
-            (node["host"], node["state"], node["seen_at"] or "-", node["expires_at"] or "-",
-             f"{node['run_id']} ({node['attempt']})", node["reason"])
+            (node["host"], node["state"], times.when(node["seen_at"]), times.when(node["expires_at"]),
+             f"{node['run_id']} ({node['attempt']})", times.localized(node["reason"]))
             for node in nodes
         ]  # fmt: skip
         tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.cli.shared import formatting
+from slurmtrain.cli.shared import formatting, times
 from slurmtrain.model.run.accounting import KINDS
+from slurmtrain.ops.shared.views import iso
 
 # How many restarts, hangs or stragglers are listed; --json has all of them.
 _SHOWN = 5
@@ -60,7 +61,7 @@ def describe_straggler(straggler: Mapping[str, Any]) -> str:
 
 def describe_evidence(evidence: Mapping[str, Any]) -> str:
     """What the agent observed on its node besides the reason, without empty values."""
-    return ", ".join(f"{name} {_value(value)}" for name, value in evidence.items() if value)
+    return ", ".join(_observation(name, value) for name, value in evidence.items() if value)
 
 
 def newest_lines(texts: Iterable[str]) -> list[str]:
@@ -73,6 +74,15 @@ def newest_lines(texts: Iterable[str]) -> list[str]:
 
 def _first(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
+
+
+def _observation(name: str, value: Any) -> str:
+    """A value with its name; times are in seconds since 1970 if the name ends in ``_time``, lengths if in ``_s``."""
+    if isinstance(value, float) and name.endswith("_time"):
+        return f"{name} {times.calendar(iso(value))}"
+    if isinstance(value, float) and name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {formatting.duration(value)}"
+    return f"{name} {_value(value)}"
 
 
 def _value(value: Any) -> str:

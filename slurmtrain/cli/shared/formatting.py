@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from slurmtrain.cli.shared import times
+
 _METRICS_SHOWN = 3
 
 
@@ -72,12 +74,12 @@ def params(values: Mapping[str, Any]) -> str:
 
 
 def newest_checkpoint(run: Mapping[str, Any]) -> str:
-    """Step and age of a run's newest checkpoint."""
+    """The step of a run's newest checkpoint, and when it was saved."""
     newest = run["checkpoint"]
     if newest is None:
         return "-"
     at = "" if newest["step"] is None else f"step {newest['step']}, "
-    return f"{at}{age(newest['saved_at'])} ago"
+    return at + times.when(newest["saved_at"])
 
 
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.cli.shared import formatting, output
+from slurmtrain.cli.shared import formatting, output, times
 from slurmtrain.cli.shared.output import is_terminal
 from slurmtrain.cli.shared.printable import printable
 from slurmtrain.cli.shared.tables import console
@@ -72,7 +72,7 @@ class _Lines:
             if run["state"] == state and (run["state"] != "running" or now - at < _LINE_EVERY_S):
                 continue
             self._printed[run["id"]] = (run["state"], now)
-            cells = (formatting.rate(run), formatting.metrics(run), run["reason"])
+            cells = (formatting.rate(run), formatting.metrics(run), times.localized(run["reason"]))
             details = " ".join(cell for cell in cells if cell not in ("-", ""))
             line = f"{run['name']} {run['id']} {run['state']} step {formatting.steps(run)} {details}"
             output.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.cli.shared import formatting, output, tables
+from slurmtrain.cli.shared import formatting, output, tables, times
 from slurmtrain.cli.shared.fit import Column
 
 COLUMNS = (
@@ -81,5 +81,5 @@ def run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
         formatting.duration(run["eta_seconds"]),
         formatting.rate(run),
         formatting.newest_checkpoint(run),
-        run["reason"] or "",
+        times.localized(run["reason"] or ""),
     )

@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.preloaded import Preloaded, preloaded
+from helpers.time_zone import time_zone
 
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[Preloaded]:
     with preloaded() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def utc() -> Iterator[None]:
+    """Commands print local times; those of tests are the same everywhere."""
+    with time_zone("UTC"):
+        yield

@@ -106,7 +106,7 @@ def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) 
     result = call(name)
     assert code(result) == 0
     assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in result.output
-    assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01T00:16:50" in result.output
+    assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01 00:16:50" in result.output
     assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in result.output
     assert "-> free some space there, or set TMPDIR" in result.output
 

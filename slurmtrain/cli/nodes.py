@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import click
 
-from slurmtrain.cli.shared import options, output, tables, times
+from slurmtrain.cli.shared import node_lists, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -28,15 +31,25 @@ def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
     if as_json:
         output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:
-        rows = [
-            (node["host"], node["state"], times.when(node["seen_at"]), times.when(node["expires_at"]),
-             f"{node['run_id']} ({node['attempt']})", times.localized(node["reason"]))
-            for node in nodes
-        ]  # fmt: skip
-        tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)
+        tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), _rows(nodes))
     else:
         output.echo("no node has failed a preflight" + ("" if inactive_too else " lately"), err=True)
     return 0
+
+
+def _rows(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for all nodes with the same finding."""
+    hosts: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        finding = (
+            node["state"],
+            times.when(node["seen_at"]),
+            times.when(node["expires_at"]),
+            f"{node['run_id']} ({node['attempt']})",
+            times.localized(node["reason"]),
+        )
+        hosts.setdefault(finding, []).append(node["host"])
+    return [(node_lists.describe_nodes(alike), *finding) for finding, alike in hosts.items()]
 
 
 @command.command("forgive", short_help="Use nodes again.")

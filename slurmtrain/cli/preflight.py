@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli.shared import check_tables, options, output, tables
+from slurmtrain.cli.shared import check_tables, node_lists, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -76,10 +76,10 @@ def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> No
         output.echo()
         tables.print_table(check_tables.NETWORK_HEADERS, rows)
         for line in check_tables.excluded_addresses(newest["network"]):
-            output.echo(f"left out: {line}")
+            output.paragraph(f"left out: {line}", "  ")
     if newest is not None and newest["clock"]:
-        output.echo("", f"clocks ahead of node 0's: {check_tables.describe_clocks(newest['clock'])}")
+        output.echo("", f"clocks ahead of node 0's: {node_lists.describe_clocks(newest['clock'])}")
     if run["state"] != "completed":
-        output.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
+        output.echo(f"run {run['id']} is {run['state']}: {times.localized(run['reason'])}", err=True)
     elif not findings:
         output.echo(f"run {run['id']} reported no checks", err=True)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from slurmtrain.cli.shared import attempt_problems, check_tables, formatting, options, output, tables
+from slurmtrain.cli.shared import attempt_problems, check_tables, formatting, node_lists, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 _GARBAGE_SHOWN = 5
+_CHECKPOINTS_SHOWN = 5
+# Cells before the text of a fact.
+_INDENT = 12
 
 
 @click.command("show", short_help="Show all about a run.")
 @options.run_argument
+@click.option(
+    "-v", "--nodes", "each_node", is_flag=True, help="List each node, and the networks of all attempts; omit nothing."
+)
 @options.json_option
 @options.in_workspace
-def command(workspace: Workspace, run: str, as_json: bool) -> int:
-    """Show all about RUN: attempts and why they ended, checkpoints, metrics."""
+def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> int:
+    """Show all about RUN: attempts and why they ended, checkpoints, metrics.
+
+    Nodes that have something in common share a line. Networks and clocks are those of the newest attempt.
+    """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.run_details import show_json
@@ -32,56 +42,70 @@ def command(workspace: Workspace, run: str, as_json: bool) -> int:
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
-        _print(facts)
+        _print(facts, each_node=each_node)
     return 0
 
 
-def _print(run: dict[str, Any]) -> None:
-    pairs = [
-        ("run", f"{run['id']}  {run['name']}"),
-        ("state", run["state"] + (f": {run['reason']}" if run["reason"] else "")),
-        (
-            "step",
-            formatting.steps(run)
-            + (
-                f"  {formatting.rate(run)}, {formatting.duration(run['eta_seconds'])} to go"
-                if run["eta_seconds"]
-                else ""
-            ),
-        ),
-        ("lost steps", formatting.number(run["lost_steps"])),
-        ("time", attempt_problems.describe_time(run["seconds"], run["goodput"]) or "-"),
-        ("params", formatting.params(run["params"]) or "-"),
-        ("metrics", formatting.metrics(run, limit=100)),
-        ("checkpoint", formatting.newest_checkpoint(run)),
-        ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
-        ("ended", run["ended_at"] or "-"),
-        ("command", run["command"] or "-"),
-        *_marks(run),
-        ("git", _git(run["git"])),
-        ("plan", run["plan_hash"] or "-"),
-        ("mlflow run", run["mlflow_run_id"] or "-"),
-        ("directory", run["dir"]),
-    ]
-    for name, value in pairs:
-        output.echo(f"{name:<11} {value}")
+def _print(run: dict[str, Any], *, each_node: bool) -> None:
+    for name, value in _run_facts(run):
+        if value and value != "-":
+            output.paragraph(f"{name:<11} {value}", " " * _INDENT)
     for attempt in run["attempts"]:
-        _print_attempt(attempt, newest=attempt is run["attempts"][-1])
-    if run["checkpoints"]:
-        output.echo("", "checkpoints")
-        rows = [
-            (
-                formatting.number(c["step"]),
-                formatting.size(c["bytes"]),
-                c["saved_at"],
-                formatting.checkpoint_state(c),
-                c["path"],
-            )
-            for c in run["checkpoints"]
-        ]
-        tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
+        _print_attempt(attempt, newest=attempt is run["attempts"][-1], each_node=each_node)
+    if lines := check_tables.finding_lines(run["attempts"]):
+        output.echo("", "findings")
+        for line in lines:
+            output.paragraph(f"  {line}", " " * 8)
+    _print_checkpoints(run, limit=None if each_node else _CHECKPOINTS_SHOWN)
     if run["garbage"]:
         _print_garbage(run["garbage"])
+
+
+def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known about a run, each with its name; ``-`` or nothing where there is none."""
+    reason = f": {times.localized(run['reason'])}" if run["reason"] else ""
+    ahead = f"  {formatting.rate(run)}, {formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
+    yield "run", f"{run['id']}  {run['name']}"
+    yield "state", run["state"] + reason
+    yield "step", formatting.steps(run) + ahead
+    yield "lost steps", formatting.number(run["lost_steps"])
+    yield "time", attempt_problems.describe_time(run["seconds"], run["goodput"])
+    yield "params", formatting.params(run["params"])
+    yield "metrics", formatting.metrics(run, limit=100)
+    yield "checkpoint", formatting.newest_checkpoint(run)
+    yield "submitted", f"{times.when(run['submitted_at'])}  ({run['executor']})"
+    yield "ended", times.when(run["ended_at"])
+    yield "command", run["command"]
+    yield "sweep", run["sweep"]
+    yield "tags", " ".join(run["tags"])
+    yield "note", run["note"]
+    yield "archived", "'status' lists it with --all only" if run["archived"] else ""
+    yield "deleted", times.when(run["deleted_at"])
+    yield "git", _git(run["git"])
+    yield "plan", run["plan_hash"]
+    yield "mlflow run", run["mlflow_run_id"]
+    yield "directory", run["dir"]
+
+
+def _print_checkpoints(run: dict[str, Any], *, limit: int | None) -> None:
+    """The newest checkpoints on disk, at most ``limit``, with their paths in the run directory."""
+    shown = run["checkpoints"][-limit:] if limit else run["checkpoints"]
+    if not shown:
+        return
+    output.echo("", "checkpoints")
+    rows = [
+        (
+            formatting.number(c["step"]),
+            formatting.size(c["bytes"]),
+            times.when(c["saved_at"]),
+            formatting.checkpoint_state(c),
+            _relative(c["path"], run["dir"]),
+        )
+        for c in shown
+    ]
+    tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
+    if earlier := len(run["checkpoints"]) - len(shown):
+        output.echo(f"and {earlier} earlier; 'slurmtrain checkpoints {run['id']}' lists all")
 
 
 def _print_garbage(garbage: Sequence[dict[str, Any]]) -> None:
@@ -90,79 +114,85 @@ def _print_garbage(garbage: Sequence[dict[str, Any]]) -> None:
         output.echo(f"  {bad['journal']}:{bad['number']}: {bad['why']}")
 
 
-def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
+def _print_attempt(attempt: dict[str, Any], *, newest: bool, each_node: bool) -> None:
     why = f" ({attempt['cause']})" if attempt["cause"] not in (None, attempt["state"]) else ""
     output.echo(
         "", f"attempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}"
     )
-    facts = [
-        ("reason", attempt["reason"]),
-        ("nodes", ", ".join(attempt["nodes"])),
-        ("from", f"{attempt['started_at']} to {attempt['ended_at'] or 'now'}" if attempt["started_at"] else ""),
-        ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
-        ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
-        ("time", attempt_problems.describe_time(attempt["seconds"])),
-        ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
-        ("network", (attempt["network"] or {}).get("elected") or ""),
-        ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
-        ("clocks", check_tables.describe_clocks(attempt["clock"])),
-        ("checks", check_tables.describe_count(attempt["checks"])),
-        ("saves", formatting.interval(attempt["interval"]) if newest else ""),
-        ("unsaved", attempt["save_problem"]),
-        *(
-            ("in place", line)
-            for line in attempt_problems.newest_lines(map(attempt_problems.describe_restart, attempt["restarts"]))
-        ),
-        *(
-            ("passed by", line)
-            for line in attempt_problems.newest_lines(
-                map(attempt_problems.describe_passed_over, attempt["passed_over"])
-            )
-        ),
-        *(
-            ("hang", line)
-            for line in attempt_problems.newest_lines(map(attempt_problems.describe_hang, attempt["hangs"]))
-        ),
-        *(
-            ("limit", line)
-            for line in attempt_problems.newest_lines(
-                map(attempt_problems.describe_raised_limit, attempt["raised_limits"])
-            )
-        ),
-        *(
-            ("slow", line)
-            for line in attempt_problems.newest_lines(map(attempt_problems.describe_straggler, attempt["stragglers"]))
-        ),
-        ("evidence", attempt_problems.describe_evidence(attempt["evidence"])),
-        ("without", ", ".join(attempt["without"])),
-        ("overrides", " ".join(attempt["overrides"])),
-    ]
+    facts = [*_attempt_facts(attempt), *(_node_facts(attempt) if newest or each_node else ()), *_problems(attempt)]
     for name, value in facts:
         if value:
-            output.echo(f"  {name:<9} {value}")
-    if notable := check_tables.notable(attempt["checks"]):
+            output.paragraph(f"  {name:<9} {value}", " " * _INDENT)
+    if newest or each_node:
+        _print_network(attempt["network"])
+    if each_node and attempt["nodes"]:
         output.echo()
-        tables.print_table(check_tables.CHECK_HEADERS, notable)
-    if rows := check_tables.network_rows(attempt["network"]):
-        output.echo()
-        tables.print_table(check_tables.NETWORK_HEADERS, rows)
-        for line in check_tables.excluded_addresses(attempt["network"]):
-            output.echo(f"left out: {line}")
+        tables.print_table(check_tables.NODE_HEADERS, check_tables.node_rows(attempt))
     for failure in attempt["failures"][:1]:
         for line in failure.get("last_lines") or ():
             output.echo(f"  | {line}")
 
 
-def _marks(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """What most runs have not got, so that only those that are there get a line."""
-    marks = [
-        ("sweep", run["sweep"]),
-        ("tags", " ".join(run["tags"])),
-        ("note", run["note"]),
-        ("archived", "'status' lists it with --all only" if run["archived"] else ""),
-        ("deleted", run["deleted_at"]),
-    ]
-    return [(name, value) for name, value in marks if value]
+def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known about an attempt as a whole, each with its name; nothing where there is none."""
+    yield "reason", times.localized(attempt["reason"])
+    yield "nodes", node_lists.count_and_nodes(attempt["nodes"])
+    yield "from", _period(attempt["started_at"], attempt["ended_at"])
+    yield "steps", _steps(attempt["first_step"], attempt["last_step"])
+    yield "lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""
+    yield "time", attempt_problems.describe_time(attempt["seconds"])
+    yield "master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""
+
+
+def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the preflight of an attempt learned of its nodes, each with its name; nothing where there is none."""
+    yield "network", (attempt["network"] or {}).get("elected") or ""
+    yield "interface", node_lists.describe_values(attempt["interfaces"])
+    yield "clocks", node_lists.describe_clocks(attempt["clock"])
+    yield "checks", check_tables.describe_count(attempt["checks"])
+    yield "saves", formatting.interval(attempt["interval"])
+
+
+def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What held an attempt up or was done about it, each with its name; nothing where there was none."""
+    yield "unsaved", attempt["save_problem"]
+    for name, moments, describe in (
+        ("in place", attempt["restarts"], attempt_problems.describe_restart),
+        ("passed by", attempt["passed_over"], attempt_problems.describe_passed_over),
+        ("hang", attempt["hangs"], attempt_problems.describe_hang),
+        ("limit", attempt["raised_limits"], attempt_problems.describe_raised_limit),
+        ("slow", attempt["stragglers"], attempt_problems.describe_straggler),
+    ):
+        for line in attempt_problems.newest_lines(map(describe, moments)):
+            yield name, line
+    yield "evidence", attempt_problems.describe_evidence(attempt["evidence"])
+    yield "without", node_lists.describe_nodes(attempt["without"])
+    yield "overrides", " ".join(attempt["overrides"])
+
+
+def _print_network(network: dict[str, Any] | None) -> None:
+    if rows := check_tables.network_rows(network):
+        output.echo()
+        tables.print_table(check_tables.NETWORK_HEADERS, rows)
+        for line in check_tables.excluded_addresses(network):
+            output.paragraph(f"left out: {line}", "  ")
+
+
+def _period(begin: str | None, end: str | None) -> str:
+    """When an attempt ran; empty if it has not started."""
+    return f"{times.calendar(begin)} to {times.calendar(end) if end else 'now'}" if begin else ""
+
+
+def _steps(first: int | None, last: int | None) -> str:
+    """Which steps an attempt finished, as far as its journals have them."""
+    if last is None:
+        return ""
+    return f"up to {last}" if first is None else f"{first} to {last}"
+
+
+def _relative(path: str, directory: str) -> str:
+    """A path as in the run directory; one that is elsewhere stays whole."""
+    return str(Path(path).relative_to(directory)) if Path(path).is_relative_to(directory) else path
 
 
 def _git(git: dict[str, Any] | None) -> str:

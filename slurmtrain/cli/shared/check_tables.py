@@ -2,42 +2,76 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.preflight.election import natural_sort_key
+from slurmtrain.cli.shared.node_lists import describe_clock, describe_nodes, merge, pattern
+from slurmtrain.model.hostlist import compress_hostlist
 
 # The findings by host, each with check, status and summary.
 Checks = Mapping[str, Sequence[Mapping[str, Any]]]
 
 CHECK_HEADERS = ("CHECK", "STATUS", "NODES", "FOUND")
-NETWORK_HEADERS = ("NETWORK", "CHOSEN", "KIND", "SPEED", "MEASURED", "MTU", "INTERFACES", "PROVED")
+NODE_HEADERS = ("NODE", "INTERFACE", "CLOCK", "FOUND")
+NETWORK_HEADERS = ("NETWORK", "USED", "KIND", "SPEED", "MEASURED", "MTU", "INTERFACES", "PROVED")
 # Statuses that need no attention.
 _QUIET = ("pass", "skip")
 # What fits on a line of a terminal.
-_CLOCKS_SHOWN = 8
 _PROBLEMS_SHOWN = 2
 
 
 def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
-    """A row for each check, with what most nodes report, and one for each node that reports something else."""
+    """A row for each check and each finding of it, apart from figures, with the nodes that report it."""
     rows = []
     for check, findings in _by_check(checks).items():
-        keys = {host: _comparison_key(finding) for host, finding in findings.items()}
-        # On hundreds of nodes only those that differ are of interest.
-        usual = Counter(keys.values()).most_common(1)[0][0]
-        alike = [host for host, key in keys.items() if key == usual]
-        status = str(findings[alike[0]]["status"])
-        rows.append((check, status, _describe_hosts(alike, len(findings)), _summarize(findings, alike)))
-        others = [host for host in findings if host not in alike]
-        rows += [(check, str(findings[host]["status"]), host, str(findings[host]["summary"])) for host in others]
+        alike: dict[tuple[str, str], list[str]] = {}
+        for host, finding in findings.items():
+            alike.setdefault(_comparison_key(finding), []).append(host)
+        # What most nodes report comes first.
+        for (status, _), hosts in sorted(alike.items(), key=lambda item: -len(item[1])):
+            summaries = [(host, str(findings[host]["summary"])) for host in hosts]
+            rows.append((check, status, _describe_hosts(hosts, len(findings)), _summarize(summaries)))
     return rows
 
 
-def notable(checks: Checks) -> list[tuple[str, str, str, str]]:
-    """The rows of all checks but those that passed or were skipped."""
-    return [row for row in check_rows(checks) if row[1] not in _QUIET]
+def finding_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each finding that needs attention, with its nodes and, of several attempts, those that had it.
+
+    Args:
+        attempts: ATTEMPT of the JSON contract, the oldest first.
+    """
+    alike: dict[tuple[str, str, str], list[tuple[int, str, str]]] = {}
+    for attempt in attempts:
+        for check, findings in _by_check(attempt["checks"]).items():
+            for host, finding in findings.items():
+                status, summary = str(finding["status"]), str(finding["summary"])
+                if status not in _QUIET:
+                    alike.setdefault((status, check, pattern(summary)), []).append((attempt["number"], host, summary))
+    lines = []
+    for (status, check, _), reports in alike.items():
+        numbers = {number for number, _, _ in reports}
+        within = "" if len(attempts) == 1 else f" in {_describe_attempts(numbers)}"
+        nodes = describe_nodes(host for _, host, _ in reports)
+        lines.append(f"{status}  {check} on {nodes}{within}: {merge([report[1:] for report in reports])}")
+    return lines
+
+
+def node_rows(attempt: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each node of an attempt (ATTEMPT of the JSON contract): all that is known about it alone."""
+    interfaces, clock, checks = attempt["interfaces"], attempt["clock"], attempt["checks"]
+    return [
+        (
+            host,
+            interfaces.get(host, "-"),
+            describe_clock(clock[host]) if host in clock else "-",
+            "; ".join(
+                f"{finding['status']} {finding['check']}: {finding['summary']}"
+                for finding in checks.get(host, ())
+                if finding["status"] not in _QUIET
+            ),
+        )
+        for host in dict.fromkeys(attempt["nodes"])
+    ]
 
 
 def describe_count(checks: Checks) -> str:
@@ -74,24 +108,14 @@ def network_rows(network: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
 
 
 def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
-    """A line for each address that was not a candidate, with the reason."""
-    hosts_by_address: dict[tuple[str, str, str], list[str]] = {}
+    """A line for each interface with addresses that were not candidates, with the reason."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for excluded in (network or {}).get("excluded", ()):
-        key = (excluded["interface"], excluded["address"], excluded["why"])
-        hosts_by_address.setdefault(key, []).append(excluded["host"])
+        alike.setdefault((excluded["interface"], excluded["why"]), []).append(excluded)
     return [
-        f"{interface} {address} on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes'}: {reason}"
-        for (interface, address, reason), hosts in hosts_by_address.items()
+        f"{interface} {_describe_addresses(excluded)} on {describe_nodes(each['host'] for each in excluded)}: {reason}"
+        for (interface, reason), excluded in alike.items()
     ]
-
-
-def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
-    """How far each node's clock is ahead of node 0's; of many nodes, only those with the largest offsets."""
-    shown = sorted(clock.items(), key=lambda pair: natural_sort_key(pair[0]))
-    if len(shown) > _CLOCKS_SHOWN:
-        # The largest offsets come first: the others are fine.
-        shown.sort(key=lambda pair: -abs(pair[1].get("offset_ms") or 0.0))
-    return ", ".join(_first([f"{host} {_offset(measured)}" for host, measured in shown], _CLOCKS_SHOWN))
 
 
 def speed(mbps: float | None) -> str:
@@ -110,21 +134,29 @@ def _by_check(checks: Checks) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def _comparison_key(finding: Mapping[str, Any]) -> tuple[str, str]:
-    """A key that is equal for nodes that share a row; nodes that pass share one even if their figures differ."""
+    """A key that is equal for nodes that share a row; nodes that pass share one whatever they report."""
     status = str(finding["status"])
-    return (status, "" if status in _QUIET else str(finding["summary"]))
+    return (status, "" if status in _QUIET else pattern(str(finding["summary"])))
 
 
 def _describe_hosts(hosts: Sequence[str], total: int) -> str:
-    if len(hosts) == 1:
-        return hosts[0]
-    return f"all {total}" if len(hosts) == total else f"{len(hosts)} of {total}"
+    return f"all {total}" if len(hosts) == total > 1 else describe_nodes(hosts)
 
 
-def _summarize(findings: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> str:
-    """The first host's summary, with its name if the others differ."""
-    summaries = list(dict.fromkeys(str(findings[host]["summary"]) for host in hosts))
-    return summaries[0] + (f" ({hosts[0]})" if len(summaries) > 1 else "")
+def _describe_attempts(numbers: set[int]) -> str:
+    return f"attempt{'s' * (len(numbers) > 1)} {compress_hostlist(map(str, numbers)).strip('[]')}"
+
+
+def _describe_addresses(excluded: Sequence[Mapping[str, Any]]) -> str:
+    addresses = list(dict.fromkeys(str(each["address"]) for each in excluded))
+    return addresses[0] + (f" and {len(addresses) - 1} more" if len(addresses) > 1 else "")
+
+
+def _summarize(summaries: Sequence[tuple[str, str]]) -> str:
+    """The summaries of nodes as one, or the first with its node if they differ in more than figures."""
+    if len({pattern(summary) for _, summary in summaries}) == 1:
+        return merge(summaries)
+    return f"{summaries[0][1]} ({summaries[0][0]})"
 
 
 def _proved(network: Mapping[str, Any]) -> str:
@@ -140,15 +172,6 @@ def _first(texts: Sequence[str], limit: int) -> Iterator[str]:
     yield from texts[:limit]
     if len(texts) > limit:
         yield f"and {len(texts) - limit} more"
-
-
-def _offset(clock: Mapping[str, Any]) -> str:
-    if clock.get("offset_ms") is None:
-        return "not measured"
-    bound, offset = clock.get("bound_ms"), float(clock["offset_ms"])
-    if abs(offset) >= 1000:
-        return f"{offset / 1000:+.4g} s"
-    return f"{offset:+.3g} ms" + (f" ± {bound:.2g}" if bound else "")
 
 
 def _rate(mb_per_s: float | None) -> str:

@@ -45,6 +45,22 @@ def fit(columns: Sequence[Column], content: Sequence[int], width: int) -> dict[i
     return _narrow(shown, columns, -left) if left < 0 else _widen(shown, content, left)
 
 
+def fit_wrapped(content: Sequence[int], least: int, width: int) -> list[int]:
+    """The widths of columns of which the last is wrapped, and the widest others are cut if there is no other way.
+
+    Args:
+        content: How wide the widest cell of each column is, with its header, in cells.
+        least: What the last column needs to be readable.
+        width: How wide the terminal is.
+    """
+    *others, last = content
+    width -= GAP * len(others)
+    last = min(last, max(least, width - sum(others)))
+    while others and sum(others) + last > width and max(others) > _LEAST:
+        others[others.index(max(others))] -= 1
+    return [*others, last]
+
+
 def _narrow(shown: dict[int, int], columns: Sequence[Column], excess: int) -> dict[int, int]:
     """Take ``excess`` cells from columns that may be cut, the last first; as far as that goes."""
     narrowed = dict(shown)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurmtrain.cli.shared import output
-from slurmtrain.cli.shared.fit import GAP, Column, fit
+from slurmtrain.cli.shared.fit import GAP, Column, fit, fit_wrapped
 from slurmtrain.cli.shared.printable import printable
 
 _STYLES = {
@@ -23,7 +23,8 @@ _LEAST_WRAPPED = 20
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: drawn by rich on a terminal, in plain columns elsewhere."""
     if output.is_terminal(sys.stdout):
-        console().print(rich_table(headers, rows))
+        drawer = console()
+        drawer.print(_wrapped_rows(headers, rows, drawer.width))
         return
     rows = [[printable(cell) for cell in row] for row in rows]
     # All columns but the last, whose text may be long, are as wide as their widest cell.
@@ -41,16 +42,19 @@ def console(*, stderr: bool = False) -> Any:
     return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
 
 
-def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+def _wrapped_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Any:
     """A rich table; rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.cells import cell_len
 
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for header in headers[:-1]:
-        drawn.add_column(header, no_wrap=True, overflow="ellipsis")
-    drawn.add_column(headers[-1], overflow="fold", min_width=_LEAST_WRAPPED)
-    for line in rows:
+    lines = [headers, *([printable(cell) for cell in row] for row in rows)]
+    content = [max(cell_len(line[index]) for line in lines) for index in range(len(headers))]
+    longest_word = max(cell_len(word) for line in lines for word in line[-1].split() or [""])
+    *cut, last = fit_wrapped(content, min(longest_word, _LEAST_WRAPPED), width)
+    drawn = _table()
+    for header, wide in zip(headers, cut, strict=False):
+        drawn.add_column(header, width=wide, no_wrap=True, overflow="ellipsis")
+    drawn.add_column(headers[-1], width=last, overflow="fold")
+    for line in lines[1:]:
         drawn.add_row(*map(_styled, line))
     return drawn
 
@@ -64,18 +68,24 @@ def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], widt
         width: How wide the terminal is, in cells.
     """
     from rich.cells import cell_len
-    from rich.table import Table
 
     rows = [[printable(cell) for cell in row] for row in rows]
     content = [max((cell_len(row[i]) for row in rows if row[i] not in _EMPTY), default=0) for i in range(len(columns))]
     content = [max(wide, cell_len(column.header)) if wide else 0 for column, wide in zip(columns, content, strict=True)]
     widths = fit(columns, content, width)
-    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    drawn = _table()
     for index, wide in widths.items():
         drawn.add_column(columns[index].header, width=wide, no_wrap=True, overflow="ellipsis")
     for row in rows:
         drawn.add_row(*(_styled(row[index]) for index in widths))
     return drawn
+
+
+def _table() -> Any:
+    """An empty table without lines, which leaves the width to its cells."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
 
 
 def _styled(cell: str) -> Any:

@@ -18,7 +18,7 @@ def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:
 
 def printed(capsys: pytest.CaptureFixture[str], **fields: Any) -> list[str]:
     attempt = Attempt(number=1, job_id="7", restart=0, state="failed", cause="hang", **fields)
-    show._print_attempt(attempt_json(attempt), newest=True)
+    show._print_attempt(attempt_json(attempt), newest=True, each_node=False)
     return capsys.readouterr().out.splitlines()
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from slurmtrain.cli.shared.check_tables import (
     check_rows,
-    describe_clocks,
     describe_count,
     excluded_addresses,
+    finding_lines,
     has_failed,
     network_rows,
-    notable,
+    node_rows,
     speed,
 )
 
@@ -30,37 +30,41 @@ def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
         ("versions", "pass", "all 3", "torch 2.13"),
         ("gpu", "skip", "all 3", "none"),
     ]
-    assert notable(ALIKE) == []
     assert not has_failed(ALIKE)
     assert describe_count(ALIKE) == "1 check passed, 1 skipped"
 
 
-def test_figures_of_nodes_that_pass_may_differ_and_one_is_shown_with_its_node() -> None:
+def test_figures_of_nodes_that_pass_are_a_range() -> None:
     checks = {f"n{i}": [finding("disk", "pass", f"{i} GB free")] for i in range(3)}
-    assert check_rows(checks) == [("disk", "pass", "all 3", "0 GB free (n0)")]
+    assert check_rows(checks) == [("disk", "pass", "all 3", "0 to 2 GB free, the largest on n2")]
 
 
-def test_each_node_that_deviates_is_a_line_of_its_own() -> None:
+def test_of_nodes_that_pass_with_other_words_one_is_shown() -> None:
+    checks = {f"n{i}": [finding("gpu", "pass", f"1 GPU, model {name}")] for i, name in enumerate("xxy")}
+    assert check_rows(checks) == [("gpu", "pass", "all 3", "1 GPU, model x (n0)")]
+
+
+def test_nodes_with_the_same_finding_share_a_line_whatever_its_figures() -> None:
     checks = {
         "n0": [finding("clock", "pass", "ok")],
-        "n1": [finding("clock", "fail", "5 s ahead")],
+        "n1": [finding("clock", "fail", "5.5 s ahead (limit 1 s)")],
         "n2": [finding("clock", "pass", "ok")],
-        "n3": [finding("clock", "fail", "9 s ahead")],
-        "n4": [finding("clock", "pass", "ok")],
+        "n3": [finding("clock", "fail", "9 s ahead (limit 1 s)")],
+        "n4": [finding("clock", "warn", "it was not measured")],
     }
     assert check_rows(checks) == [
-        ("clock", "pass", "3 of 5", "ok"),
-        ("clock", "fail", "n1", "5 s ahead"),
-        ("clock", "fail", "n3", "9 s ahead"),
+        ("clock", "pass", "n[0,2]", "ok"),
+        ("clock", "fail", "n[1,3]", "5.5 to 9 s ahead (limit 1 s), the largest on n3"),
+        ("clock", "warn", "n4", "it was not measured"),
     ]
-    assert [row[2] for row in notable(checks)] == ["n1", "n3"]
+
     assert has_failed(checks)
     assert describe_count(checks) == "0 checks passed"
 
 
 def test_a_failure_of_all_nodes_is_one_line() -> None:
     checks = {f"n{i}": [finding("disk", "fail", "no room")] for i in range(2)}
-    assert notable(checks) == [("disk", "fail", "all 2", "no room")]
+    assert check_rows(checks) == [("disk", "fail", "all 2", "no room")]
 
 
 def test_a_single_node_is_named() -> None:
@@ -100,28 +104,33 @@ def test_networks_are_listed_with_the_elected_one_first() -> None:
 
 def test_addresses_that_were_no_candidates_are_told_once_for_all_nodes() -> None:
     docker = {"interface": "docker0", "address": "172.17.0.1", "why": "of containers"}
-    tap = {"host": "n1", "interface": "tap0", "address": "10.1.0.1", "why": "a tunnel"}
-    network = {"networks": [], "elected": None, "excluded": [{"host": "n0", **docker}, {"host": "n1", **docker}, tap]}
+    taps = [{"host": f"n{i}", "interface": "tap0", "address": f"10.1.0.{i}", "why": "a tunnel"} for i in range(3)]
+    network = {"networks": [], "elected": None, "excluded": [{"host": "n0", **docker}, {"host": "n1", **docker}, *taps]}
     assert excluded_addresses(network) == [
-        "docker0 172.17.0.1 on 2 nodes: of containers",
-        "tap0 10.1.0.1 on n1: a tunnel",
+        "docker0 172.17.0.1 on n[0-1]: of containers",
+        "tap0 10.1.0.0 and 2 more on n[0-2]: a tunnel",
     ]
     assert excluded_addresses(None) == []
 
 
-def test_clocks_are_told_with_their_uncertainty() -> None:
-    clock = {
-        "n0": {"offset_ms": 0.0, "bound_ms": 0.0},
-        "n1": {"offset_ms": 5003.2, "bound_ms": 0.0254},
-        "n2": {"offset_ms": None, "bound_ms": None},
+def test_a_finding_of_many_nodes_and_attempts_is_one_line() -> None:
+    unlimited = finding("limits", "pass", "any number of open files")
+    checks = {f"tb{i}": [finding("clock", "warn", "not measured: no answer"), unlimited] for i in range(1, 16)}
+    attempts = [{"number": number, "checks": checks} for number in (1, 2, 3, 5)]
+    assert finding_lines(attempts) == ["warn  clock on tb[1-15] in attempts 1-3,5: not measured: no answer"]
+    assert finding_lines(attempts[:1]) == ["warn  clock on tb[1-15]: not measured: no answer"]
+    late = {"number": 6, "checks": {"tb7": [finding("clock", "fail", "7 s ahead")]}}
+    assert finding_lines([*attempts, late])[1:] == ["fail  clock on tb7 in attempt 6: 7 s ahead"]
+
+
+def test_a_row_of_a_node_has_all_that_is_known_about_it_alone() -> None:
+    attempt = {
+        "nodes": ["n0", "n1", "n1"],
+        "interfaces": {"n0": "ib0"},
+        "clock": {"n1": {"offset_ms": 0.25, "bound_ms": 0.01}},
+        "checks": {"n1": [finding("disk", "pass"), finding("gpu", "fail", "7 of 8 GPUs")]},
     }
-    assert describe_clocks(clock) == "n0 +0 ms, n1 +5.003 s, n2 not measured"
-
-
-def test_of_many_clocks_those_that_are_furthest_away_are_told() -> None:
-    clock = {f"n{i}": {"offset_ms": float(-i), "bound_ms": None} for i in range(10)}
-    assert describe_clocks(clock).startswith("n9 -9 ms, n8 -8 ms, ")
-    assert describe_clocks(clock).endswith("n2 -2 ms, and 2 more")
+    assert node_rows(attempt) == [("n0", "ib0", "-", ""), ("n1", "-", "+0.25 ms ± 0.01", "fail gpu: 7 of 8 GPUs")]
 
 
 @pytest.mark.parametrize(("mbps", "words"), [(None, "-"), (100, "100 Mbit/s"), (2500, "2.5 Gbit/s")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.cli.shared.fit import GAP, Column, fit
+from slurmtrain.cli.shared.fit import GAP, Column, fit, fit_wrapped
 
 ID, NAME, STEP, REASON = Column("ID"), Column("NAME", room=8), Column("STEP", rank=1), Column("R", rank=2, room=6)
 COLUMNS = (ID, NAME, STEP, REASON)
@@ -49,3 +49,14 @@ def test_a_table_is_never_wider_than_the_terminal_and_uses_its_width(content: li
     assert all(wide <= content[index] for index, wide in widths.items())
     if any(widths[index] < content[index] for index in widths):
         assert used(widths) == width
+
+
+def test_the_column_that_wraps_gets_what_the_others_leave() -> None:
+    assert fit_wrapped((10, 5, 90), 20, 60) == [10, 5, 60 - 15 - 2 * GAP]
+    assert fit_wrapped((10, 5, 9), 9, 60) == [10, 5, 9]
+
+
+def test_the_widest_columns_are_cut_before_the_column_that_wraps_is_unreadable() -> None:
+    assert fit_wrapped((30, 5, 90), 20, 40) == [11, 5, 20]
+    assert fit_wrapped((30, 30, 5), 5, 10) == [4, 4, 5]
+    assert fit_wrapped((30,), 10, 20) == [20]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import LockHeld, PathError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.errors import PathError, RequestRefused, SlurmDown, SlurmtrainError
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
@@ -19,6 +19,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
@@ -64,7 +65,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     acted += _finish_requeues(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
-    if track and not workspace.store.in_memory:  # else it is unknown what was sent already
+    if track:
         _mirror(workspace, only, synced)
     return synced
 
@@ -338,36 +339,12 @@ def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str,
 
 
 def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
-    """Send what is new to the tracking store. A store that is down is reported as a problem, never a failure."""
-    mirrors = workspace.store.mirrors()
-    waiting = [
-        (run_id, listed)
-        for run_id, listed in _chosen(synced, only)
-        if listed.attempt and not listed.unreadable
-        and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
-        and workspace.root.run(run_id).path.exists()
-    ]  # fmt: skip
-    if not waiting:
-        return
-    from slurmtrain.ops.shared.mirror import Mirror
-
-    with contextlib.ExitStack() as locks:
-        try:
-            locks.enter_context(locked(workspace.root.tracking_lock))
-        except LockHeld as error:
-            synced.problems.append(f"nothing was sent to MLflow: {error}")
-            return
-        mirror = Mirror(workspace, mirrors)
-        for run_id, _ in waiting:
-            try:
-                if mirror.send(run_id):
-                    synced.mirrored.append(run_id)
-            except TrackingError as error:
-                synced.problems.append(str(error))
-            except (SlurmtrainError, OSError) as error:
-                synced.problems.append(f"run {run_id} cannot be mirrored: {error}")
-        synced.notes += mirror.notes
-    synced.observed = _again(workspace, synced.mirrored, synced)
+    outcome = mirror_runs(workspace, dict(_chosen(synced, only)))
+    synced.mirrored += outcome.mirrored
+    synced.problems += outcome.problems
+    synced.notes += outcome.notes
+    if outcome.mirrored:
+        synced.observed = _again(workspace, outcome.mirrored, synced)
 
 
 def _again(workspace: Workspace, run_ids: Collection[str], synced: Synced) -> Observed:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import TrackingError
+from slurmtrain.errors import LockHeld, SlurmtrainError, TrackingError
 from slurmtrain.model.run.events.command import MlflowRunLinked
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
@@ -13,9 +14,64 @@ from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.store import Mirrored
+from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
     from slurmtrain.tracking.tracker import Tracker
+
+
+@dataclass(slots=True)
+class MirrorOutcome:
+    """What mirroring did: the runs of which something was sent, by id, what went wrong, and what stores refused."""
+
+    mirrored: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool = True) -> MirrorOutcome:
+    """Send what is new in these runs to their tracking stores. A store that is down is a problem, never a failure.
+
+    Args:
+        workspace: Where the runs are.
+        runs: The runs by id, as just observed.
+        wait: Wait while another command sends; otherwise nothing is sent meanwhile.
+    """
+    outcome = MirrorOutcome()
+    if workspace.store.in_memory:  # it is unknown what was sent already
+        return outcome
+    mirrors = workspace.store.mirrors()
+    waiting = [
+        run_id
+        for run_id, listed in runs.items()
+        if listed.attempt and not listed.unreadable
+        and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
+        and workspace.root.run(run_id).path.exists()
+    ]  # fmt: skip
+    if not waiting:
+        return outcome
+    try:
+        with locked(workspace.root.tracking_lock, wait=wait) as lock:
+            if lock is not None:
+                _send(Mirror(workspace, mirrors), waiting, outcome)
+    except LockHeld as error:
+        outcome.problems.append(f"nothing was sent to MLflow: {error}")
+    return outcome
+
+
+def _send(mirror: Mirror, run_ids: Sequence[str], outcome: MirrorOutcome) -> None:
+    for run_id in run_ids:
+        try:
+            if mirror.send(run_id):
+                outcome.mirrored.append(run_id)
+        except TrackingError as error:
+            # A store that is down is so for all runs.
+            if str(error) not in outcome.problems:
+                outcome.problems.append(str(error))
+        except (SlurmtrainError, OSError) as error:
+            outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
+    outcome.notes += mirror.notes
 
 
 def tracking_uri(workspace: Workspace, plan: Plan) -> str:

@@ -25,6 +25,7 @@ COMMANDS = {
     "status": ("status", "List runs."),
     "show": ("show", "Show all about a run."),
     "logs": ("logs", "Print the logs of a run."),
+    "ui": ("ui", "Show runs in MLflow, in a browser."),
     "wait": ("wait", "Wait until runs have ended."),
     "resume": ("resume", "Resume a run from its newest checkpoint."),
     "cancel": ("cancel", "Cancel runs."),
@@ -54,6 +55,7 @@ _STARTS, _FREES = (
 # What docker, git, kubectl, Slurm and the shell call these commands.
 _OTHER_WORDS = {
     **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs", "top"), _LISTS),
+    **dict.fromkeys(("mlflow", "web", "dashboard", "browse", "open"), "'slurmtrain ui' shows runs in MLflow"),
     **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
     **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
     **dict.fromkeys(("rm", "remove", "delete", "del", "clean", "gc"), _FREES),

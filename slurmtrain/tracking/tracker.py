@@ -93,6 +93,16 @@ class Tracker:
         except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
             raise self._refused(run, error) from error
 
+    def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
+        """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""
+        try:
+            experiment = self._client.get_run(mlflow_id).info.experiment_id
+            return str(experiment), str(self._client.get_experiment(experiment).name)
+        except Exception as error:  # as above
+            raise TrackingError(
+                f"the MLflow store {self.uri} does not show run {mlflow_id}: {first_line(error)}"
+            ) from error
+
     def send(
         self, mlflow_id: str, run: Run, directory: RunDir, offsets: Mapping[str, int], refused: Sequence[str] = ()
     ) -> Sent:

@@ -94,6 +94,7 @@ def _complete_run(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)
+maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=_complete_run)
 runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_run)
 some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=_complete_run)
 runs_and_tag_argument = click.argument(

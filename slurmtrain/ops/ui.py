@@ -1,0 +1,172 @@
+"""Showing runs in MLflow: what is new is mirrored, and a server on this machine shows the store."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, TrackingError
+from slurmtrain.ops.shared.find import choose_all
+from slurmtrain.ops.shared.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import describe_os_error
+from slurmtrain.tracking import pages
+from slurmtrain.tracking.server import RunningServer, is_server, serve
+
+# How often a page that is open gets new points, in seconds.
+EVERY_S = 15.0
+_SSH_PORT = "22"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of MLflow: the URI of the ``store`` that has it, and its ``path`` on a server of this store."""
+
+    store: str
+    path: str
+
+    @property
+    def address(self) -> str:
+        """The page on a server that runs already; empty if the store has none."""
+        return pages.address(self.store, self.path) if is_server(self.store) else ""
+
+
+def mirror_new(workspace: Workspace) -> tuple[Observed, MirrorOutcome]:
+    """Observe all runs, and send what is new in them to their tracking stores."""
+    observed = observe(workspace, ask_slurm=False)
+    return observed, mirror_runs(workspace, observed.runs.fetch(observed.runs.index))
+
+
+def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Page:
+    """The page of a run, or the list of runs in their experiment.
+
+    Args:
+        workspace: Where the runs are.
+        observed: The runs, after they have been mirrored.
+        name: A run, for its own page; a name that several runs have, or a pattern, for a list of these; None: the list
+            of runs in the experiment of the newest.
+
+    Raises:
+        RunNotFound: There is no such run.
+        NotAvailable: None of them is in MLflow.
+        TrackingError: Their store cannot be read.
+    """
+    from slurmtrain.tracking.tracker import Tracker
+
+    chosen = _choose(workspace, observed, name)
+    sent = workspace.store.mirrors()
+    listed = workspace.store.listed(chosen)
+    ids = {run_id: listed[run_id].row["mlflow_run_id"] for run_id in chosen if run_id in sent}
+    newest = next((run_id for run_id in reversed(chosen) if ids.get(run_id)), None)
+    if newest is None:
+        runs = f"run {chosen[0]} is not" if len(chosen) == 1 else f"none of these {len(chosen)} runs is"
+        raise NotAvailable(f"{runs} in MLflow: it has no job yet, or tracking.mlflow.enabled is false in its spec")
+    store = sent[newest].uri
+    experiment, title = Tracker(store, workspace.root).experiment_of(ids[newest])
+    if len(chosen) == 1:
+        return Page(store, pages.run_page(experiment, ids[newest]))
+    if name in (None, title):
+        return Page(store, pages.runs_page(experiment))
+    return Page(
+        store, pages.runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store])
+    )
+
+
+def _choose(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
+    """The runs that a name refers to, oldest first: unlike elsewhere, to all runs of that name. Raises RunNotFound."""
+    index = observed.runs.index
+    if not index:
+        raise RunNotFound(f"there are no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
+    if name is None or name in index:
+        return sorted(index) if name is None else [name]
+    return sorted(run_id for run_id, row in index.items() if row.name == name) or sorted(choose_all(index, [name]))
+
+
+@contextlib.contextmanager
+def show_page(
+    workspace: Workspace, page: Page, host: str, port: int, occupied: Callable[[int, int], None]
+) -> Iterator[tuple[RunningServer, str]]:
+    """Start a server for the page's store, and yield it with the page's address.
+
+    Args:
+        workspace: Where the runs are.
+        page: The page.
+        host: The address that the server listens on.
+        port: Its port or, if that is in use, the next free one.
+        occupied: Called with ``port`` and the port that is used instead.
+
+    Raises:
+        NotAvailable: A server cannot show this store.
+        TrackingError: The server does not start.
+    """
+    with serve(page.store, workspace.root, host, port, occupied) as server:
+        yield server, pages.address(server.uri, page.path)
+
+
+def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[str], None]) -> None:
+    """Send what is new to the tracking stores every so often, as long as the server runs.
+
+    Args:
+        workspace: Where the runs are.
+        server: The server.
+        warn: Called with each problem, once.
+
+    Raises:
+        TrackingError: The server has ended.
+    """
+    reported: set[str] = set()
+    due = time.monotonic() + EVERY_S
+    while not server.ended:
+        time.sleep(0.5)
+        if time.monotonic() < due:
+            continue
+        for problem in _mirror_again(workspace):
+            if problem not in reported:
+                reported.add(problem)
+                warn(problem)
+        due = time.monotonic() + EVERY_S
+    raise TrackingError(f"the MLflow server has ended: {server.last_line}")
+
+
+def _mirror_again(workspace: Workspace) -> Sequence[str]:
+    """Send what is new, unless another command is sending; returns what went wrong."""
+    # A new workspace: the registry may have been rebuilt meanwhile.
+    again = Workspace(workspace.config)
+    try:
+        observed = observe(again, ask_slurm=False)
+        return mirror_runs(again, observed.runs.fetch(observed.runs.index), wait=False).problems
+    except SlurmtrainError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
+    finally:
+        if "store" in vars(again):
+            again.store.close()
+
+
+def has_browser(environ: Mapping[str, str]) -> bool:
+    """Whether this session has a screen on which a browser can open a page of this machine."""
+    return "SSH_CONNECTION" not in environ and any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def tunnel(environ: Mapping[str, str], server: RunningServer) -> str:
+    """The command for the user's own machine that lets its browser reach a server here; empty unless this is ssh."""
+    connection = environ.get("SSH_CONNECTION", "").split()
+    if not connection:
+        return ""
+    # CLIENT CLIENT_PORT SERVER SERVER_PORT (ssh(1)).
+    port = f" -p {connection[3]}" if connection[3:] and connection[3] != _SSH_PORT else ""
+    return f"ssh -N -L {server.port}:{server.place}{port} {_user()}@{socket.gethostname()}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,184 @@
+"""An MLflow server of our own, which shows a store in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from slurmtrain.errors import NotAvailable, TrackingError
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.system.locks import has_record_locks
+from slurmtrain.system.process_group import ProcessGroup
+
+# Importing MLflow takes seconds, and minutes on a cold network file system.
+_START_S = 300.0
+_POLL_S = 0.1
+_LAST_PORT = 65535
+# Settings of servers that the user runs elsewhere.
+_OTHERS_SETTINGS = (
+    "MLFLOW_ARTIFACTS_", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_EXPOSE_PROMETHEUS", "MLFLOW_GUNICORN_OPTS",
+    "MLFLOW_HOST", "MLFLOW_PORT", "MLFLOW_REGISTRY_STORE_URI", "MLFLOW_SERVER_", "MLFLOW_STATIC_PREFIX",
+    "MLFLOW_UVICORN_OPTS", "MLFLOW_WORKERS", "GUNICORN_", "UVICORN_",
+)  # fmt: skip
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def is_server(uri: str) -> bool:
+    """Whether a tracking URI is that of a server, rather than of a store that needs one to be shown."""
+    return uri.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """An MLflow server on this machine: where it listens, its processes, and what they have printed."""
+
+    host: str
+    port: int
+    _group: ProcessGroup
+    _output: IO[bytes]
+
+    @property
+    def place(self) -> str:
+        """Where it listens, as in a URI."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """Its tracking URI."""
+        return f"http://{self.place}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._group.ended
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it has printed."""
+        self._output.seek(0)
+        lines = _COLOURS.sub("", self._output.read().decode(errors="replace")).strip().splitlines()
+        return lines[-1] if lines else "it has printed nothing"
+
+    def becomes_ready(self) -> bool:
+        """Wait until it answers; False if it ends instead, or takes too long."""
+        until = time.monotonic() + _START_S
+        while not self.ended and time.monotonic() < until:
+            # In this order: a program of another account may answer at this port.
+            if _listens(self._group.pid, self.port) and _answers(self.uri):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+
+@contextlib.contextmanager
+def serve(
+    uri: str, root: RunsRoot, host: str, port: int, occupied: Callable[[int, int], None]
+) -> Iterator[RunningServer]:
+    """Show a store on this machine, until the context or this process ends.
+
+    Args:
+        uri: The store.
+        root: The runs root, in which the server runs.
+        host: The address to listen on.
+        port: The port to listen on. If it is in use, the next free one is taken.
+        occupied: Called with ``port`` and the next free one if the first is in use.
+
+    Raises:
+        NotAvailable: No such store can be shown.
+        TrackingError: The server does not start.
+    """
+    _check_store(uri, root)
+    with contextlib.ExitStack() as stack:
+        number = _free_port(host, port)
+        while not (server := stack.enter_context(_start(uri, root, host, number))).becomes_ready():
+            if _free_port(host, number) == number:
+                raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
+            # Somebody else has taken the port meanwhile.
+            number = _free_port(host, number)
+        if number != port:
+            occupied(port, number)
+        yield server
+
+
+def _check_store(uri: str, root: RunsRoot) -> None:
+    """Raise NotAvailable if a server cannot show this store."""
+    if uri.startswith(("databricks", "uc:")):
+        raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
+    if uri == root.mlflow_uri and not has_record_locks(root.tracking_lock):
+        raise NotAvailable(
+            f"{root.mlflow_db} is on a file system without locks, where a server cannot read it while runs are "
+            "mirrored: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
+        )
+
+
+def _free_port(host: str, first: int) -> int:
+    """The first port from ``first`` on that nobody listens on. Raises NotAvailable."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(first, _LAST_PORT + 1):
+        try:
+            with socket.create_server((host, port), family=family):
+                return port
+        except PermissionError as error:
+            raise NotAvailable(
+                f"port {port} of {host} cannot be used: {error.strerror}; choose one above 1023"
+            ) from error
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NotAvailable(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+    raise NotAvailable(f"all ports of {host} from {first} on are in use")
+
+
+@contextlib.contextmanager
+def _start(uri: str, root: RunsRoot, host: str, port: int) -> Iterator[RunningServer]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_SETTINGS)}
+    environ |= {
+        # Not an argument, which every user of this machine can read: it may have a password.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_ARTIFACTS_DESTINATION": str(root.mlflow_artifacts),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Neither processes that work in the background nor a line for each request.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "UVICORN_LOG_LEVEL": "warning",
+        # What is in the current directory is no module.
+        "PYTHONSAFEPATH": "1",
+    }
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    # A file without a name: it ends with the server, whoever is killed.
+    with (
+        tempfile.TemporaryFile() as output,
+        ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
+    ):
+        yield RunningServer(host, port, group, output)
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether a process, or any that descends from it, listens on a port."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                for each in process.net_connections("tcp"):
+                    if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
+                        return True
+    return False
+
+
+def _answers(uri: str) -> bool:
+    # Whatever proxy the environment names, it is not asked.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with contextlib.suppress(OSError), opener.open(f"{uri}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False

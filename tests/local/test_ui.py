@@ -1,0 +1,138 @@
+"""``slurmtrain ui`` with a real MLflow server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from helpers.simulated_run import SimulatedRun
+from helpers.site import Site, until
+
+from slurmtrain.model.run.layout import RunsRoot
+
+OLDER, NEWER = "0aaaaaaaaa", "0aaaaaaaab"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A runs root with two runs of an experiment, of which MLflow knows nothing yet."""
+    site = Site(tmp_path)
+    for run_id in (OLDER, NEWER):
+        make_run(site, run_id)
+    return site
+
+
+def make_run(site: Site, run_id: str, uri: str | None = None) -> None:
+    run = SimulatedRun(RunsRoot(site.runs).run(run_id), spec={"name": "digits", "tracking": {"mlflow": {"uri": uri}}})
+    run.submitted().started().reached(3, loss=0.5)
+
+
+@contextmanager
+def showing(site: Site, *arguments: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A ``ui``, and the address that it has printed."""
+    command = [sys.executable, "-m", "slurmtrain", "ui", *arguments, "--json"]
+    process = subprocess.Popen(
+        command,
+        cwd=site.path,
+        env={**site.environment(), **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        yield process, json.loads(line)["url"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str, method: str, host: str = "", **data: Any) -> Any:
+    """What the server's API answers to a page in a browser, which sees the server as ``host``."""
+    server = address.partition("/#")[0]
+    netloc = host or urlsplit(server).netloc
+    request = urllib.request.Request(
+        f"{server}/ajax-api/2.0/mlflow/{method}",
+        data=json.dumps(data).encode() if data else None,
+        headers={"Content-Type": "application/json", "Host": netloc, "Origin": f"http://{netloc}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports in a row that nobody listens on."""
+    while True:
+        with closing(socket.create_server(("127.0.0.1", 0))) as first:
+            port = first.getsockname()[1]
+            if port < 65535:
+                try:
+                    socket.create_server(("127.0.0.1", port + 1)).close()
+                except OSError:
+                    continue
+                return port, port + 1
+
+
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_command(site: Site) -> None:
+    port, following = free_ports()
+    with socket.create_server(("127.0.0.1", port)), showing(site, "--port", str(port)) as (process, address):
+        assert address.startswith(f"http://127.0.0.1:{following}/#/experiments/")
+        experiment = address.partition("/experiments/")[2].partition("/runs?")[0]
+        named = ask(address, f"experiments/get?experiment_id={experiment}")["experiment"]["name"]
+        # Through a tunnel, the browser sees another port.
+        shown = ask(address, "runs/search", host="localhost:9999", experiment_ids=[experiment])["runs"]
+        other = Site(site.path / "other")
+        make_run(other, OLDER, address.partition("/#")[0])
+        page_there = other.call("ui", "digits", cwd=site.path).stdout.strip()
+        servers = psutil.Process(process.pid).children(recursive=True)
+        listening = [each.laddr.ip for server in servers for each in server.net_connections("inet")]
+        process.kill()
+        _, errors = process.communicate(timeout=60)
+        until(lambda: have_ended(servers), "the end of the server")
+    assert (named, len(shown)) == ("digits", 2)
+    assert shown[0]["data"]["metrics"][0]["value"] == 0.5
+    assert set(listening) == {"127.0.0.1"}
+    # A server that runs already is not started: it has the run of the other runs root, too.
+    assert page_there.startswith(f"{address.partition('?')[0]}/")
+    assert f"port {port} is in use, {following} is used instead\n" in errors
+
+
+def test_a_run_has_its_own_page_an_ssh_session_gets_the_line_for_a_tunnel_and_ctrl_c_is_no_error(site: Site) -> None:
+    port, _ = free_ports()
+    ssh = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 2222", "DISPLAY": ":99", "BROWSER": "false"}
+    with showing(site, NEWER, "--port", str(port), **ssh) as (process, address):
+        shown = address.partition("/runs/")[2].partition("?")[0]
+        tags = ask(address, f"runs/get?run_id={shown}")["run"]["data"]["tags"]
+        servers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert {"key": "slurmtrain.run_id", "value": NEWER} in tags
+    assert f"ssh -N -L {port}:127.0.0.1:{port} -p 2222 " in errors
+    assert process.returncode == 0
+    assert have_ended(servers)
+
+
+def test_a_run_that_is_not_in_mlflow_is_an_error_that_says_why(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert "there are no runs in " in site.call("ui", code=2).stderr
+    SimulatedRun(RunsRoot(site.runs).run(OLDER), spec={"name": "digits"}).submitted().started()
+    error = site.call("ui", "digits", code=2).stderr
+    assert f"run {OLDER} is not in MLflow: " in error
+    assert "tracking.mlflow.enabled is false" in error

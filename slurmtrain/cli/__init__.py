@@ -26,6 +26,7 @@ COMMANDS = {
     "show": ("show", "Show all about a run."),
     "logs": ("logs", "Print the logs of a run."),
     "ui": ("ui", "Show runs in MLflow, in a browser."),
+    "plot": ("plot", "Draw curves of metrics."),
     "wait": ("wait", "Wait until runs have ended."),
     "resume": ("resume", "Resume a run from its newest checkpoint."),
     "cancel": ("cancel", "Cancel runs."),

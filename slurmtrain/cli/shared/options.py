@@ -100,6 +100,9 @@ some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell
 runs_and_tag_argument = click.argument(
     "words", metavar="RUN... TAG", nargs=-1, required=True, shell_complete=_complete_run
 )
+runs_and_metric_argument = click.argument(
+    "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=_complete_run
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
 spec_argument = click.argument("spec", metavar="SPEC", type=click.Path(path_type=Path))

@@ -1,0 +1,143 @@
+"""``slurmtrain plot``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli.shared import formatting, options, output, tables
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.metrics.chart import View
+    from slurmtrain.model.run.run import Run
+    from slurmtrain.ops.plot import Plotted
+
+# Where there is no terminal.
+_COLUMNS, _LINES = 80, 24
+# Characters of braille have two columns of dots.
+_DOTS = 2
+_CSV_ROWS = 10_000
+
+
+@click.command("plot", short_help="Draw curves of metrics.")
+@options.runs_and_metric_argument
+@click.option(
+    "-m", "--metric", "metrics", metavar="NAME", multiple=True, help="A metric; repeatable. All words are runs then."
+)
+@click.option(
+    "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."
+)
+@click.option("--log", is_flag=True, help="A logarithmic scale.")
+@click.option("--smooth", type=click.IntRange(min=2), metavar="N", help="A moving average over about N values.")
+@click.option("--all", "superseded", is_flag=True, help="Also what was trained again after an interruption.")
+@click.option("--png", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV.")
+@options.json_option
+@options.in_workspace
+def command(
+    workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
+    as_json: bool, png: Path | None, svg: Path | None, **shown: Any,
+) -> int:  # fmt: skip
+    """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list those there are.
+
+    Steps that were trained again after an interruption count once, with what was logged last. Dotted lines show where
+    the attempts of a single run began. Values that are not a number are gaps.
+
+    Example: slurmtrain plot cnn-lr0.1 cnn-lr0.3 val_loss --log
+    """
+    from slurmtrain.ops.plot import (
+        chart_of,
+        find_subject,
+        metrics_json,
+        missing_metrics,
+        points_csv,
+        points_json,
+        read_plots,
+    )
+
+    subject = find_subject(workspace, words, metrics)
+    output.warn_about(subject.observed)
+    if not subject.metrics:
+        output.print_json(metrics_json(subject.runs)) if as_json else _list(subject.runs)
+        return 0
+    plotted = read_plots(workspace, subject, keep_superseded=superseded)
+    output.warn(missing_metrics(plotted, subject.metrics))
+    if as_json:
+        output.print_json(points_json(plotted))
+    elif as_csv:
+        _print_csv(points_csv(plotted))
+    elif png is not None or svg is not None:
+        from slurmtrain.ops.picture import COLUMNS
+
+        charts = [chart_of(plotted, metric, _view(COLUMNS, **shown)) for metric in subject.metrics]
+        _write(charts, png, svg)
+    else:
+        _draw(plotted, subject.metrics, **shown)
+    return 0
+
+
+def _view(columns: int, *, x: str, log: bool, smooth: int | None) -> View:
+    from slurmtrain.model.metrics.chart import View
+
+    return View(by_time=x == "time", log=log, smooth=smooth or 0, columns=columns)
+
+
+def _list(runs: Sequence[Run]) -> None:
+    headers, rows = (
+        ("ID", "NAME", "METRIC", "LAST"),
+        [(run.id, run.name, name, formatting.number(value)) for run in runs for name, value in run.metrics.items()],
+    )
+    begin = 2 if len(runs) == 1 else 0
+    tables.print_table(headers[begin:], [row[begin:] for row in rows])
+
+
+def _print_csv(rows: Iterable[Sequence[str]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(rows, 1):
+        writer.writerow(row)
+        if number % _CSV_ROWS == 0:
+            output.echo(*text.getvalue().splitlines())
+            text.seek(0)
+            text.truncate()
+    if text.getvalue():
+        output.echo(*text.getvalue().splitlines())
+
+
+def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
+    from slurmtrain.errors import UserError
+    from slurmtrain.ops.picture import write_picture
+
+    for path, suffix in ((png, ".png"), (svg, ".svg")):
+        if path is None:
+            continue
+        if path.suffix.lower() != suffix:
+            raise UserError(f"{path} does not end in {suffix}")
+        write_picture(path, charts)
+        output.echo(str(path))
+
+
+def _draw(plotted: Sequence[Plotted], metrics: Sequence[str], **shown: Any) -> None:
+    from slurmtrain.cli.shared.terminal_chart import draw
+    from slurmtrain.ops.plot import chart_of
+
+    on_terminal = output.is_terminal(sys.stdout)
+    width, lines = (output.width(), get_terminal_size().lines) if on_terminal else (_COLUMNS, _LINES)
+    # The prompt needs a line too.
+    height = (lines - 1) // len(metrics) if on_terminal else _LINES
+    colour = on_terminal and not os.environ.get("NO_COLOR")
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    for metric in metrics:
+        chart = chart_of(plotted, metric, _view(_DOTS * width, **shown))
+        for line in draw(chart, width, height, colour=colour, unicode=unicode):
+            output.log_line("", line)

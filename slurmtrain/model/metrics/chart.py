@@ -1,0 +1,149 @@
+"""A chart of one metric: what is drawn, whether as characters or as a picture. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slurmtrain.model.metrics.curves import Curve, Points
+from slurmtrain.model.metrics.outline import Line, outline, smoothed
+
+# Units of a time axis, in seconds, and the least span for each.
+_UNITS = (
+    ("days", 86400.0, 3 * 86400.0),
+    ("hours", 3600.0, 3 * 3600.0),
+    ("minutes", 60.0, 180.0),
+    ("seconds", 1.0, 0.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How curves are shown.
+
+    ``by_time``: over the time since the run first started, not over steps. ``log``: on a logarithmic scale. ``smooth``:
+    as a moving average over about so many values; 0: as they are. ``columns``: how many columns can be told apart.
+    """
+
+    by_time: bool = False
+    log: bool = False
+    smooth: int = 0
+    columns: int = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The curve of one run. ``since``: when it first started, in seconds since 1970.
+
+    ``starts``: where each further attempt began: its step, if known, and when, in seconds since 1970.
+    """
+
+    label: str
+    curve: Curve
+    since: float
+    starts: Sequence[tuple[int | None, float | None]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The lines of one run. ``faint``: what was superseded."""
+
+    label: str
+    lines: Sequence[Line]
+    faint: Sequence[Line] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn.
+
+    ``marks``: where attempts began, on the x axis. ``log``: y values are logarithms to base 10.
+    """
+
+    title: str
+    x_label: str
+    traces: Sequence[Trace]
+    marks: Sequence[float]
+    log: bool
+
+    @property
+    def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The lowest and highest x, and y, with something between them."""
+        points = [point for trace in self.traces for line in (*trace.lines, *trace.faint) for point in line]
+        xs, ys = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
+        return _widened(min(xs), max(xs)), _widened(min(ys), max(ys))
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    margin = abs(low) * 0.1 or 1.0
+    return (low, high) if high > low else (low - margin, high + margin)
+
+
+def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
+    """The chart of a ``metric``, with a line for each of the ``series``, in this ``view``.
+
+    Attempts are marked if there is only one.
+    """
+    span = max((points.times[-1] - each.since for each in series if len(points := each.curve.kept)), default=0.0)
+    unit, seconds = next((name, size) for name, size, least in _UNITS if span >= least or size == 1.0)
+    divisor = seconds if view.by_time else 0.0
+    traces = [
+        Trace(each.label, _lines(each.curve.kept, each, view, divisor), list(_faint(each, view, divisor)))
+        for each in series
+    ]
+    marks = list(_marks(series[0], divisor)) if len(series) == 1 else []
+    return Chart(metric, unit if view.by_time else "step", traces, marks, view.log)
+
+
+def _lines(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
+    """The lines of some ``points``; ``divisor``: seconds of the time axis' unit, 0 for steps."""
+    values: Sequence[float] = smoothed(points.values, view.smooth) if view.smooth else points.values
+    if view.log:
+        values = [math.log10(value) if value > 0 else math.nan for value in values]
+    return outline(_xs(points, series.since, divisor), values, view.columns)
+
+
+def _xs(points: Points, since: float, divisor: float) -> Sequence[float]:
+    return [(time - since) / divisor for time in points.times] if divisor else points.steps
+
+
+def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
+    """The lines of what was superseded: one for each time that the run was rolled back."""
+    part = Points()
+    for row in series.curve.superseded.rows():
+        if len(part) and row[1] <= part.steps[-1]:
+            yield from _lines(part, series, view, divisor)
+            part = Points()
+        part.append(*row)
+    if len(part):
+        yield from _lines(part, series, view, divisor)
+
+
+def _marks(series: Series, divisor: float) -> Iterator[float]:
+    for step, time in series.starts:
+        if divisor and time is not None:
+            yield (time - series.since) / divisor
+        elif not divisor and step is not None:
+            yield float(step)
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers between ``low`` and ``high``, multiples of 1, 2 or 5 times a power of ten: about ``most``."""
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    least = span / max(1, most)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next((factor * power for factor in (1, 2, 5) if factor * power >= least), 10 * power)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)][: most + 1]
+
+
+def tick_text(value: float) -> str:
+    """A number on an axis, to four figures; large ones with k, M or G."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            scaled = value / (1e3 if letter == "k" else size)
+            return f"{scaled:.4g}{letter}"
+    return f"{value:.4g}"

@@ -1,0 +1,205 @@
+"""Plotting metrics of runs: which runs and metrics are meant, their points, and why there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError
+from slurmtrain.model.metrics.chart import Chart, Series, View, make_chart
+from slurmtrain.model.metrics.curves import Points
+from slurmtrain.model.query.differing import differing, write_settings
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.ops.history import History, read_history
+from slurmtrain.ops.shared.find import choose, find_all
+from slurmtrain.ops.shared.observe import Observed, check_readable
+from slurmtrain.ops.shared.views import SCHEMA, iso
+from slurmtrain.ops.shared.workspace import Workspace
+
+# How many names of metrics an error lists.
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plotted:
+    """A run whose metrics are plotted."""
+
+    run: Run
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is to be plotted: ``runs``, and names of ``metrics``, none if they are to be listed."""
+
+    runs: Sequence[Run]
+    metrics: Sequence[str]
+    observed: Observed
+
+
+def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[str]) -> Subject:
+    """What a user means.
+
+    Args:
+        workspace: Where the runs are.
+        words: Runs, and behind them the metric unless ``metrics`` are given.
+        metrics: Names of metrics.
+
+    Raises:
+        RunNotFound: No run is called that.
+        UserError: No run has logged such a metric.
+        SlurmtrainError: The runs have logged nothing yet.
+    """
+    words, last = (words, None) if metrics or len(words) == 1 else (words[:-1], words[-1])
+    ids, observed = find_all(workspace, words)
+    names = _names(workspace, ids)
+    if last is not None and last not in names:
+        with contextlib.suppress(RunNotFound):
+            # Two runs without a metric: theirs are listed.
+            ids, last = list(dict.fromkeys([*ids, choose(observed.runs.index, last)])), None
+            names = _names(workspace, ids)
+    loaded = workspace.store.load_all(ids)
+    runs = [loaded[run_id] for run_id in ids]
+    for run in runs:
+        check_readable(run)
+    if not names:
+        raise SlurmtrainError("; ".join(_why_nothing(run) for run in runs))
+    chosen = list(metrics) if last is None else [last]
+    for name in chosen:
+        if name not in names:
+            raise UserError(_unknown(name, names))
+    return Subject(runs, chosen, observed)
+
+
+def _names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
+    """The names of the metrics that these runs have logged."""
+    runs = workspace.store.load_all(run_ids)
+    return list(dict.fromkeys(name for run_id in run_ids for name in runs[run_id].metrics))
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"there is no metric {name!r}{suggestion(name, names)}; there are {', '.join(names[:_LISTED])}{more}"
+
+
+def _why_nothing(run: Run) -> str:
+    """Why a run has no metrics, as a sentence without a full stop."""
+    begin = f"run {run.id} has logged no metric"
+    if not run.ended and run.state != "running":
+        return f"{begin} yet: it is {run.state}" + (f" ({run.reason})" if run.reason else "")
+    yet = "" if run.ended else " yet"
+    return f"{begin}{yet}: docs/scripts.md says how to log some"
+
+
+def read_plots(workspace: Workspace, subject: Subject, *, keep_superseded: bool) -> list[Plotted]:
+    """The histories of the runs of a ``subject`` in a ``workspace``.
+
+    ``keep_superseded``: with what was rolled back. Raises RunUnreadable.
+    """
+    return [
+        Plotted(run, read_history(run, workspace.root.run(run.id), subject.metrics, keep_superseded=keep_superseded))
+        for run in subject.runs
+    ]
+
+
+def chart_of(plotted: Sequence[Plotted], metric: str, view: View) -> Chart:
+    """The chart of a ``metric`` in this ``view``, of those ``plotted`` runs that have it."""
+    having = [each for each in plotted if metric in each.history.curves]
+    labels = _labels([each.run for each in having])
+    return make_chart(metric, [_series(each, metric, label) for each, label in zip(having, labels, strict=True)], view)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """What tells each run from the others: its name and params where they differ, and its id where these do not."""
+    names = differing([run.params for run in runs])
+    has_names = len({run.name for run in runs}) > 1 or not names
+    texts = [" ".join([run.name] * has_names + [write_settings(run.params, names)] * bool(names)) for run in runs]
+    return [text if texts.count(text) == 1 else f"{text} {run.id}" for run, text in zip(runs, texts, strict=True)]
+
+
+def _series(plotted: Plotted, metric: str, label: str) -> Series:
+    run, curve = plotted.run, plotted.history.curves[metric]
+    first = curve.kept.times[0] if len(curve.kept) else 0.0
+    begun: dict[int, int] = {}
+    for attempt, step in zip(curve.kept.attempts, curve.kept.steps, strict=True):
+        begun.setdefault(attempt, step)
+    starts = [(each.first_step or begun.get(each.number), each.started_at) for each in run.attempts[1:]]
+    return Series(label, curve, run.started_at if run.started_at is not None else first, starts)
+
+
+def missing_metrics(plotted: Sequence[Plotted], metrics: Sequence[str]) -> list[str]:
+    """Which of the ``plotted`` runs have not logged which of the ``metrics``, as sentences without a full stop."""
+    return [
+        f"run {each.run.id} has not logged {name!r}"
+        for name in metrics
+        for each in plotted
+        if name not in each.history.curves
+    ]
+
+
+def metrics_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """What ``plot RUN --json`` prints: the newest values of all metrics."""
+    return {
+        "schema": SCHEMA,
+        "runs": [
+            {"id": run.id, "name": run.name, "metrics": {name: _finite(value) for name, value in run.metrics.items()}}
+            for run in runs
+        ],
+    }
+
+
+def points_json(plotted: Sequence[Plotted]) -> dict[str, Any]:
+    """What ``plot RUN METRIC --json`` prints: points in columns, times in seconds since 1970."""
+    return {"schema": SCHEMA, "runs": [_run_json(each) for each in plotted]}
+
+
+def _run_json(plotted: Plotted) -> dict[str, Any]:
+    run = plotted.run
+    return {
+        "id": run.id,
+        "name": run.name,
+        "params": dict(run.params),
+        "attempts": [
+            {"number": each.number, "first_step": each.first_step, "started_at": iso(each.started_at)}
+            for each in run.attempts
+        ],
+        "metrics": {
+            name: {**_columns(curve.kept), "superseded": _columns(curve.superseded)}
+            for name, curve in plotted.history.curves.items()
+        },
+    }
+
+
+def _columns(points: Points) -> dict[str, Any]:
+    columns: Mapping[str, array[Any]] = {
+        "attempt": points.attempts, "step": points.steps, "time": points.times,
+    }  # fmt: skip
+    return {**{name: list(column) for name, column in columns.items()}, "value": [_finite(v) for v in points.values]}
+
+
+def points_csv(plotted: Sequence[Plotted]) -> Iterator[Sequence[str]]:
+    """The rows of ``plot RUN METRIC --csv``, the header first; times are in seconds since 1970."""
+    yield "run", "name", "metric", "attempt", "step", "time", "value", "superseded"
+    for each in plotted:
+        for name, curve in each.history.curves.items():
+            for points, superseded in ((curve.kept, "0"), (curve.superseded, "1")):
+                for attempt, step, time, value in points.rows():
+                    yield (
+                        each.run.id,
+                        each.run.name,
+                        name,
+                        str(attempt),
+                        str(step),
+                        f"{time:.4f}",
+                        repr(value),
+                        superseded,
+                    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -77,6 +77,7 @@ _OTHER_WORDS = {
     commands_at=COMMANDS,
     other_words=_OTHER_WORDS,
     package="slurmtrain.cli",
+    epilog="'slurmtrain COMMAND --help' explains a command, with an example.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")

@@ -8,7 +8,7 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("archive", short_help="Leave runs out of lists.")
+@click.command("archive", short_help="Leave runs out of lists.", epilog=options.examples("archive 'test-*'"))
 @options.runs_argument
 @click.option("--undo", is_flag=True, help="List them again.")
 @options.json_option

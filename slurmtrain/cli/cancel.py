@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LISTED = 20
 
 
-@click.command("cancel", short_help="Cancel runs.")
+@click.command("cancel", short_help="Cancel runs.", epilog=options.examples("cancel @last", "cancel 'cnn-*' --yes"))
 @options.some_runs_argument
 @click.option("--all", "all_runs", is_flag=True, help="Cancel all runs that have not ended.")
 @click.option("--force", is_flag=True, help="Kill immediately, without letting the run save.")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.checkpoint import RequestOutcome, SaveRequest
 
 
-@click.command("checkpoint", short_help="Have a run save now.")
+@click.command("checkpoint", short_help="Have a run save now.", epilog=options.examples("checkpoint @last"))
 @options.run_argument
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the checkpoint.")
 @click.option(

@@ -13,7 +13,11 @@ _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 _OWN_HEADERS = ("STEP", "SIZE", "SAVED", "FORMAT", "FILES", "PATH")
 
 
-@click.command("checkpoints", short_help="List the checkpoints of a run.")
+@click.command(
+    "checkpoints",
+    short_help="List the checkpoints of a run.",
+    epilog=options.examples("checkpoints digits"),
+)
 @options.run_argument
 @click.option("--all", "with_pruned", is_flag=True, help="Include pruned checkpoints.")
 @options.json_option

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import output
+from slurmtrain.cli.shared import options, output
 
 
-@click.command("completion", short_help="Print a shell completion script.")
+@click.command("completion", short_help="Print a shell completion script.", epilog=options.examples("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
     """Print a script that completes commands, options and runs.

@@ -33,7 +33,11 @@ _HEADERS = ("PARTITION", "INTERRUPTION", "SECONDS", "STARTED AGAIN BY", "AFTER",
 _OTHERS = 10
 
 
-@click.command("doctor", short_help="Predict what interruptions do here, or explain why a run failed.")
+@click.command(
+    "doctor",
+    short_help="Predict what interruptions do here, or explain why a run failed.",
+    epilog=options.examples("doctor exp.yaml", "doctor @last"),
+)
 @click.argument("target", metavar="[SPEC|RUN]", required=False)
 @options.overrides_argument
 @click.option(

@@ -25,7 +25,11 @@ _RESULTS = {PASSED: "passed", FAILED: "FAILED", NOT_TRIED: "not tried"}
 _RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
 
 
-@click.command("drill", short_help="Inject faults into runs of a spec, and check that they recover.")
+@click.command(
+    "drill",
+    short_help="Inject faults into runs of a spec, and check that they recover.",
+    epilog=options.examples("drill exp.yaml params.steps=200 checkpoint.every.steps=20"),
+)
 @options.spec_argument
 @options.overrides_argument
 @click.option(

@@ -10,7 +10,11 @@ from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("export", short_help="Write the model of a checkpoint to a single file.")
+@click.command(
+    "export",
+    short_help="Write the model of a checkpoint to a single file.",
+    epilog=options.examples("export digits --to model.safetensors"),
+)
 @options.run_argument
 @click.option(
     "--to",

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from slurmtrain.ops.logs import Choice
 
 
-@click.command("logs", short_help="Print the logs of a run.")
+@click.command(
+    "logs",
+    short_help="Print the logs of a run.",
+    epilog=options.examples("logs @last -f", "logs digits -n 50 --rank 0"),
+)
 @options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")

@@ -11,7 +11,12 @@ from slurmtrain.cli.shared import node_lists, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.group("nodes", short_help="List nodes that failed a preflight.", invoke_without_command=True)
+@click.group(
+    "nodes",
+    short_help="List nodes that failed a preflight.",
+    invoke_without_command=True,
+    epilog=options.examples("nodes --all"),
+)
 @click.option("--all", "inactive_too", is_flag=True, help="List all findings, also expired and forgiven ones.")
 @options.json_option
 @options.in_workspace
@@ -52,7 +57,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     return [(node_lists.describe_nodes(alike), *finding) for finding, alike in hosts.items()]
 
 
-@command.command("forgive", short_help="Use nodes again.")
+@command.command("forgive", short_help="Use nodes again.", epilog=options.examples("nodes forgive node[3-4]"))
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @options.in_workspace
 def forgive(workspace: Workspace, names: tuple[str, ...]) -> int:

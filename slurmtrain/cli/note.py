@@ -8,7 +8,9 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("note", short_help="Write a note on a run.")
+@click.command(
+    "note", short_help="Write a note on a run.", epilog=options.examples("note @last the learning rate is too high")
+)
 @options.run_argument
 @click.argument("words", metavar="[TEXT]...", nargs=-1)
 @options.json_option

@@ -11,7 +11,11 @@ from slurmtrain.cli.shared import check_tables, node_lists, options, output, tab
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("preflight", short_help="Check nodes without training.")
+@click.command(
+    "preflight",
+    short_help="Check nodes without training.",
+    epilog=options.examples("preflight --nodes 4 slurm.partition=spot"),
+)
 @options.overrides_argument
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; by default that of the spec, else 1.")
 @click.option("--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec with the nodes and checks.")

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 _HEADERS = ("STEP", "SIZE", "WHY", "PATH")
 
 
-@click.command("prune", short_help="Delete checkpoints that are not to be kept.")
+@click.command(
+    "prune",
+    short_help="Delete checkpoints that are not to be kept.",
+    epilog=options.examples("prune digits --dry-run"),
+)
 @options.run_argument
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @options.json_option

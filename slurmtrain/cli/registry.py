@@ -8,12 +8,16 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.group("registry", short_help="Manage the registry.")
+@click.group("registry", short_help="Manage the registry.", epilog=options.examples("registry rebuild"))
 def command() -> None:
     """Manage the registry, a projection of the run directories that can be deleted and rebuilt."""
 
 
-@command.command("rebuild", short_help="Rebuild the registry from the run directories.")
+@command.command(
+    "rebuild",
+    short_help="Rebuild the registry from the run directories.",
+    epilog=options.examples("registry rebuild"),
+)
 @options.json_option
 @options.in_workspace
 def rebuild(workspace: Workspace, as_json: bool) -> int:

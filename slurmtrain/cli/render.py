@@ -11,7 +11,11 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("render", short_help="Print what submit would submit.")
+@click.command(
+    "render",
+    short_help="Print what submit would submit.",
+    epilog=options.examples("render exp.yaml resources.nodes=4"),
+)
 @options.spec_argument
 @options.overrides_argument
 @options.sweep_option

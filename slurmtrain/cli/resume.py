@@ -8,7 +8,11 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("resume", short_help="Resume a run from its newest checkpoint.")
+@click.command(
+    "resume",
+    short_help="Resume a run from its newest checkpoint.",
+    epilog=options.examples("resume digits params.steps=4000"),
+)
 @options.run_argument
 @options.overrides_argument
 @click.option("--from-start", is_flag=True, help="Set the run's checkpoints aside and start from the beginning.")

@@ -17,7 +17,7 @@ _CHECKPOINTS_SHOWN = 5
 _INDENT = 12
 
 
-@click.command("show", short_help="Show all about a run.")
+@click.command("show", short_help="Show all about a run.", epilog=options.examples("show @last"))
 @options.run_argument
 @click.option(
     "-v", "--nodes", "each_node", is_flag=True, help="List each node, and the networks of all attempts; omit nothing."

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@click.command("status", short_help="List runs.")
+@click.command("status", short_help="List runs.", epilog=options.examples("status", "status 'cnn-*' --all"))
 @options.some_runs_argument
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {_SHOWN}.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")

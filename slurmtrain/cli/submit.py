@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from slurmtrain.specfile import SpecFile
 
 
-@click.command("submit", short_help="Submit the runs of a spec.")
+@click.command(
+    "submit",
+    short_help="Submit the runs of a spec.",
+    epilog=options.examples("submit exp.yaml params.lr=0.1 --wait", "submit exp.yaml --sweep params.lr=0.03,0.1,0.3"),
+)
 @options.spec_argument
 @options.overrides_argument
 @options.sweep_option

@@ -8,7 +8,7 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("sync", short_help="Reconcile runs, registry and MLflow.")
+@click.command("sync", short_help="Reconcile runs, registry and MLflow.", epilog=options.examples("sync"))
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("tag", short_help="Tag runs.")
+@click.command("tag", short_help="Tag runs.", epilog=options.examples("tag 'cnn-*' good"))
 @options.runs_and_tag_argument
 @click.option("--remove", is_flag=True, help="Remove the tag.")
 @options.json_option

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.ui import Page
 
 
-@click.command("ui", short_help="Show runs in MLflow, in a browser.")
+@click.command("ui", short_help="Show runs in MLflow, in a browser.", epilog=options.examples("ui"))
 @options.maybe_run_argument
 @click.option(
     "--port",

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 _HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
 
 
-@click.command("verify", short_help="Check checkpoints against their manifests.")
+@click.command(
+    "verify",
+    short_help="Check checkpoints against their manifests.",
+    epilog=options.examples("verify digits --step 600"),
+)
 @options.run_argument
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
 @click.option("--sizes", is_flag=True, help="Compare only sizes, and read no file.")

@@ -8,7 +8,7 @@ from slurmtrain.cli.shared import options
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("wait", short_help="Wait until runs have ended.")
+@click.command("wait", short_help="Wait until runs have ended.", epilog=options.examples("wait digits cnn"))
 @options.runs_argument
 @options.json_option
 @options.in_workspace

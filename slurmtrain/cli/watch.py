@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-@click.command("watch", short_help="Restart interrupted runs, until stopped.")
+@click.command(
+    "watch",
+    short_help="Restart interrupted runs, until stopped.",
+    epilog=options.examples("watch", "watch --once"),
+)
 @click.option(
     "--every",
     metavar="S",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -116,6 +117,26 @@ def test_every_command_has_help_and_stands_in_the_reference(name: str, command: 
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     assert [option.name for option in options if not option.help] == []
     assert f"\n## {name}\n" in (REPOSITORY / "docs" / "cli.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "command"), EVERY_COMMAND, ids=[name for name, _ in EVERY_COMMAND])
+def test_the_help_of_every_command_ends_with_calls_of_it_that_can_be_typed(name: str, command: click.Command) -> None:
+    heading, *calls = (command.epilog or "").removeprefix("\b\n").splitlines()
+    assert heading in ("Example:", "Examples:")
+    assert calls
+    for call in calls:
+        assert call.startswith(f"  {name}")
+        parse(cli, shlex.split(call)[1:])
+
+
+def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
+    """Parse a call, without its effect: click raises an error for what the command does not understand."""
+    context = command.make_context(command.name, words, parent)
+    rest = [*context._protected_args, *context.args]
+    if isinstance(command, click.Group) and rest:
+        _, inner, others = command.resolve_command(context, rest)
+        assert inner is not None
+        parse(inner, others, context)
 
 
 def test_the_list_of_commands_says_what_the_commands_say() -> None:

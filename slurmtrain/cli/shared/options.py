@@ -41,6 +41,15 @@ class Seconds(click.ParamType[float]):
         return min(seconds, _LONGEST_S)
 
 
+def examples(*calls: str) -> str:
+    """The end of a command's help: what to type, each call without the program's name.
+
+    A test parses them, and demands some of every command.
+    """
+    # click leaves a paragraph that begins so as it is.
+    return "\n".join(["\b", f"Example{'s' * (len(calls) > 1)}:", *(f"  slurmtrain {call}" for call in calls)])
+
+
 def in_workspace(command: F) -> F:
     """Add ``--runs`` and ``--debug``, which the group has too, and pass a Workspace as the first argument."""
 

@@ -17,9 +17,10 @@ from slurmtrain.errors import PathError
 PRIVATE = 0o077
 UMASK_VARIABLE = "SLURMTRAIN_UMASK"
 """Carries the user's umask, in octal, from a command through the job to its ranks."""
-# Shell lines around those of a spec's setup, which run with the user's umask, and may set one for the ranks.
-BEFORE_SETUP = f'umask "${{{UMASK_VARIABLE}:-$(umask)}}"'
-AFTER_SETUP = f'export {UMASK_VARIABLE}="$(umask)"; umask {PRIVATE:03o}'
+# Shell lines around those of a spec's setup, which run with the user's umask, and may set one for the ranks. Wherever
+# they go, the agent starts in a directory of the run: "python -m" imports what it finds in the current one first.
+BEFORE_SETUP = f'SLURMTRAIN_CWD="$PWD"; umask "${{{UMASK_VARIABLE}:-$(umask)}}"'
+AFTER_SETUP = f'export {UMASK_VARIABLE}="$(umask)"; umask {PRIVATE:03o}; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD'
 
 _inherited: list[int] = []
 

@@ -32,11 +32,11 @@ for place in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID
 done
 unset pickle target place
 # setup of the spec, with the umask of the user
-umask "${SLURMTRAIN_UMASK:-$(umask)}"
+SLURMTRAIN_CWD="$PWD"; umask "${SLURMTRAIN_UMASK:-$(umask)}"
 export A="it's $HOME" B='ünï "x"'
 # undo a set -e of setup: the lines after srun evaluate its exit code
 set +e
-export SLURMTRAIN_UMASK="$(umask)"; umask 077
+export SLURMTRAIN_UMASK="$(umask)"; umask 077; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -31,7 +31,7 @@ for place in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit "$tar
 done
 unset pickle target place
 # setup of the spec, with the umask of the user
-umask "${SLURMTRAIN_UMASK:-$(umask)}"
+SLURMTRAIN_CWD="$PWD"; umask "${SLURMTRAIN_UMASK:-$(umask)}"
 module load cuda/12.4
 export DATA="${SLURM_TMPDIR:-/tmp}/data $(hostname)"
 
@@ -41,7 +41,7 @@ done
 
 # undo a set -e of setup: the lines after srun evaluate its exit code
 set +e
-export SLURMTRAIN_UMASK="$(umask)"; umask 077
+export SLURMTRAIN_UMASK="$(umask)"; umask 077; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -327,13 +327,17 @@ def test_logs_follow_a_run_to_its_end_with_rank_and_attempt(site: Site) -> None:
     assert "no attempt 3" in site.call("logs", run_id, "--attempt", "3", code=2).stderr
 
 
-def test_setup_lines_run_before_the_tasks_and_their_exports_arrive(site: Site) -> None:
+def test_setup_lines_run_before_the_tasks_and_their_exports_arrive(site: Site, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     spec = site.path / "setup.yaml"
     spec.write_text(
         "command: python -c \"import os; print('found', os.environ['FROM_SETUP'])\"\n"
-        "setup: ['export FROM_SETUP=${HOME:+yes}']\n"
+        f"setup: ['export FROM_SETUP=${{HOME:+yes}}', 'cd {elsewhere}']\n"
         "tracking: {mlflow: {enabled: false}}\n"
     )
+    # What lies in the directory to which setup goes is not imported in place of what agents need.
+    (elsewhere / "submitit.py").write_text("raise SystemExit('this is another module')\n")
     run_id = site.submit(spec, "--wait")
     assert "found yes" in site.call("logs", run_id).stdout
 

@@ -213,6 +213,11 @@ def test_setup_lines_run_in_their_order_and_know_the_run() -> None:
     assert run_prologue(RUN, setup, '"$B|$C"') == "1RUN-ID|${B}"
 
 
+def test_the_agent_starts_where_the_job_does_wherever_setup_goes() -> None:
+    # "python -m", which starts it, imports what it finds in the current directory first.
+    assert run_prologue(RUN, ["cd /"], '"$PWD"') == str(Path.cwd())
+
+
 def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
     assert (
         "echo {{ run_id }} {% if %} {# x #}"

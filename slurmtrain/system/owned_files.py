@@ -282,15 +282,17 @@ def _has_access_list(path: Path | str) -> bool:
 
 @cache
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group is an account's primary group, and no other account is in it."""
+    """Whether a group is an account's primary group, named after it, and no other account is in it."""
     import grp
     import pwd
 
     try:
-        account, members = pwd.getpwuid(uid), grp.getgrgid(gid).gr_mem
+        account, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:
         return False
-    if account.pw_gid != gid or not set(members) <= {account.pw_name}:
+    # The name is compared since the accounts of a directory service are often not listed: the primary group of all of
+    # them, which does not list them either, would look as if it were somebody's own.
+    if (account.pw_gid, account.pw_name) != (gid, group.gr_name) or not set(group.gr_mem) <= {account.pw_name}:
         return False
     # A group does not list those whose primary group it is.
     return all(other.pw_uid == uid for other in pwd.getpwall() if other.pw_gid == gid)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers.accounts import ALICE, BOB, TEAM, give, needs_accounts
+from helpers.accounts import ALICE, BOB, CAROL, TEAM, give, needs_accounts
 
 from slurmtrain.errors import PathError, UntrustedPath
 from slurmtrain.system import owned_files
@@ -21,6 +21,9 @@ from slurmtrain.system.owned_files import (
     read_checked,
 )
 
+# The group of everybody in a place.
+INSTITUTE = 61_101
+
 
 def _status(mode: int, uid: int = ALICE, gid: int = ALICE) -> os.stat_result:
     return os.stat_result((stat.S_IFREG | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
@@ -28,12 +31,15 @@ def _status(mode: int, uid: int = ALICE, gid: int = ALICE) -> os.stat_result:
 
 @pytest.fixture
 def private_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alice has a private group; Bob's primary group has her in it."""
-    accounts = {uid: SimpleNamespace(pw_uid=uid, pw_gid=uid, pw_name=f"u{uid}") for uid in (ALICE, BOB)}
-    members = {ALICE: [], BOB: [f"u{ALICE}"], TEAM: [f"u{ALICE}", f"u{BOB}"]}
+    """Alice has a private group; Bob's primary group has her in it; Carol's is that of everybody in her institute."""
+    groups = {ALICE: ALICE, BOB: BOB, CAROL: INSTITUTE}
+    accounts = {uid: SimpleNamespace(pw_uid=uid, pw_gid=gid, pw_name=f"u{uid}") for uid, gid in groups.items()}
+    members = {ALICE: [], BOB: [f"u{ALICE}"], TEAM: [f"u{ALICE}", f"u{BOB}"], INSTITUTE: []}
+    names = {gid: f"u{gid}" for gid in (ALICE, BOB)} | {gid: f"g{gid}" for gid in (TEAM, INSTITUTE)}
     monkeypatch.setattr("pwd.getpwuid", accounts.__getitem__)
+    # As with a directory service that does not list its accounts: Carol's colleagues are not there.
     monkeypatch.setattr("pwd.getpwall", lambda: list(accounts.values()))
-    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_mem=members[gid], gr_name=f"g{gid}"))
+    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_mem=members[gid], gr_name=names[gid]))
     owned_files._is_private_group.cache_clear()
     yield
     owned_files._is_private_group.cache_clear()
@@ -52,7 +58,7 @@ def test_my_files_and_roots_are_trusted(private_groups: None) -> None:
         pytest.param(_status(0o666), "f can be written by everyone (mode 0666)", id="everyone"),
         pytest.param(_status(0o1777), "everyone (mode 1777)", id="sticky"),
         pytest.param(_status(0o660, gid=TEAM), f"by the group g{TEAM} (mode 0660)", id="a team's group"),
-        pytest.param(_status(0o660, gid=BOB), f"the group g{BOB}", id="another's private group"),
+        pytest.param(_status(0o660, gid=BOB), f"the group u{BOB}", id="another's private group"),
     ],
 )
 def test_what_somebody_else_owns_or_can_write_to_is_not_trusted(
@@ -64,8 +70,13 @@ def test_what_somebody_else_owns_or_can_write_to_is_not_trusted(
 
 
 def test_a_primary_group_with_another_member_is_not_private(private_groups: None) -> None:
-    with pytest.raises(UntrustedPath, match=f"the group g{BOB}"):
+    with pytest.raises(UntrustedPath, match=f"the group u{BOB}"):
         check_owned(_status(0o664, uid=BOB, gid=BOB), "f", owner=BOB)
+
+
+def test_a_primary_group_that_many_accounts_may_have_is_not_private(private_groups: None) -> None:
+    with pytest.raises(UntrustedPath, match=f"the group g{INSTITUTE}"):
+        check_owned(_status(0o664, uid=CAROL, gid=INSTITUTE), "f", owner=CAROL)
 
 
 def test_the_message_says_how_to_make_ones_own_file_trusted(tmp_path: Path) -> None:

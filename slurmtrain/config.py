@@ -125,6 +125,11 @@ def load_config(
     settings.update(_from_environment(environ, cwd))
     flags = {"runs": str(cwd / expand_home(runs)) if runs else None, "executor": executor}
     settings.update({key: value for key, value in flags.items() if value is not None})
+    registry = follow_links(settings["registry"]) if settings.get("registry") else None
+    if registry is not None and not registry.name:
+        raise PathError(
+            f"the registry cannot be {registry}: it must be a file; correct 'registry' or SLURMTRAIN_REGISTRY"
+        )
     root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
     shared_root = root if settings.get("shared") == "group" else None
     if shared_root is not None:
@@ -132,7 +137,7 @@ def load_config(
     return Config(
         runs=root,
         executor=settings.get("executor"),
-        registry=follow_links(settings["registry"]) if settings.get("registry") else root / "registry.db",
+        registry=registry or root / "registry.db",
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
         # Not ``or``, which would replace 0: here that is a valid value.

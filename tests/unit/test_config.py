@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.config import Config, load_config
-from slurmtrain.errors import SpecError
+from slurmtrain.errors import PathError, SpecError
 
 
 @pytest.fixture
@@ -78,6 +78,11 @@ def test_the_environment_wins_over_files_and_flags_over_the_environment(project:
 def test_the_registry_lies_in_the_runs_root_wherever_that_is(project: Path) -> None:
     assert load(project, runs="x").registry == project / "x" / "registry.db"
     assert load(project, runs="x", environ={"SLURMTRAIN_REGISTRY": "/db/r.db"}).registry == Path("/db/r.db")
+
+
+def test_a_registry_without_a_name_is_refused(project: Path) -> None:
+    with pytest.raises(PathError, match="the registry cannot be /: it must be a file"):
+        load(project, environ={"SLURMTRAIN_REGISTRY": "/"})
 
 
 def test_an_empty_variable_counts_as_unset(project: Path) -> None:

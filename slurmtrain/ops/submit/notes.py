@@ -14,6 +14,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.locking.mounts import mount_of
 
 _PYTHON = re.compile(r"python[\d.]*")
 # Options of Python that take no value.
@@ -98,13 +99,12 @@ def _other_python(plan: Plan) -> list[str]:
 
 def _not_shared(root: Path) -> list[str]:
     """A note if compute nodes cannot see the runs root: each machine has its own memory file systems and /tmp."""
-    import psutil
-
-    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    place = next((str(place) for place in (root, *root.parents) if str(place) in mounts), "/")
+    mount = mount_of(root.stat().st_dev)
     if root.is_relative_to(_TEMPORARY):
         place = _TEMPORARY
-    elif mounts.get(place) not in _OWN_FILESYSTEMS:
+    elif mount is not None and mount.kind in _OWN_FILESYSTEMS:
+        place = mount.point
+    else:
         return []
     return [
         f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from slurmtrain.model.spec.kinds import suggestion
 
 KeyPath = tuple[str, ...]
 Report = Callable[[KeyPath, str], None]
@@ -21,7 +23,8 @@ def interpolate(template: Mapping[str, Any], report: Report) -> dict[str, Any]:
     """
     shell = {key: value for key, value in template.items() if key == "setup"}
     rest = {key: _parsable(value, (key,), report) for key, value in template.items() if key != "setup"}
-    return {**_resolved(OmegaConf.create(rest), (), report), **shell}
+    resolved: dict[str, Any] = _Resolver(rest, report).resolve(OmegaConf.create(rest), ())
+    return {**resolved, **shell}
 
 
 def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
@@ -40,32 +43,52 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     return value
 
 
-def _resolved(node: Any, at: KeyPath, report: Report) -> Any:
-    if isinstance(node, DictConfig):
-        return {str(key): _resolved_child(node, key, (*at, str(key)), report) for key in node}
-    if isinstance(node, ListConfig):
-        return [_resolved_child(node, i, (*at, str(i)), report) for i in range(len(node))]
-    return node
+class _Resolver:
+    """Evaluates what is in a config, and reports what cannot be evaluated."""
+
+    def __init__(self, template: Mapping[str, Any], report: Report) -> None:
+        self._template = template
+        self._report = report
+
+    def resolve(self, node: Any, at: KeyPath) -> Any:
+        """A node of the config as plain data; ``at``: its key."""
+        if isinstance(node, DictConfig):
+            return {str(key): self._child(node, key, (*at, str(key))) for key in node}
+        if isinstance(node, ListConfig):
+            return [self._child(node, index, (*at, str(index))) for index in range(len(node))]
+        return node
+
+    def _child(self, node: Any, key: Any, at: KeyPath) -> Any:
+        try:
+            # "???" is omegaconf's own mark for a value that must be given.
+            if OmegaConf.is_missing(node, key):
+                self._report(at, "'???' marks a value that must be given; give it here or as key=value")
+                return None
+            return self.resolve(node[key], at)
+        except OmegaConfBaseException as error:
+            self._report(at, self._reason(error))
+        except RecursionError:
+            self._report(at, "the interpolation refers to itself")
+        return None
+
+    def _reason(self, error: Exception) -> str:
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        missing = _MISSING.search(message)
+        if missing is None:
+            return message
+        name = missing[1]
+        if name.isupper():
+            hint = f"; for an environment variable write ${{oc.env:{name}}}"
+        else:
+            keys = list(_keys(self._template))
+            hint = f"; did you mean '${{params.{name}}}'?" if f"params.{name}" in keys else suggestion(name, keys)
+        return f"the interpolation ${{{name}}} refers to a key that does not exist{hint}"
 
 
-def _resolved_child(node: Any, key: Any, at: KeyPath, report: Report) -> Any:
-    try:
-        # "???" is omegaconf's own mark for a value that must be given.
-        if OmegaConf.is_missing(node, key):
-            report(at, "'???' marks a value that must be given; give it here or as key=value")
-            return None
-        return _resolved(node[key], at, report)
-    except OmegaConfBaseException as error:
-        report(at, _reason(error))
-    except RecursionError:
-        report(at, "the interpolation refers to itself")
-    return None
-
-
-def _reason(error: Exception) -> str:
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    missing = _MISSING.search(message)
-    if missing:
-        hint = f"; for an environment variable write ${{oc.env:{missing[1]}}}" if missing[1].isupper() else ""
-        return f"the interpolation ${{{missing[1]}}} refers to a key that does not exist{hint}"
-    return message
+def _keys(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys of the spec that hold a value, with the keys around them."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, suggestion
+from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, hint_for_unknown_key, suggestion
 from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value
@@ -66,8 +66,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     for length in range(1, len(path) + 1):
         field = _SCHEMA.get(path[:length])
         if field is None:
-            siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[: length - 1]]
-            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
+            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint(path[:length], data)}")
         kind = field.metadata["kind"]
         # Below a mapping with free names any key is allowed: names are checked when the spec is read.
         if isinstance(kind, Entries):
@@ -79,6 +78,14 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
             if isinstance(kind, Scalar) and length < len(path) - 1:
                 raise ValueError(f"{'.'.join(path[:length])!r} has no key {path[length]!r}")
             return
+
+
+def _hint(path: KeyPath, data: Mapping[str, Any]) -> str:
+    params = data.get("params")
+    if len(path) == 1 and isinstance(params, Mapping) and path[0] in params:
+        return f"; did you mean 'params.{path[0]}'?"
+    siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[:-1]]
+    return str(hint_for_unknown_key(path, siblings))
 
 
 def _parse_all(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol
 
+from slurmtrain.model.spec.other_names import OTHER_NAMES
+
 # A key of the file with the keys of the sections around it, outermost first.
 KeyPath = tuple[str, ...]
 # Called for each mistake, with the key and a sentence.
@@ -38,10 +40,15 @@ class Kind(Protocol):
 
 def suggestion(word: str, candidates: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the most similar candidate, or an empty string if none is similar."""
+    near = nearest(str(word), candidates)
+    return f"; did you mean {near!r}?" if near else ""
+
+
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of the ``candidates`` most similar to ``word``; None if none is as similar as ``cutoff``, from 0 to 1."""
     import difflib  # only needed for mistakes; loading it would slow down every command
 
-    near = difflib.get_close_matches(str(word), list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), None)
 
 
 def type_name(value: object) -> str:
@@ -140,6 +147,8 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
 
 
 def _quote_hint(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return f"; write it in a line: {' '.join(value)}"
     return "; put it in quotes" if isinstance(value, int | float) else ""
 
 
@@ -256,12 +265,21 @@ class Section:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            report(at, f"expected a section (key: value), found {type_name(value)} ({value!r})")
+            switch = isinstance(value, bool) and "enabled" in {f.name for f in fields(self.cls)}
+            cure = f"; write {{enabled: {str(value).lower()}}}" if switch else ""
+            report(at, f"expected a section (key: value), found {type_name(value)} ({value!r}){cure}")
             return self.cls()
         schema = {f.name: f for f in fields(self.cls)}
+        misspelt = set()
         for key in value:
             if key not in schema:
-                report((*at, str(key)), f"unknown key{_hint_for_unknown_key(str(key), schema)}")
+                hint = hint_for_unknown_key((*at, str(key)), schema)
+                misspelt.add(hint.key)
+                report((*at, str(key)), f"unknown key{hint}")
+        for name, f in schema.items():
+            # One mistake, one message: a key that is there under another name is not missing.
+            if f.metadata["required"] and name not in value and (*at, name) not in misspelt:
+                report((*at, name), "this key is required")
         # Also after a mistake, so that conflicts of the other keys are reported in the same pass.
         section = self.cls(**{name: _read_field(f, value, at, report) for name, f in schema.items()})
         for key, message in section.conflicts() if hasattr(section, "conflicts") else ():
@@ -345,21 +363,44 @@ def default_of(f: Any) -> Any:
 
 def _read_field(f: Any, value: Mapping[Any, object], at: KeyPath, report: Report) -> Any:
     if f.name not in value:
-        if f.metadata["required"]:
-            report((*at, f.name), "this key is required")
         return default_of(f)
     return f.metadata["kind"].read(value[f.name], (*at, f.name), report)
 
 
 # The section of each key, for a hint if a key is in the wrong one. Filled by slurmtrain.model.spec.spec, which
 # imports this module and not the other way round.
-HOMES: dict[str, str] = {}
+HOMES: dict[str, KeyPath] = {}
+# How similar a key of the section must be to outweigh that a key of this very name is in another section.
+_ALMOST_THE_SAME = 0.75
 
 
-def _hint_for_unknown_key(key: str, schema: Mapping[str, Any]) -> str:
-    near = suggestion(key, schema)
-    if near:
-        return near
-    if key in HOMES:
-        return f"; it belongs under {HOMES[key]!r}" if HOMES[key] else "; it belongs at the top level"
-    return suggestion(key, HOMES) or f"; the keys here are {', '.join(sorted(schema))}"
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What an unknown key may be meant to be: the end of a message, and the key; an empty one if that is not known."""
+
+    text: str
+    key: KeyPath = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def hint_for_unknown_key(path: KeyPath, siblings: Iterable[str]) -> Hint:
+    """A hint for the unknown key ``path``; ``siblings``: the keys that its section has."""
+    (*at, key), names = path, sorted(siblings)
+    near = nearest(key, names, _ALMOST_THE_SAME)
+    meant = OTHER_NAMES.get(key.lower(), ())
+    # At the top level, where users write most, what it is called elsewhere outweighs how similar it is to other keys.
+    if meant and (near is None or meant[:-1] == tuple(at) or not at):
+        return Hint(f"; did you mean {(meant[-1] if meant[:-1] == tuple(at) else '.'.join(meant))!r}?", meant)
+    if near is None and key in HOMES:
+        home = HOMES[key]
+        return Hint(f"; it belongs under {'.'.join(home)!r}" if home else "; it belongs at the top level", (*home, key))
+    near = near or nearest(key, names)
+    if near is not None:
+        return Hint(f"; did you mean {near!r}?", (*at, near))
+    elsewhere = nearest(key, HOMES, _ALMOST_THE_SAME)
+    if elsewhere is not None:
+        meant = (*HOMES[elsewhere], elsewhere)
+        return Hint(f"; did you mean {'.'.join(meant)!r}?", meant)
+    return Hint(f"; the keys here are {', '.join(names)}")

@@ -27,7 +27,7 @@ from slurmtrain.model.spec.kinds import (
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.sbatch import SLURM_OPTIONS, canonical_option, repeated_options
+from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,
@@ -330,8 +330,8 @@ class Spec:
     slurm: dict[str, Any] = declare_key(
         {},
         SLURM_OPTIONS,
-        "Any sbatch option by its long name, with `-` or `_`. true means without a value, false or null omits it. "
-        "`sbatch` and `srun` hold lists of options as they are typed, for those that a site's plug-ins add.",
+        "Any sbatch option by its long name, with `-` or `_`, also of the site's plug-ins. true means without a value, "
+        "false or null omits it. `sbatch` and `srun` hold lists of options as they are typed.",
     )
     network: NetworkSpec = declare_key(NetworkSpec(), Section(NetworkSpec), "How nodes communicate.")
     preflight: PreflightSpec = declare_key(
@@ -423,4 +423,5 @@ def walk_keys(cls: type = Spec, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
 
 
 # If several sections have a key of the same name, the first one wins, hence the reversed order.
-kinds.HOMES.update({path[-1]: ".".join(path[:-1]) for path, _ in reversed(list(walk_keys()))})
+kinds.HOMES.update({option.replace("-", "_"): ("slurm",) for option in OPTIONS - OWNED.keys()})
+kinds.HOMES.update({path[-1]: path[:-1] for path, _ in reversed(list(walk_keys()))})

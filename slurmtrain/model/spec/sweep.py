@@ -16,7 +16,9 @@ def check_sweep(sweep: object) -> list[tuple[str, str]]:
         return [("", f"expected a mapping from a key of the spec to a list of values, found {sweep!r}")]
     mistakes = []
     for key, values in sweep.items():
-        if not isinstance(values, list) or not values:
+        if isinstance(values, Mapping) and values:
+            mistakes.append((str(key), f"name the key as a whole, as in '{key}.{next(iter(values))}: [...]'"))
+        elif not isinstance(values, list) or not values:
             mistakes.append((str(key), f"expected a list of at least one value, found {values!r}"))
         elif len({repr(value) for value in values}) < len(values):
             mistakes.append((str(key), f"a value occurs twice in {values!r}, which would make two identical runs"))

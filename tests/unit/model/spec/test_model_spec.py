@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.spec.checkpoint_every import EveryAuto
 from slurmtrain.model.spec.kinds import HOMES, default_of
 from slurmtrain.model.spec.names import is_secret_param
+from slurmtrain.model.spec.other_names import OTHER_NAMES
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
@@ -191,7 +192,8 @@ def test_a_name_of_only_spaces_is_refused() -> None:
         ({"resources": {"node": 2}}, "resources.node", "'nodes'"),
         ({"preflight": {"clock": {"warn": 1}}}, "preflight.clock.warn", "'warn_ms'"),
         ({"tracking": {"mlflow": {"url": "x"}}}, "tracking.mlflow.url", "'uri'"),
-        ({"slurm": {"partitoin": "x"}}, "slurm.partitoin", "'partition'"),
+        ({"resources": {"gpu": 2}}, "resources.gpu", "'gpus_per_node'"),
+        ({"preflight": {"gpus": "off"}}, "preflight.gpus", "'gpu'"),
         ({"checkpoint": {"every": {"step": 5}}}, "checkpoint.every", "'steps'"),
         ({"checkpoint": {"keep": {"lst": 5}}}, "checkpoint.keep.lst", "'last'"),
         ({"checkpoint": {"keep": {"best": {"metric": "a", "mod": "max"}}}}, "checkpoint.keep.best.mod", "'mode'"),
@@ -206,10 +208,44 @@ def test_an_unknown_key_is_refused_at_any_depth_with_a_suggestion(data: dict[str
 
 @pytest.mark.parametrize(
     ("data", "hint"),
-    [({"nodes": 2}, "it belongs under 'resources'"), ({"resources": {"command": "x"}}, "it belongs at the top level")],
+    [
+        ({"nodes": 2}, "it belongs under 'resources'"),
+        ({"resources": {"command": "x"}}, "it belongs at the top level"),
+        ({"partition": "spot"}, "it belongs under 'slurm'"),
+        ({"resources": {"mail_type": "END"}}, "it belongs under 'slurm'"),
+        ({"gpus": 2}, "did you mean 'resources.gpus_per_node'?"),
+        ({"queue": "spot"}, "did you mean 'slurm.partition'?"),
+        ({"checkpoint": {"interval": 5}}, "the keys here are every, format, glob, keep, quota, step, verify"),
+    ],
 )
 def test_a_key_in_the_wrong_section_gets_a_hint(data: dict[str, Any], hint: str) -> None:
     assert hint in only_mistake(**data)[1]
+
+
+@pytest.mark.parametrize("name", ["comand", "cmd", "script", "run"])
+def test_a_command_under_another_name_is_one_mistake(name: str) -> None:
+    assert mistakes_of({"name": "x", name: "true"}) == [(name, "unknown key; did you mean 'command'?")]
+
+
+def test_a_required_key_is_missed_beside_an_unknown_one_that_is_no_slip_of_it() -> None:
+    assert [key for key, _ in mistakes_of({"name": "x", "nodes": 2})] == ["nodes", "command"]
+
+
+def test_what_other_programs_call_a_key_leads_to_a_key_that_there_is() -> None:
+    keys = {*(path for path, _ in walk_keys()), ("sweep",), ("slurm", "partition")}
+    assert {*OTHER_NAMES.values()} <= keys
+    assert not {(*path[:-1], name) for name, path in OTHER_NAMES.items()} & keys
+
+
+@pytest.mark.parametrize("key", ["requeue", "tracking.mlflow"])
+def test_a_section_with_a_switch_that_is_switched_is_told_how(key: str) -> None:
+    section, _, inner = key.partition(".")
+    assert only_mistake(**{section: {inner: False} if inner else False})[1].endswith("; write {enabled: false}")
+
+
+def test_a_command_in_a_list_is_told_how_to_write_it() -> None:
+    [(_, message)] = mistakes_of({"name": "x", "command": ["python", "train.py"]})
+    assert message.endswith("; write it in a line: python train.py")
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,15 @@ def test_a_sweep_that_is_no_mapping_is_refused(sweep: object) -> None:
     assert message.startswith("expected a mapping")
 
 
-@pytest.mark.parametrize("values", [[], 1, "1,2", None, {"x": 1}])
+@pytest.mark.parametrize("values", [[], 1, "1,2", None, {}])
 def test_values_that_are_no_list_are_refused_at_their_key(values: object) -> None:
     [(key, message)] = check_sweep({"good": [1], "bad": values})
     assert key == "bad"
     assert message.startswith("expected a list of at least one value")
+
+
+def test_a_key_that_is_written_in_sections_is_told_how_to_name_it() -> None:
+    assert check_sweep({"params": {"lr": [1, 2]}}) == [("params", "name the key as a whole, as in 'params.lr: [...]'")]
 
 
 def test_a_value_that_stands_twice_is_refused() -> None:

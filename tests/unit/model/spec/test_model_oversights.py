@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.simulated_run import make_test_plan
 
-from slurmtrain.model.spec.oversights import find_oversights
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.launcher import NodePlace
+from slurmtrain.model.spec.oversights import PLACEHOLDERS, find_oversights
+from slurmtrain.runtime.job.environment import facts_for_command
 
 
 def oversights(**keys: Any) -> list[tuple[str, str]]:
@@ -35,6 +39,63 @@ def test_braces_without_a_dollar_sign_around_a_key_of_the_spec_are_told() -> Non
 )
 def test_other_braces_are_left_alone(command: str) -> None:
     assert oversights(command=command, checkpoint={"glob": "*.pt"}) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("python x.py --lr {lr}", "${params.lr} is replaced by the value of that parameter"),
+        ("python x.py --out {run_dri}", "did you mean {run_dir}?"),
+        ("python x.py --n {node}", "did you mean {nodes}?"),
+    ],
+)
+def test_braces_that_are_a_slip_are_told_with_what_is_meant(command: str, meant: str) -> None:
+    [(key, message)] = oversights(command=command, params={"lr": 0.1})
+    assert (key, message.partition("; ")[2]) == ("command", meant)
+
+
+@pytest.mark.parametrize("command", ["python x.py --name {epoch}-{val_loss}", "torchrun x.py --n {nodes} {run_dir}"])
+def test_braces_of_the_script_or_of_slurmtrain_are_left_alone(command: str) -> None:
+    assert oversights(command=command) == []
+
+
+def test_the_placeholders_are_those_that_are_filled_in() -> None:
+    place = NodePlace(
+        node_rank=0, nodes=1, procs_per_node=1, interface="", address="", master_addr="", master_port=1, hostfile=""
+    )
+    assert {*facts_for_command(RunDir(Path("/x")), 1, None, place)} == {*PLACEHOLDERS}
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("python a.py && python b.py", "'&&'"),
+        ("python a.py | tee log", "'|'"),
+        ("python a.py > log", "'>'"),
+        ("python a.py 2>&1", "'2>&1'"),
+        ("cd there; python a.py", "'there;'"),
+        ("cd there", "'cd'"),
+        ("python a.py --lr $LR", "$LR"),
+        ('python a.py --lr "$LR"', "$LR"),
+        ("python a.py --data ~/data", "'~/data'"),
+    ],
+)
+def test_what_only_a_shell_understands_is_told_once(command: str, shown: str) -> None:
+    [(key, message)] = oversights(command=command)
+    assert key == "command"
+    assert message.startswith(f"no shell runs the command, and {shown} is passed on as it is; ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash -c 'python a.py && python b.py | tee $LOG'",
+        "python a.py --sep '|' --re '^a$' --cost '$5'",
+        "grep -c 'a;' b",
+    ],
+)
+def test_what_is_quoted_is_meant(command: str) -> None:
+    assert oversights(command=command) == []
 
 
 @pytest.mark.parametrize("text", ["0.1,0.3", "1, 2,3", "1e-3,3e-4", "-1,.5"])

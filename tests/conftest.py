@@ -49,9 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ignore the configuration of whoever runs the tests, and use this interpreter as the ``python`` of commands."""
+    """Ignore the configuration and cache of whoever runs the tests; this interpreter is the ``python`` of commands."""
     for name in list(os.environ):
         if name.startswith(("SLURMTRAIN_", "MLFLOW_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

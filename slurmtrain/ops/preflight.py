@@ -13,6 +13,7 @@ from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, RequeueSpec, 
 from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
+from slurmtrain.slurm.sbatch_options import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.inherited import current_directory
 
@@ -57,7 +58,7 @@ def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
     spec = Spec(name=NAME, command=_command())
     template = {"name": NAME, "command": _command()}
     plan, _ = make_plan(spec, workdir=str(current_directory()), python=which_python(), template=template)
-    return replan(plan, overrides)
+    return replan(plan, overrides, read_options)
 
 
 def _checks_only(spec: Spec, nodes: int | None) -> Spec:

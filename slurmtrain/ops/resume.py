@@ -18,6 +18,7 @@ from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.slurm.sbatch_options import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked
@@ -51,7 +52,7 @@ def resume(
         run = observe_run(workspace, run_id, ask_slurm=True)
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
-        planned = replan(plan, overrides)
+        planned = replan(plan, overrides, read_options)
         _wait_for_exits(run)
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)

@@ -12,6 +12,7 @@ from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
 from slurmtrain.specfile.interpolate import interpolate
@@ -71,10 +72,11 @@ class _Mistakes:
         self._swept = list(keys)
 
     def add(self, path: KeyPath, message: str) -> None:
-        """Add a mistake at a key, unless another run of the sweep has it already."""
+        """Add a mistake at a key, unless another run of the sweep has it already, or its value cannot even be read."""
         line, where = self._locate(path)
         mistake = Mistake(where, ".".join(path), message)
-        if all(mistake != other for _, other in self._by_line):
+        unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
+        if not unread and all(mistake != other for _, other in self._by_line):
             self._by_line.append((line, mistake))
 
     def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
@@ -105,8 +107,23 @@ def _overlap(path: KeyPath, other: KeyPath) -> bool:
     return length > 0 and path[:length] == other[:length]
 
 
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, sbatch."""
+
+    cwd: Path
+    python: str
+    read_options: ReadOptions
+
+
 def load_spec(
-    path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, cwd: Path, python: str
+    path: Path,
+    overrides: Sequence[str] = (),
+    sweep: Sequence[str] = (),
+    *,
+    cwd: Path,
+    python: str,
+    read_options: ReadOptions = lambda _: frozenset(),
 ) -> SpecFile:
     """Read a spec file and plan all of its runs.
 
@@ -116,6 +133,7 @@ def load_spec(
         sweep: ``a.b=1,2,3``: the keys to vary, with the values of each.
         cwd: The directory that ``workdir`` is relative to.
         python: What the word ``python`` in a command stands for.
+        read_options: The options of the site's own sbatch.
 
     Raises:
         PathError: The file cannot be read.
@@ -123,7 +141,8 @@ def load_spec(
     """
     text = read_text(path)
     document = parse_yaml(text, str(path))
-    runs = _plan_all(document, overrides, sweep, default_name=path.stem, cwd=cwd, python=python)
+    machine = _Machine(cwd, python, read_options)
+    runs = _plan_all(document, overrides, sweep, default_name=path.stem, machine=machine)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
     warnings = _Mistakes(replace(document, mistakes=[]), on_command_line)
     _warn_of_secrets(runs, on_command_line, warnings)
@@ -152,16 +171,30 @@ def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], 
             )
 
 
-def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
-    """The plan of a run's next attempt: the old plan with overrides. Raises SpecError with all mistakes.
+def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lambda _: frozenset()) -> PlannedRun:
+    """The plan of a run's next attempt: the old plan with overrides.
 
     Interpolations are evaluated again, so that ``params.steps=400`` also changes ``--steps ${params.steps}``.
+
+    Args:
+        plan: The old plan.
+        overrides: ``a.b=c``.
+        read_options: The options of sbatch here, beside those that the plan has already.
+
+    Raises:
+        SpecError: Lists all mistakes.
     """
     if not overrides:
         return PlannedRun(plan, (), {})
     # No lines: mistakes can only be in the overrides, as the template was read before.
     document = YamlDocument("plan.json", dict(plan.template))
-    [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
+    own = frozenset(map(canonical_option, plan.spec.slurm))
+
+    def options(option: str) -> frozenset[str]:
+        return own if option in own else read_options(option)
+
+    machine = _Machine(Path(plan.workdir), plan.python, options)
+    [planned] = _plan_all(document, overrides, (), default_name=None, machine=machine)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
@@ -175,8 +208,7 @@ def _plan_all(
     sweep_texts: Sequence[str],
     *,
     default_name: str | None,
-    cwd: Path,
-    python: str,
+    machine: _Machine,
 ) -> tuple[PlannedRun, ...]:
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, override_mistakes = parse_overrides(override_texts, data)
@@ -190,7 +222,7 @@ def _plan_all(
     for combination in expand_sweep(sweep):
         run_overrides = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
         template = apply_overrides(run_overrides, data)
-        planned = _plan_one(template, run_overrides, mistakes, cwd=cwd, python=python)
+        planned = _plan_one(template, run_overrides, mistakes, machine)
         if planned is not None:
             runs.append(planned)
     mistakes.raise_if_any()
@@ -198,7 +230,7 @@ def _plan_all(
 
 
 def _plan_one(
-    template: dict[str, Any], overrides: Sequence[Override], mistakes: _Mistakes, *, cwd: Path, python: str
+    template: dict[str, Any], overrides: Sequence[Override], mistakes: _Mistakes, machine: _Machine
 ) -> PlannedRun | None:
     """One run; None if there is any mistake so far."""
     failed: set[KeyPath] = set()
@@ -212,11 +244,14 @@ def _plan_one(
     spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
     for path, message in find_leaks(template, resolved):
         mistakes.add(path, message)
+    # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
+    # must stay readable.
+    for option, message in unknown_options(spec.slurm, machine.read_options):
+        mistakes.add(("slurm", option), message)
     if mistakes:
         return None
-    workdir = (cwd / expand_home(spec.workdir or ".")).resolve()
-    plan, secrets = make_plan(spec, workdir=str(workdir), python=python, template=template)
-    # Of new plans only: a run planned by a version that did not know of this must stay readable.
+    workdir = (machine.cwd / expand_home(spec.workdir or ".")).resolve()
+    plan, secrets = make_plan(spec, workdir=str(workdir), python=machine.python, template=template)
     resources = plan.spec.resources
     for message in find_contradictions(
         spec.command, plan.spec.launcher or RANKS, resources.nodes.max, resources.local_world_size

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, suggestion, type_name
+from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, nearest, suggestion, type_name
 from slurmtrain.model.spec.values import read_sbatch_value
 
-# The options of all versions: the site's sbatch itself reports those that it lacks.
+# The options of all versions: the site's sbatch itself reports those that it lacks, and lists those of its plug-ins.
 OPTIONS = frozenset(
     """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment consolidate-segments
@@ -71,21 +71,53 @@ _OWNED_OF_SRUN = {
 # site, such as pyxis, add options of their own.
 SBATCH, SRUN = "sbatch", "srun"
 _LISTS = {SBATCH: OWNED, SRUN: _OWNED_OF_SRUN}
+_NAME = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
 _OPTION = re.compile(r"--([A-Za-z0-9][\w-]*)(?:=(.*))?")
+_ALL = "; 'sbatch --help' lists all"
+_ELSEWHERE = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}, as it is typed"
+# How similar an option must be to a known one to be a slip beyond doubt, and no option of a plug-in.
+_SLIP = 0.85
+# Returns the options that the site's own sbatch has, those of plug-ins included; none where there is no sbatch. It is
+# given the option that is looked for.
+ReadOptions = Callable[[str], frozenset[str]]
 
 
 def check_sbatch_option(name: object) -> None:
-    """Raise ValueError unless this names an option of sbatch that a spec may set (``-`` or ``_`` between words)."""
+    """Raise ValueError unless this can name an option that a spec may set (``-`` or ``_`` between words)."""
     if not isinstance(name, str):
         raise ValueError(f"expected the long name of an sbatch option, found {type_name(name)} ({name!r})")
     option = canonical_option(name)
-    if name in _LISTS:
-        return
     if option in OWNED:
         raise ValueError(f"slurmtrain sets this option itself: {OWNED[option]}")
-    if option not in OPTIONS:
-        elsewhere = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}, as it is typed"
-        raise ValueError(f"sbatch has no option --{option}{suggestion(option, OPTIONS - OWNED.keys()) or elsewhere}")
+    if not _NAME.fullmatch(option):
+        raise ValueError(f"{name!r} cannot name an option of sbatch")
+
+
+def unknown_options(slurm: Mapping[str, Any], read_site_options: ReadOptions) -> Iterator[tuple[str, str]]:
+    """Entries of ``slurm`` that are no option of sbatch, each with a message.
+
+    ``read_site_options`` is called only for those that no version of Slurm has by itself.
+    """
+    for entry in slurm:
+        option = canonical_option(entry)
+        if entry in _LISTS or option in OPTIONS:
+            continue
+        site = read_site_options(option)
+        if option in site:
+            continue
+        near = suggestion(option, (OPTIONS | site) - OWNED.keys())
+        if site:
+            yield entry, f"this site's sbatch has no option --{option}{near or _ALL}"
+        else:
+            slip = nearest(option, OPTIONS - OWNED.keys(), _SLIP) is not None
+            yield entry, f"sbatch has no option --{option}{near}{'' if slip else _ELSEWHERE}"
+
+
+def runs_in_container(slurm: Mapping[str, Any]) -> bool:
+    """Whether these options start the tasks in a container, whose files are not those of this machine."""
+    return any(
+        name.startswith("container") for name in (*named_options(slurm), *named_options({SBATCH: slurm.get(SRUN)}))
+    )
 
 
 def canonical_option(name: str) -> str:

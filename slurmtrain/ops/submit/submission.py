@@ -30,6 +30,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, check_script, notes_on
+from slurmtrain.slurm.sbatch_options import read_options
 from slurmtrain.specfile import SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
@@ -55,7 +56,7 @@ def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
-    return load_spec(path, overrides, sweep, cwd=current_directory(), python=which_python())
+    return load_spec(path, overrides, sweep, cwd=current_directory(), python=which_python(), read_options=read_options)
 
 
 def which_python() -> str:

@@ -8,7 +8,8 @@ import pytest
 from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import PathError, SpecError
-from slurmtrain.specfile import load_spec
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.specfile import load_spec, replan
 
 # --- files that are no spec ------------------------------------------------------------------------------------------
 
@@ -115,6 +116,58 @@ def test_an_unquoted_time_is_explained(mistakes: Mistakes) -> None:
     [(line, key, message)] = mistakes(BASE + "resources:\n  nodes: 1\n  time: 12:00:00\n")
     assert (line, key) == ("4", "resources.time")
     assert message == 'YAML reads an unquoted 12:00:00 as the number 43200; put it in quotes: "12:00:00"'
+
+
+def test_a_value_that_cannot_be_read_is_one_mistake_whatever_else_its_key_is(mistakes: Mistakes) -> None:
+    [(_, key, message)] = mistakes(BASE + "slurm: {time: 1:00}\n")
+    assert (key, message) == ("slurm.time", 'YAML reads an unquoted 1:00 as the number 60; put it in quotes: "1:00"')
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("lr", "; did you mean '${params.lr}'?"),
+        ("params.lrr", "; did you mean 'params.lr'?"),
+        ("LR", "; for an environment variable write ${oc.env:LR}"),
+        ("nowhere", ""),
+    ],
+)
+def test_an_interpolation_of_no_key_gets_the_nearest_one(mistakes: Mistakes, key: str, hint: str) -> None:
+    text = f"command: python train.py --lr ${{{key}}}\nparams: {{lr: 0.1}}\n"
+    assert mistakes(text) == [
+        ("1", "command", f"the interpolation ${{{key}}} refers to a key that does not exist{hint}")
+    ]
+
+
+@pytest.mark.parametrize("place", ["override", "sweep", "section"])
+def test_a_parameter_without_its_section_is_recognized(mistakes: Mistakes, place: str) -> None:
+    text = BASE + "params: {lr: 0.1}\n" + ("sweep: {lr: [1, 2]}\n" if place == "section" else "")
+    overrides, sweep = ["lr=1"] if place == "override" else [], ["lr=1,2"] if place == "sweep" else []
+    [(_, _, message)] = mistakes(text, *overrides, sweep=sweep)
+    assert message == "there is no key 'lr'; did you mean 'params.lr'?"
+
+
+def test_options_that_the_sites_own_sbatch_has_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "exp.yaml"
+    path.write_text(BASE + "slurm: {container_image: a, zz-not: b}\n")
+
+    def read(_: str) -> frozenset[str]:
+        return frozenset({"container-image", "zz-note"})
+
+    with pytest.raises(SpecError) as raised:
+        load_spec(path, cwd=tmp_path, python=PYTHON, read_options=read)
+    [mistake] = raised.value.mistakes
+    assert (mistake.key, mistake.message) == (
+        "slurm.zz-not",
+        "this site's sbatch has no option --zz-not; did you mean 'zz-note'?",
+    )
+    path.write_text(BASE + "slurm: {container_image: a}\n")
+    [planned] = load_spec(path, cwd=tmp_path, python=PYTHON, read_options=read).runs
+    # Where there is no sbatch, such as on a node, it can be read, and be planned again.
+    again = replan(Plan.from_json(planned.plan.to_json()), ["slurm.qos=high"]).plan
+    assert again.spec.slurm == {"container_image": "a", "qos": "high"}
+    with pytest.raises(SpecError, match="has no option --zz-note"):
+        replan(planned.plan, ["slurm.zz_note=1"])
 
 
 def test_a_quoted_time_is_a_time(load: Load) -> None:

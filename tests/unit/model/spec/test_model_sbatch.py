@@ -12,6 +12,8 @@ from slurmtrain.model.spec.sbatch import (
     check_sbatch_option,
     named_options,
     repeated_options,
+    runs_in_container,
+    unknown_options,
 )
 
 
@@ -27,12 +29,69 @@ def test_an_option_may_be_written_with_dashes_or_underscores(name: str) -> None:
     check_sbatch_option(name)
 
 
+def nothing(_: str) -> frozenset[str]:
+    return frozenset()
+
+
+def plugins(_: str) -> frozenset[str]:
+    """The options of a site with pyxis, whose sbatch has most of the usual ones."""
+    return (OPTIONS - {"segment"}) | {"container-image", "container-mounts", "zz-note"}
+
+
 @pytest.mark.parametrize(
     ("name", "near"), [("partitoin", "partition"), ("acount", "account"), ("mail_typ", "mail-type")]
 )
-def test_an_unknown_option_is_refused_with_the_nearest_known_one(name: str, near: str) -> None:
-    with pytest.raises(ValueError, match=rf"sbatch has no option --{canonical_option(name)}; did you mean '{near}'\?"):
+def test_an_unknown_option_is_told_with_the_nearest_known_one(name: str, near: str) -> None:
+    assert list(unknown_options({name: "x"}, nothing)) == [
+        (name, f"sbatch has no option --{canonical_option(name)}; did you mean '{near}'?")
+    ]
+
+
+def test_an_option_of_a_plug_in_is_known_where_the_sites_own_sbatch_has_it() -> None:
+    assert list(unknown_options({"container_image": "x", "zz-note": "y"}, plugins)) == []
+
+
+def test_a_misspelt_option_is_told_with_the_nearest_of_sbatch_and_of_the_sites_plug_ins() -> None:
+    assert list(unknown_options({"container-imag": "x", "partitoin": "y", "xyzzy": 1}, plugins)) == [
+        ("container-imag", "this site's sbatch has no option --container-imag; did you mean 'container-image'?"),
+        ("partitoin", "this site's sbatch has no option --partitoin; did you mean 'partition'?"),
+        ("xyzzy", "this site's sbatch has no option --xyzzy; 'sbatch --help' lists all"),
+    ]
+
+
+def test_where_there_is_no_sbatch_an_option_that_may_be_of_a_plug_in_is_told_where_those_go() -> None:
+    [(_, message)] = unknown_options({"container_image": "x"}, nothing)
+    assert message.endswith(
+        "did you mean 'container-id'?; one that a plug-in of your site adds goes into the list slurm.sbatch, as it is "
+        "typed"
+    )
+
+
+def test_the_site_is_looked_up_only_for_options_that_no_version_of_slurm_has() -> None:
+    looked_up: list[str] = []
+
+    def read(option: str) -> frozenset[str]:
+        looked_up.append(option)
+        return frozenset({option})
+
+    slurm = {"partition": "a", "segment": 4, "sbatch": ["--x=1"], "srun": ["--y"], "container_image": "b"}
+    assert list(unknown_options(slurm, read)) == []
+    assert looked_up == ["container-image"]
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "", "--", "a=b", "ä"])
+def test_what_cannot_name_an_option_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name an option of sbatch"):
         check_sbatch_option(name)
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [{"container": "x"}, {"container_image": "x"}, {"srun": ["--container-image=x"]}, {"sbatch": ["--container=x"]}],
+)
+def test_options_that_start_a_container_are_recognized(slurm: dict[str, object]) -> None:
+    assert runs_in_container(slurm)
+    assert not runs_in_container({"partition": "a", "srun": ["--mpi=none"]})
 
 
 @pytest.mark.parametrize("name", sorted(OWNED))
@@ -42,9 +101,10 @@ def test_an_option_that_slurmtrain_sets_is_refused_with_the_place_to_say_it(name
 
 
 def test_an_owned_option_is_never_suggested() -> None:
-    with pytest.raises(ValueError, match="sbatch has no option --node") as raised:
-        check_sbatch_option("node")
-    assert "'nodes'" not in str(raised.value)
+    for read in (nothing, plugins):
+        [(_, message)] = unknown_options({"node": 2}, read)
+        assert "has no option --node" in message
+        assert "'nodes'" not in message
 
 
 @pytest.mark.parametrize("name", [5, None, True])
@@ -65,9 +125,12 @@ PYXIS = ["--container-image=nvcr.io#nvidia/pytorch:26.09-py3", "--container-moun
 
 
 def test_an_unknown_option_without_a_near_one_is_told_where_those_of_plug_ins_go() -> None:
-    assert mistakes({"xyzzy_plugh": 1}) == [
-        "slurm.xyzzy_plugh: sbatch has no option --xyzzy-plugh; one that a plug-in of your site adds goes into the "
-        "list slurm.sbatch, as it is typed"
+    assert list(unknown_options({"xyzzy_plugh": 1}, nothing)) == [
+        (
+            "xyzzy_plugh",
+            "sbatch has no option --xyzzy-plugh; one that a plug-in of your site adds goes into the list slurm.sbatch, "
+            "as it is typed",
+        )
     ]
 
 

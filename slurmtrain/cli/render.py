@@ -28,8 +28,9 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
     """
     from slurmtrain.ops.render import render
 
-    rendered = render(workspace, spec, overrides, sweep)
-    output.warn(dict.fromkeys(note for run in rendered for note in run.plan.launcher_notes()))
+    executor = options.default_executor(workspace.config.executor)
+    rendered, notes = render(workspace, spec, overrides, sweep, executor=executor)
+    output.warn(notes)
     if as_json:
         runs = [
             {"plan": run.plan.to_json(), "overrides": list(run.overrides), "batch_script": run.script}

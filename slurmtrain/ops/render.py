@@ -6,10 +6,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
+from slurmtrain.ops.submit.notes import notes_on_plans
 from slurmtrain.slurm.request import agent_command, make_request
 
 # A placeholder for the id that a run gets when it is submitted.
@@ -25,7 +27,16 @@ class Rendered:
     script: str
 
 
-def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> list[Rendered]:
+class Rendering(NamedTuple):
+    """All runs of a spec, and the notes that submit would print too, as far as they concern the spec."""
+
+    runs: list[Rendered]
+    notes: list[str]
+
+
+def render(
+    workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Sequence[str], *, executor: str
+) -> Rendering:
     """The plan and the batch script of each run of a spec.
 
     Args:
@@ -33,14 +44,17 @@ def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Se
         path: the spec's file.
         overrides: ``KEY=VALUE`` for all runs.
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        executor: what would start them, for the notes.
 
     Raises:
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
     rendered = []
-    for planned in load(path, overrides, sweep).runs:
+    spec = load(path, overrides, sweep)
+    for planned in spec.runs:
         request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))
         script = request.script(agent_command(sys.executable, request.folder))
         rendered.append(Rendered(planned.plan, planned.overrides, script))
-    return rendered
+    notes = notes_on_plans([planned.plan for planned in spec.runs], executor)
+    return Rendering(rendered, [*map(str, spec.warnings), *notes])

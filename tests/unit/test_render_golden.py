@@ -39,7 +39,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def rendered(name: str) -> Rendered:
     runs = RUNS[name]
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
-    [run] = render(workspace, GOLDEN / f"{name}.yaml", (), ())
+    [run] = render(workspace, GOLDEN / f"{name}.yaml", (), (), executor="slurm").runs
     return run
 
 

@@ -1,73 +1,62 @@
-"""Notes on what may go wrong with runs that are being submitted."""
+"""Notes on what may go wrong with runs that are being submitted: a line each, once for all runs of a sweep."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurmtrain.errors import PathError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.command_paths import paths_read
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sbatch import runs_in_container
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.outputs import shared_outputs
+from slurmtrain.ops.submit.script import find_script, names_what_it_needs, note_import
 from slurmtrain.system.locking.mounts import mount_of
 
-_PYTHON = re.compile(r"python[\d.]*")
-# Options of Python that take no value.
-_FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-b", "-bb", "-q", "-v"})
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
-def notes_on(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
-    """Notes on what may go wrong with runs of this plan, before any is created.
+def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list[str]:
+    """Notes on what may go wrong with runs of these plans, before any is created.
 
     Args:
         workspace: where the runs go.
-        plan: the plan of the first run.
+        plans: the plans of all runs.
         executor: ``slurm`` or ``local``.
     """
-    variables = {**os.environ, **plan.spec.env}
+    variables = {**os.environ, **plans[0].spec.env}
     return [
-        *plan.launcher_notes(),
-        *_other_python(plan),
+        *notes_on_plans(plans, executor),
+        *shared_outputs(workspace, plans),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),
     ]
 
 
-def check_script(plan: Plan) -> None:
-    """Raise PathError if the command is ``python SCRIPT``, and there is no such script.
-
-    Lines of setup may change the directory, or make the script: if there are any, nothing is checked.
-    """
-    script = _script(plan.words)
-    workdir = Path(plan.workdir)
-    if script is None or plan.spec.setup or not workdir.is_dir() or (workdir / script).exists():
-        return
-    path = workdir / script
-    scripts = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    hint = suggestion(path.name, scripts) or (
-        "; paths in 'command' are relative to 'workdir', by default the directory that submit is called from"
-    )
-    raise PathError(f"there is no script {path}{hint}")
+def notes_on_plans(plans: Sequence[Plan], executor: str) -> list[str]:
+    """The notes that need no more than the plans and the files of this machine; ``executor`` as above."""
+    counts = Counter(note for plan in plans for note in dict.fromkeys(_notes_on_plan(plan, executor)))
+    return [_of_runs(note, count, len(plans)) for note, count in counts.items()]
 
 
-def _script(words: Sequence[str]) -> str | None:
-    """The script that Python is to run; None if that cannot be told."""
-    if not _PYTHON.fullmatch(Path(words[0]).name):
-        return None
-    for word in words[1:]:
-        if not word.startswith("-"):
-            return word if word.endswith(".py") and "{" not in word else None
-        if word not in _FLAGS:
-            return None
-    return None
+def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
+    yield from plan.launcher_notes()
+    yield from note_import(plan, executor)
+    yield from _other_python(plan)
+    yield from _missing_files(plan)
+
+
+def _of_runs(note: str, count: int, total: int) -> str:
+    if total == 1:
+        return note
+    return f"{count} runs: {note}" if count == total else f"{count} of {total} runs: {note}"
 
 
 def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
@@ -87,9 +76,23 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     ]
 
 
+def _missing_files(plan: Plan) -> Iterator[str]:
+    """Files that the command seems to read, and that are not there. Lines of setup may make them, or go elsewhere."""
+    if plan.spec.setup or runs_in_container(plan.spec.slurm):
+        return
+    script = find_script(plan)
+    for named in paths_read(plan.words):
+        path = Path(plan.workdir, named.path)
+        if not path.exists() and (script is None or path != script.path):
+            yield f"there is no {path}, which the command names ({named})"
+
+
 def _other_python(plan: Plan) -> list[str]:
-    """A note if ``python`` in the command, the one on PATH, is not the one that slurmtrain was installed for."""
-    if plan.spec.command.split()[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
+    """A note if ``python`` in the command, the first on PATH, is not slurmtrain's, and nothing else tells of it."""
+    if plan.words[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
+        return []
+    script = find_script(plan)
+    if script is not None and names_what_it_needs(script):
         return []
     return [
         f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on {sys.executable}: "

@@ -29,7 +29,8 @@ from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_value
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
-from slurmtrain.ops.submit.notes import adopted_checkpoint, check_script, notes_on
+from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
+from slurmtrain.ops.submit.script import check_script
 from slurmtrain.slurm.sbatch_options import read_options
 from slurmtrain.specfile import SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
@@ -181,13 +182,14 @@ def _submit(
         secret_values(planned.plan, planned.secrets)
     check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs])
     for planned in batch.runs:
-        check_script(planned.plan)
+        check_script(planned.plan, batch.executor)
     workspace.prepare()
     check_room(workspace, len(batch.runs))
     if batch.executor == "slurm":
         # Updates the node ledger: what the journals of other runs say about nodes by now.
         observe(workspace, ask_slurm=False)
-    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, batch.runs[0].plan, batch.executor)]
+    plans = [planned.plan for planned in batch.runs]
+    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, plans, batch.executor)]
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())

@@ -17,7 +17,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
-from slurmtrain.ops.submit.notes import check_script
+from slurmtrain.ops.submit.script import check_script
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_script_that_is_not_there_is_told_before_anything_is_created(
 @pytest.mark.parametrize(
     "command",
     [
-        "python -m train.py",
+        "python -m json.tool",
         "python -c train.py",
         "python {script}.py",
         "bash train.py",
@@ -160,11 +160,11 @@ def test_a_script_that_is_not_there_is_told_before_anything_is_created(
     ],
 )
 def test_what_python_runs_is_not_guessed(command: str, tmp_path: Path) -> None:
-    check_script(in_directory(tmp_path, command=command))
+    check_script(in_directory(tmp_path, command=command), "local")
 
 
 def test_a_script_that_setup_may_make_is_not_asked_for(tmp_path: Path) -> None:
-    check_script(in_directory(tmp_path, command="python gone.py", setup=["cd /elsewhere"]))
+    check_script(in_directory(tmp_path, command="python gone.py", setup=["cd /elsewhere"]), "local")
 
 
 def in_directory(path: Path, **keys: Any) -> Plan:

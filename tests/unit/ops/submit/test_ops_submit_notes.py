@@ -1,13 +1,118 @@
-"""Notes on what may go wrong with new runs."""
+"""Notes on what may go wrong with new runs: files, results that two runs would write to one place, the runs root."""
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
+from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.ops.submit import notes
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import load
+from slurmtrain.ops.submit import notes as notes_module
+from slurmtrain.ops.submit.notes import notes_on
 from slurmtrain.system.locking.mounts import Mount
+
+SPEC = "name: x\ncommand: {command}\nparams: {{a: 1}}\n"
+
+
+def notes(workspace: Workspace, spec: Path, command: str, *, sweep: str = "", more: str = "") -> list[str]:
+    """The notes on submitting this command here."""
+    spec.write_text(SPEC.format(command=command) + more)
+    runs = load(spec, (), [sweep] if sweep else ()).runs
+    return notes_on(workspace, [planned.plan for planned in runs], "local")
+
+
+def live(workspace: Workspace, command: str, *, glob: str | None = None, ended: bool = False) -> None:
+    """A run of this command in the current directory."""
+    spec = {"command": command, "checkpoint": {"glob": glob}}
+    run = SimulatedRun(workspace.root.run(RUN_ID), spec=spec, now=time.time()).created().submitted().started()
+    plan = workspace.root.run(RUN_ID).plan
+    plan.write_text(plan.read_text().replace('"/w"', json.dumps(str(Path.cwd()))))
+    if ended:
+        run.ended("completed")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_the_command_names_and_that_is_not_there_is_noted(workspace: Workspace, spec: Path) -> None:
+    command = "bash -c pass --data data/train.bin --config here.yaml --out out.json"
+    (spec.parent / "here.yaml").touch()
+    assert notes(workspace, spec, command) == [
+        f"there is no {spec.parent}/data/train.bin, which the command names (--data data/train.bin)"
+    ]
+
+
+@pytest.mark.parametrize("more", ["setup: [make data]\n", "slurm: {container: x}\n"])
+def test_a_file_that_may_be_elsewhere_is_not_missed(workspace: Workspace, spec: Path, more: str) -> None:
+    assert notes(workspace, spec, "bash -c pass --data data/train.bin", more=more) == []
+
+
+def test_a_note_on_several_runs_is_one_line_with_their_number(workspace: Workspace, spec: Path) -> None:
+    command = "bash -c pass --data ${params.a}.bin --config none.yaml"
+    (spec.parent / "2.bin").touch()
+    assert notes(workspace, spec, command, sweep="params.a=1,2,3") == [
+        f"1 of 3 runs: there is no {spec.parent}/1.bin, which the command names (--data 1.bin)",
+        f"3 runs: there is no {spec.parent}/none.yaml, which the command names (--config none.yaml)",
+        f"1 of 3 runs: there is no {spec.parent}/3.bin, which the command names (--data 3.bin)",
+    ]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_whose_runs_write_to_one_directory_is_noted_once(workspace: Workspace, spec: Path) -> None:
+    command = "bash -c pass --output_dir out --lr ${params.a}"
+    expected = ["3 runs write to the same --output_dir out; '{run_dir}/out' keeps them apart"]
+    assert notes(workspace, spec, command, sweep="params.a=1,2,3") == expected
+    inside = "checkpoint: {glob: 'out/checkpoint-*'}\n"
+    assert notes(workspace, spec, command, sweep="params.a=1,2,3", more=inside) == expected
+
+
+@pytest.mark.parametrize("place", ["out/${params.a}", "{run_dir}/out", "{checkpoint_dir}"])
+def test_a_sweep_whose_runs_are_kept_apart_is_not_noted(workspace: Workspace, spec: Path, place: str) -> None:
+    assert notes(workspace, spec, f"bash -c pass --output_dir {place}", sweep="params.a=1,2,3") == []
+
+
+def test_a_pattern_of_checkpoints_that_all_runs_of_a_sweep_have_is_noted(workspace: Workspace, spec: Path) -> None:
+    more = "checkpoint: {glob: 'ckpt/*.pt'}\n"
+    assert notes(workspace, spec, "bash -c ${params.a}", sweep="params.a=1,2", more=more) == [
+        "2 runs write to the same checkpoint.glob ckpt/*.pt; write '{checkpoint_dir}/*.pt' there, and {checkpoint_dir} "
+        "in the command"
+    ]
+
+
+@pytest.mark.parametrize("written", ["--output_dir out", "--output-dir=./out/", "--out {dir}/out"])
+def test_a_directory_that_a_live_run_writes_to_is_noted_with_the_run(
+    workspace: Workspace, spec: Path, written: str
+) -> None:
+    live(workspace, f"bash -c x {written.format(dir=spec.parent)}")
+    assert notes(workspace, spec, "bash -c pass --output_dir out") == [
+        f"run {RUN_ID}, which has not ended, writes to the same --output_dir out; '{{run_dir}}/out' keeps them apart"
+    ]
+
+
+def test_a_pattern_that_a_live_run_has_is_noted_with_the_run(workspace: Workspace, spec: Path) -> None:
+    live(workspace, "bash -c x", glob="ckpt/*.pt")
+    [note] = notes(workspace, spec, "bash -c pass", more="checkpoint: {glob: 'ckpt/*.pt'}\n")
+    assert note.startswith(f"run {RUN_ID}, which has not ended, writes to the same checkpoint.glob ckpt/*.pt; ")
+
+
+def test_a_run_that_has_ended_or_writes_elsewhere_is_not_noted(workspace: Workspace, spec: Path) -> None:
+    live(workspace, "bash -c x --output_dir out", ended=True)
+    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
+
+
+def test_a_run_whose_plan_cannot_be_read_is_passed_over(workspace: Workspace, spec: Path) -> None:
+    live(workspace, "bash -c x --output_dir out")
+    workspace.root.run(RUN_ID).plan.write_text('{"spec": 3}')
+    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
+
+
+# --- the runs root -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -22,6 +127,6 @@ from slurmtrain.system.locking.mounts import Mount
 def test_a_runs_root_on_the_machines_own_file_system_is_noted(
     root: str, kind: str, place: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "mount_of", lambda _: Mount("/mnt", kind, "disk", frozenset()))
-    noted = notes._not_shared(Path(root))
+    monkeypatch.setattr(notes_module, "mount_of", lambda _: Mount("/mnt", kind, "disk", frozenset()))
+    noted = notes_module._not_shared(Path(root))
     assert [place in note for note in noted] == ([True] if place else []), noted

@@ -1,0 +1,79 @@
+"""Directories and files that two runs would write to at once, by what their commands say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from slurmtrain.errors import PathError
+from slurmtrain.model.spec.command_paths import NamedPath, paths_written
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import read_json
+
+# How many of the newest live runs are compared with: each costs reading its plan.
+_MOST = 200
+# How a pattern of checkpoints is shown, before it.
+_PATTERN = "checkpoint.glob"
+
+
+def shared_outputs(workspace: Workspace, plans: Sequence[Plan]) -> list[str]:
+    """Notes on where runs of these plans would write what other runs, or each other, write."""
+    outputs = Counter(output for plan in plans for output in dict(_outputs_of(plan)).items())
+    notes = [
+        f"{count} runs write to the same {named}; {_cure(named)}" for (_, named), count in outputs.items() if count > 1
+    ]
+    by_path = {path: named for (path, named), count in outputs.items() if count == 1}
+    return notes + list(_used_by_others(workspace, by_path))
+
+
+def _used_by_others(workspace: Workspace, by_path: dict[str, NamedPath]) -> Iterator[str]:
+    """Notes on paths, each with how it is written, that live runs write to."""
+    if not by_path:
+        return
+    index = observe(workspace, ask_slurm=False).runs.index
+    live = [run_id for run_id, row in index.items() if not row.ended][-_MOST:]
+    for run_id in reversed(live):
+        for path in _outputs_in(workspace, run_id) & by_path.keys():
+            named = by_path.pop(path)
+            yield f"run {run_id}, which has not ended, writes to the same {named}; {_cure(named)}"
+
+
+def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:
+    """The absolute paths to which a run writes; none if its plan cannot be read."""
+    with contextlib.suppress(PathError, ValueError, KeyError, TypeError):
+        plan = read_json(workspace.root.run(run_id).plan) or {}
+        spec = plan["spec"]
+        return set(dict(_outputs(shlex.split(spec["command"]), spec["checkpoint"], plan["workdir"])))
+    return set()
+
+
+def _outputs_of(plan: Plan) -> Iterator[tuple[str, NamedPath]]:
+    return _outputs(plan.words, {"glob": plan.spec.checkpoint.glob}, plan.workdir)
+
+
+def _outputs(words: Sequence[str], checkpoint: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, NamedPath]]:
+    """Absolute paths that a command writes to, with how they are written."""
+    paths = {os.path.normpath(Path(workdir, named.path)): named for named in paths_written(words)}
+    yield from paths.items()
+    pattern = checkpoint["glob"]
+    if pattern is None or "{" in pattern:
+        return
+    pattern_path = os.path.normpath(Path(workdir, pattern))
+    # One mistake, one note: a pattern in the directory of an option.
+    if not any(pattern_path.startswith(f"{path}/") for path in paths):
+        yield pattern_path, NamedPath(_PATTERN, pattern)
+
+
+def _cure(named: NamedPath) -> str:
+    """How to keep the runs apart, as half a sentence."""
+    name = PurePath(named.path).name
+    if named.option == _PATTERN:
+        return f"write '{{checkpoint_dir}}/{name}' there, and {{checkpoint_dir}} in the command"
+    return f"'{{run_dir}}/{name}' keeps them apart"

@@ -1,0 +1,226 @@
+"""The script that a command runs: whether it is there, and whether its Python has what it imports."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slurmtrain.errors import NotAvailable, PathError
+from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sbatch import runs_in_container
+from slurmtrain.model.spec.script_imports import ScriptImport, script_imports
+from slurmtrain.system.user_cache import identity, load, store
+
+_PYTHON = re.compile(r"python[\d.]*")
+# Options of Python that take no value; those of the second kind change where it looks for modules.
+_FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-b", "-bb", "-q", "-v"})
+_FLAGS_OF_PATHS = frozenset({"-E", "-I", "-s", "-S"})
+# What a training script surely needs, whatever it does before it imports them.
+_NEEDED = ("torch", "slurmtrain")
+# A script is far shorter; what is longer is not read.
+_LONGEST = 1 << 20
+# A Python on a busy file server takes some seconds to start; one that takes longer is not waited for.
+_TIMEOUT_S = 10.0
+# Finds modules without importing any. With -c, the first entry of the path is the current directory.
+_PROBE = """
+import importlib.util, json, sys
+sys.path = [entry for entry in sys.path if entry]
+def has(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except Exception:
+        return True
+print(json.dumps({"path": sys.path, "present": [name for name in sys.argv[1:] if has(name)]}))
+"""
+
+
+class Script(NamedTuple):
+    """What the Python in a command runs.
+
+    ``python``: the interpreter's path. ``flags``: those that change where it looks for modules. ``path``: the script's;
+    of a module, the directory in which ``-m`` finds it first. ``module``: empty for a script.
+    """
+
+    python: str
+    flags: tuple[str, ...]
+    path: Path
+    module: str = ""
+
+    @property
+    def directory(self) -> Path:
+        """Where Python looks for modules first."""
+        return self.path if self.module else self.path.parent
+
+
+def find_script(plan: Plan) -> Script | None:
+    """What Python is to run; None if that cannot be told, or is in a container."""
+    words = plan.words
+    if not _PYTHON.fullmatch(Path(words[0]).name) or runs_in_container(plan.spec.slurm):
+        return None
+    python = plan.python
+    if words[0] != "python":
+        path = {**os.environ, **plan.spec.env}.get("PATH")
+        python = shutil.which(words[0], path=path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
+    at = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
+    flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
+    workdir = Path(plan.workdir)
+    first, second = [*words[at : at + 2], "", ""][:2]
+    if first == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", second):
+        return Script(python, flags, workdir, second)
+    if first.endswith(".py") and "{" not in first and not first.startswith("-"):
+        return Script(python, flags, workdir / first)
+    return None
+
+
+def check_script(plan: Plan, executor: str) -> None:
+    """Check what certainly fails at once.
+
+    Lines of setup may change the directory, make the script, or install what it imports: if there are any, nothing is
+    checked. Nodes of a cluster may have another Python at the same path: there the script alone is checked.
+
+    Raises:
+        PathError: the command is ``python SCRIPT``, and there is no such script.
+        NotAvailable: its Python does not have what it imports first.
+    """
+    script = find_script(plan)
+    if script is None or plan.spec.setup or not Path(plan.workdir).is_dir():
+        return
+    if not script.path.exists():
+        raise PathError(_no_script(script.path))
+    missing = missing_import(script, plan.spec.env) if executor == "local" else None
+    if missing is not None and missing.certain:
+        raise NotAvailable(_no_module(script, missing))
+
+
+def note_import(plan: Plan, executor: str) -> list[str]:
+    """A note if the Python in the command seems to lack what its script imports."""
+    script = find_script(plan)
+    missing = None if script is None else missing_import(script, plan.spec.env)
+    if script is None or missing is None:
+        return []
+    unless = [
+        "'setup' adds it" if plan.spec.setup else "",
+        "that of the nodes does" if executor == "slurm" else "",
+    ]
+    rest = " or ".join(filter(None, unless))
+    return [_no_module(script, missing) + (f"; that is fine if {rest}" if rest else "")]
+
+
+def names_what_it_needs(script: Script) -> bool:
+    """Whether a look at the script shows that it imports torch or slurmtrain."""
+    return any(each.package in _NEEDED for each in _imports(script, tuple(map(str, identity(str(script.path))))))
+
+
+def missing_import(script: Script, env: Mapping[str, str]) -> ScriptImport | None:
+    """The first import that fails, of those that tell something about the run; None if there is none, or nobody knows.
+
+    ``env``: the variables that the spec sets.
+    """
+    if not script.python:
+        return None
+    imports = [
+        each
+        for each in _imports(script, tuple(map(str, identity(str(script.path)))))
+        if (each.certain or each.package in _NEEDED) and not _is_beside(script.directory, each.package)
+    ]
+    absent = _absent(script.python, script.flags, tuple(each.package for each in imports), _search_variables(env))
+    return next((each for each in imports if each.package in absent), None)
+
+
+@functools.cache
+def _imports(script: Script, _identity: tuple[str, ...]) -> Sequence[ScriptImport]:
+    """``_identity``: that of the script's file, which may change."""
+    if script.module:
+        return [ScriptImport(script.module.partition(".")[0], 0, certain=True)]
+    try:
+        with script.path.open("rb") as file:
+            source = file.read(_LONGEST + 1)
+    except OSError:
+        return []
+    return script_imports(source) if len(source) <= _LONGEST else []
+
+
+def _is_beside(directory: Path, package: str) -> bool:
+    """Whether a script in a directory finds this package there."""
+    return (directory / package).exists() or any(directory.glob(f"{package}.*"))
+
+
+def _search_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables by which Python finds modules, as the ranks will have them."""
+    variables = {**os.environ, **env}
+    return tuple(sorted((name, variables[name]) for name in ("PYTHONPATH", "PYTHONHOME", "HOME") if name in variables))
+
+
+@functools.cache
+def _absent(
+    python: str, flags: tuple[str, ...], packages: tuple[str, ...], variables: tuple[tuple[str, str], ...]
+) -> frozenset[str]:
+    """Those of the packages that a Python does not have; none if it does not answer.
+
+    That it has a package is remembered, until its directories change; that it lacks one is asked anew by each command.
+    """
+    if not packages:
+        return frozenset()
+    name = f"python-{python.strip('/').replace('/', '-')[-200:]}"
+    key: list[Any] = [identity(python), list(flags), [list(pair) for pair in variables]]
+    kept = load(name, key)
+    # Damaged files are those of nobody.
+    with contextlib.suppress(TypeError, KeyError, IndexError):
+        if {*packages} <= {*kept["present"]} and kept["path"] == [identity(entry[0]) for entry in kept["path"]]:
+            return frozenset()
+    answer = _ask(python, flags, packages, dict(variables))
+    if answer is None:
+        return frozenset()
+    path, present = answer
+    store(name, key, {"path": [identity(entry) for entry in path], "present": sorted(present)})
+    return frozenset(packages) - present
+
+
+def _ask(
+    python: str, flags: Sequence[str], packages: Sequence[str], variables: Mapping[str, str]
+) -> tuple[list[str], frozenset[str]] | None:
+    """Where a Python looks for modules, and which of these packages it has; None if it does not answer."""
+    try:
+        completed = subprocess.run(
+            [python, *flags, "-c", _PROBE, *packages],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        answer = json.loads(completed.stdout.strip().splitlines()[-1])
+        return [str(entry) for entry in answer["path"]], frozenset(map(str, answer["present"]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError, KeyError):
+        return None
+
+
+def _no_script(path: Path) -> str:
+    scripts = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    hint = suggestion(path.name, scripts) or (
+        "; paths in 'command' are relative to 'workdir', by default the directory that submit is called from"
+    )
+    return f"there is no script {path}{hint}"
+
+
+def _no_module(script: Script, missing: ScriptImport) -> str:
+    cure = "install it there, or activate the environment that has it"
+    with contextlib.suppress(ImportError, ValueError):
+        if script.python != sys.executable and importlib.util.find_spec(missing.package) is not None:
+            cure = f"activate the environment of {sys.executable}, which has it"
+    if script.module:
+        return f"{script.python} has no module {missing.package}, nor has {script.path}; {cure}"
+    return f"{script.path.name}, line {missing.line}, imports {missing.package}, which {script.python} lacks; {cure}"

@@ -1,0 +1,182 @@
+"""What a look at the script and its Python tells before anything is created."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.simulated_run import make_test_plan
+
+from slurmtrain.errors import NotAvailable
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.submit.script import check_script, note_import
+
+ABSENT = "zz_absent_package"
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """A Python with nothing but what it comes with, which writes down that it was started."""
+    path = tmp_path / "bare/bin/python"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\necho started >> {tmp_path}/starts\nexec {sys.executable} -IS "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def starts(path: Path) -> int:
+    """How often that Python was started."""
+    file = path / "starts"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def plan_for(path: Path, python: Path | str, text: str, **keys: Any) -> Plan:
+    """A plan that runs a script with this text in this directory."""
+    (path / "train.py").write_text(text)
+    plan = make_test_plan(**{"command": "python train.py", **keys})
+    return replace(plan, workdir=str(path), python=str(python))
+
+
+def test_a_script_whose_python_lacks_what_it_imports_first_is_refused_on_this_machine(
+    tmp_path: Path, python: Path
+) -> None:
+    plan = plan_for(tmp_path, python, "import os\nimport torch\n")
+    with pytest.raises(NotAvailable) as raised:
+        check_script(plan, "local")
+    assert str(raised.value) == (
+        f"train.py, line 2, imports torch, which {python} lacks; activate the environment of {sys.executable}, which "
+        "has it"
+    )
+
+
+def test_on_slurm_it_is_a_note_as_nodes_may_have_another_python(tmp_path: Path, python: Path) -> None:
+    plan = plan_for(tmp_path, python, f"import {ABSENT}\n")
+    check_script(plan, "slurm")
+    [note] = note_import(plan, "slurm")
+    assert note == (
+        f"train.py, line 1, imports {ABSENT}, which {python} lacks; install it there, or activate the environment that "
+        "has it; that is fine if that of the nodes does"
+    )
+
+
+def test_with_lines_of_setup_it_is_a_note(tmp_path: Path, python: Path) -> None:
+    plan = plan_for(tmp_path, python, "import torch\n", setup=["module load torch"])
+    check_script(plan, "local")
+    [note] = note_import(plan, "local")
+    assert note.endswith("; that is fine if 'setup' adds it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.path.insert(0, 'x')\nimport {absent}\n",
+        "try:\n    import {absent}\nexcept ImportError:\n    pass\n",
+        "import json\n",
+    ],
+)
+def test_what_may_work_is_neither_refused_nor_noted(tmp_path: Path, python: Path, text: str) -> None:
+    plan = plan_for(tmp_path, python, text.format(absent=ABSENT))
+    check_script(plan, "local")
+    assert note_import(plan, "local") == []
+
+
+def test_torch_is_noted_also_behind_other_code(tmp_path: Path, python: Path) -> None:
+    plan = plan_for(tmp_path, python, "import os\nos.environ['A'] = 'b'\nimport torch\n")
+    check_script(plan, "local")
+    assert [note.split(";")[0] for note in note_import(plan, "local")] == [
+        f"train.py, line 3, imports torch, which {python} lacks"
+    ]
+
+
+@pytest.mark.parametrize("module", ["torch.py", "torch/__init__.py", "torch.cpython-311-x86_64-linux-gnu.so"])
+def test_a_module_beside_the_script_is_there(tmp_path: Path, python: Path, module: str) -> None:
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).touch()
+    check_script(plan_for(tmp_path, python, "import torch\n"), "local")
+    assert starts(tmp_path) == 0
+
+
+@pytest.mark.parametrize("where", ["spec", "environment"])
+def test_the_path_of_the_ranks_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / f"lib/{ABSENT}.py").touch()
+    if where == "environment":
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    env = {"PYTHONPATH": str(tmp_path / "lib")} if where == "spec" else {}
+    check_script(plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", env=env), "local")
+    with pytest.raises(NotAvailable):
+        check_script(
+            plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", command="python -I train.py", env=env), "local"
+        )
+
+
+def test_an_environment_is_that_of_the_python_that_is_named(tmp_path: Path, python: Path) -> None:
+    check_script(plan_for(tmp_path, python, "import torch\n", command=f"{sys.executable} train.py"), "local")
+    plan = plan_for(tmp_path, sys.executable, "import torch\n", command=f"{python} train.py")
+    with pytest.raises(NotAvailable):
+        check_script(plan, "local")
+
+
+def test_a_module_is_looked_for_in_the_directory_of_the_command_too(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "training").mkdir()
+    check_script(plan_for(tmp_path, python, "", command="python -m training.main"), "local")
+    with pytest.raises(NotAvailable, match=rf"has no module {ABSENT}, nor has {tmp_path}"):
+        check_script(plan_for(tmp_path, python, "", command=f"python -m {ABSENT}.main"), "local")
+
+
+def test_in_a_container_nothing_is_looked_at(tmp_path: Path, python: Path) -> None:
+    plan = plan_for(tmp_path, python, "import torch\n", slurm={"srun": ["--container-image=x"]})
+    (tmp_path / "train.py").unlink()
+    check_script(plan, "slurm")
+    assert note_import(plan, "slurm") == []
+
+
+@pytest.mark.parametrize("content", ["exit 1", "echo nonsense", "echo '[]'", "kill -9 $$"])
+def test_a_python_that_does_not_answer_is_not_judged(tmp_path: Path, python: Path, content: str) -> None:
+    python.write_text(f"#!/bin/sh\n{content}\n")
+    plan = plan_for(tmp_path, python, "import torch\n")
+    check_script(plan, "local")
+    assert note_import(plan, "local") == []
+
+
+def test_a_python_is_asked_once_for_what_it_has_and_again_when_its_packages_change(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "zz_first.py").touch()
+    python.write_text(python.read_text().replace("-IS", "-S"))
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    for _ in range(3):
+        _forget_this_process()
+        check_script(plan_for(tmp_path, python, "import zz_first\n"), "local")
+    assert starts(tmp_path) == 1
+    (library / "zz_first.py").unlink()
+    _forget_this_process()
+    with pytest.raises(NotAvailable):
+        check_script(plan_for(tmp_path, python, "import zz_first\n"), "local")
+    (library / "zz_first.py").touch()
+    _forget_this_process()
+    check_script(plan_for(tmp_path, python, "import zz_first\n"), "local")
+
+
+def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "zz.py").touch()
+    plan = plan_for(tmp_path, python, "import json\nimport zz_none\n")
+    for content in ('{"path": 3, "present": ["zz_none"]}', '{"present": 4}', "[1]"):
+        _forget_this_process()
+        for file in (Path(os.environ["XDG_CACHE_HOME"]) / "slurmtrain").glob("python-*"):
+            kept = file.read_text()
+            file.write_text(kept[: kept.index('"answer"')] + f'"answer": {content}}}')
+        with pytest.raises(NotAvailable):
+            check_script(plan, "local")
+
+
+def _forget_this_process() -> None:
+    from slurmtrain.ops.submit import script
+
+    script._absent.cache_clear()

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurmtrain.cli.shared import options, output, run_table, tables
+from slurmtrain.cli.shared.question_options import question_options
+from slurmtrain.ops.query.select import NEWEST, Question
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.store import Listed
-
-_SHOWN = 20
+    from slurmtrain.ops.query.select import Selection
 
 
-@click.command("status", short_help="List runs.", epilog=options.examples("status", "status 'cnn-*' --all"))
+@click.command(
+    "status",
+    short_help="List runs.",
+    epilog=options.examples(
+        "status",
+        "status 'cnn*' --all",
+        "status --where 'params.lr < 0.1 and state = completed' --sort -metrics.acc --limit 5",
+    ),
+)
 @options.some_runs_argument
-@click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {_SHOWN}.")
+@question_options
+@click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
     "--interval",
@@ -29,86 +40,99 @@ _SHOWN = 20
     show_default=True,
     help="Seconds between refreshes, at least 0.5.",
 )
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @options.json_option
 @options.in_workspace
 def command(
-    workspace: Workspace, names: tuple[str, ...], all_runs: bool, watch: bool, interval: float, as_json: bool
+    workspace: Workspace,
+    names: tuple[str, ...],
+    question: Question,
+    all_runs: bool,
+    watch: bool,
+    interval: float,
+    as_csv: bool,
+    as_json: bool,
 ) -> int:
     """List runs: those that may still change first, then the newest.
 
+    RUN may also be a pattern such as 'cnn*', or the id of a sweep. Fields in --where, --sort and --columns have the
+    names of the JSON; docs/queries.md explains conditions.
+
     On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
-    only reads journals and checks processes; it never starts or ends anything. Where a group shares the runs root,
-    --all also lists the runs of the others.
+    only reads journals and checks processes; it never starts or ends anything. --all also lists archived runs and,
+    where a group shares the runs root, those of the others.
     """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other")
+    # Other programs want all runs, people those that matter now.
+    question = replace(question, names=names, all_runs=all_runs, for_programs=as_csv or as_json)
+    show = _as_json if as_json else _as_csv if as_csv else _as_table
     if not watch:
-        _print(workspace, names, all_runs=all_runs, as_json=as_json)
+        selection = _look(workspace, question)
+        if not selection.runs:
+            _explain_nothing(workspace, selection)
+        show(question, selection)
         return 0
     workspace = workspace.looking_again()
-    if output.is_terminal(sys.stdout) and not as_json:
-        return _live(workspace, names, all_runs, interval)
+    if output.is_terminal(sys.stdout) and show is _as_table and not question.columns:
+        return _live(workspace, question, interval)
     while True:
-        _print(workspace, names, all_runs=all_runs, as_json=as_json)
+        show(question, _look(workspace, question))
         sys.stdout.flush()
         time.sleep(interval)
 
 
-def _look(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool) -> dict[str, Listed]:
+def _look(workspace: Workspace, question: Question) -> Selection:
+    from slurmtrain.ops.query.select import select
     from slurmtrain.ops.shared.observe import observe
 
     observed = observe(workspace)
     output.warn_about(observed)
-    runs = observed.runs
-    if names:
-        from slurmtrain.ops.shared.find import choose_all
-
-        return runs.fetch(choose_all(runs.index, names))
-    if all_runs:
-        return runs.fetch(runs.index)
-    listed = {run_id: row for run_id, row in runs.index.items() if not (row.archived and row.ended)}
-    newest = set(list(listed)[-_SHOWN:])
-    return runs.fetch([run_id for run_id, row in listed.items() if run_id in newest or not row.ended])
+    selection = select(workspace, observed.runs, question)
+    output.warn(selection.notes)
+    return selection
 
 
-def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_json: bool) -> None:
-    from slurmtrain.ops.shared.views import SCHEMA, now_iso, run_json
-
-    runs = _look(workspace, names, all_runs=all_runs or as_json)
-    shown = [run_json(workspace, listed) for listed in (runs.values() if as_json else _by_worth(runs))]
-    if all_runs and not names and workspace.config.shared_root is not None:
-        shown = _with_colleagues(workspace, shown)
-    if as_json:
-        output.print_json({"schema": SCHEMA, "as_of": now_iso(), "runs": shown})
-    elif shown:
-        run_table.print_runs(shown)
+def _explain_nothing(workspace: Workspace, selection: Selection) -> None:
+    if selection.total:
+        output.echo(f"none of {selection.total} runs matches; 'slurmtrain status --all' lists all", err=True)
     else:
         output.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
 
 
-def _with_colleagues(workspace: Workspace, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """This user's runs, then those of the others who share the root, each with its ``user``."""
-    from slurmtrain.ops.colleagues import runs_of_colleagues
+def _as_json(question: Question, selection: Selection) -> None:
+    from slurmtrain.model.query.fields import value_of
+    from slurmtrain.ops.shared.views import SCHEMA, now_iso
 
-    others, notes = runs_of_colleagues(workspace)
-    output.warn(notes)
-    return [*({"user": workspace.root.path.name, **run} for run in shown), *others]
-
-
-def _by_worth(runs: dict[str, Listed]) -> list[Listed]:
-    """The runs that may still change first, and of these and the others the newest first."""
-    newest_first = sorted(runs.values(), key=lambda listed: listed.id, reverse=True)
-    return sorted(newest_first, key=lambda listed: listed.ended)
+    runs: Sequence[Mapping[str, Any]] = selection.runs
+    if question.columns:
+        runs = [{name: value_of(run, name) for name in question.columns} for run in runs]
+    output.print_json({"schema": SCHEMA, "as_of": now_iso(), "runs": [dict(run) for run in runs]})
 
 
-def _live(workspace: Workspace, names: tuple[str, ...], all_runs: bool, interval: float) -> int:
+def _as_csv(question: Question, selection: Selection) -> None:
+    from slurmtrain.cli.shared.csv_rows import print_csv
+
+    print_csv(selection.runs, question.columns)
+
+
+def _as_table(question: Question, selection: Selection) -> None:
+    if question.columns:
+        run_table.print_fields(selection.runs, question.columns)
+    elif selection.runs:
+        run_table.print_runs(selection.runs, selection.fields)
+    if selection.cut:
+        output.echo(run_table.count_states(selection.cut), err=True)
+
+
+def _live(workspace: Workspace, question: Question, interval: float) -> int:
     from rich.live import Live
-
-    from slurmtrain.ops.shared.views import run_json
 
     with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
         while True:
-            runs = _by_worth(_look(workspace, names, all_runs=all_runs))
+            selection = _look(workspace, question)
             room = run_table.rows_on(live.console.height)
-            shown = [run_json(workspace, listed) for listed in runs[:room]]
-            others = [listed.state for listed in runs[room:]]
-            live.update(run_table.screen(shown, live.console.width, others), refresh=True)
+            others = [run["state"] for run in selection.runs[room:]] + list(selection.cut)
+            drawn = run_table.screen(selection.runs[:room], live.console.width, others, selection.fields)
+            live.update(drawn, refresh=True)
             time.sleep(interval)

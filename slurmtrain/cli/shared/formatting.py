@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from slurmtrain.cli.shared import times
+from slurmtrain.model.query.differing import write_settings, write_value
+from slurmtrain.model.query.fields import flattened
 
 _METRICS_SHOWN = 3
 
@@ -67,10 +68,22 @@ def metrics(run: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in items[:limit]) + more or "-"
 
 
-def params(values: Mapping[str, Any]) -> str:
-    """Parameters as ``name=value``, text as it is and everything else as JSON; empty if there are none."""
-    shown = ((name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items())
-    return " ".join(f"{name}={value}" for name, value in shown)
+def params(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """Parameters as ``name=value``; empty if there are none. ``names``: the ones to print; None: all."""
+    return write_settings(values, (name for name, _ in flattened(values)) if names is None else names)
+
+
+def field(name: str, value: Any) -> str:
+    """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
+    if value is None or value == []:
+        return "-"
+    if name == "nodes":
+        from slurmtrain.cli.shared.node_lists import describe_nodes
+
+        return describe_nodes(value)
+    if isinstance(value, list | tuple):
+        return " ".join(map(write_value, value))
+    return number(value) if isinstance(value, float) and not name.startswith("params.") else write_value(value)
 
 
 def newest_checkpoint(run: Mapping[str, Any]) -> str:

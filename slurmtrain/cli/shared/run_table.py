@@ -9,31 +9,66 @@ from typing import Any
 
 from slurmtrain.cli.shared import formatting, output, tables, times
 from slurmtrain.cli.shared.fit import Column
+from slurmtrain.model.query.differing import differing
+from slurmtrain.model.query.fields import value_of
 
+# What to show of runs, in order. PARAMS and METRICS get room for one of them: on 80 columns there is not more.
 COLUMNS = (
     Column("ID"),
     Column("NAME", room=20),
     Column("STATE"),
+    Column("PARAMS", rank=2, room=14),
     Column("STEP", rank=1),
-    Column("AGE", rank=2),
-    Column("METRICS", rank=4, room=20),
-    Column("ETA", rank=5),
-    Column("RATE", rank=6),
-    Column("CHECKPOINT", rank=7),
-    Column("REASON", rank=3, room=24),
+    Column("AGE", rank=3),
+    Column("METRICS", rank=5, room=14),
+    Column("ETA", rank=6),
+    Column("RATE", rank=7),
+    Column("CHECKPOINT", rank=8),
+    Column("REASON", rank=4, room=24),
 )
 # In front of them where runs of several people are listed.
 USER = Column("USER")
+# Behind these stands what a question is about.
+_FIRST = 3
+# Fields that columns show anyway, though not under their names.
+_SHOWN = frozenset({"id", "name", "state", "step", "reason", "submitted_at", "eta_seconds", "steps_per_second"})
 # Lines of a screen that the rows of a table do not get: its header, what is left out, and the cursor's.
 _OTHER_LINES = 3
+# Cells of a field that somebody asked for, before it is cut.
+_ROOM_OF_FIELDS = 8
 
 
-def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
-    """Print runs (RUN of the JSON), a line each: fitted to a terminal; in plain columns, with everything, elsewhere."""
-    columns: Sequence[Column] = COLUMNS
-    rows = [run_row(run) for run in runs]
+def print_runs(runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = ()) -> None:
+    """Print runs, a line each: fitted to a terminal; in plain columns, with everything, elsewhere.
+
+    Args:
+        runs: RUN of the JSON.
+        fields: Names of further fields that matter to who asked for the runs.
+    """
+    columns, rows = _table(runs, fields)
     if any("user" in run for run in runs):
-        columns, rows = (USER, *COLUMNS), [(run["user"], *row) for run, row in zip(runs, rows, strict=True)]
+        columns, rows = [USER, *columns], [(run["user"], *row) for run, row in zip(runs, rows, strict=True)]
+    print_rows(columns, rows)
+
+
+def print_fields(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Print these fields of runs, a line each.
+
+    Args:
+        runs: RUN of the JSON.
+        names: The names of the fields.
+    """
+    columns = [Column(name, room=None if name in ("id", "state") else _ROOM_OF_FIELDS) for name in names]
+    print_rows(columns, [[formatting.field(name, value_of(run, name)) for name in names] for run in runs])
+
+
+def print_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, a line for each row.
+
+    Args:
+        columns: The columns, of which those that do not fit on a terminal are left out.
+        rows: Their cells.
+    """
     if not output.is_terminal(sys.stdout):
         tables.print_table([column.header for column in columns], rows)
         return
@@ -46,18 +81,19 @@ def rows_on(height: int) -> int:
     return max(1, height - _OTHER_LINES)
 
 
-def screen(runs: Sequence[Mapping[str, Any]], width: int, others: Sequence[str]) -> Any:
+def screen(runs: Sequence[Mapping[str, Any]], width: int, others: Sequence[str], fields: Sequence[str] = ()) -> Any:
     """Runs, a line each, and a line that counts those that are not shown: a rich renderable.
 
     Args:
         runs: RUN of the JSON, the most important first.
         width: How wide the screen is, in cells.
         others: The states of the runs that are not shown.
+        fields: Names of further fields that matter to who asked for the runs.
     """
     from rich.console import Group
     from rich.text import Text
 
-    drawn = tables.one_line_rows(COLUMNS, [run_row(run) for run in runs], width)
+    drawn = tables.one_line_rows(*_table(runs, fields), width)
     if not others:
         return drawn
     return Group(drawn, Text(count_states(others), style="dim", no_wrap=True, overflow="ellipsis"))
@@ -69,12 +105,25 @@ def count_states(states: Sequence[str]) -> str:
     return f"and {len(states)} more: {counts}"
 
 
-def run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """A run as a row of :data:`COLUMNS`."""
+def _table(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[list[Column], list[tuple[str, ...]]]:
+    """The columns of runs and their rows, with ``fields`` as further columns."""
+    fields = [name for name in fields if name not in _SHOWN]
+    params = [name for name in differing([run["params"] for run in runs]) if f"params.{name}" not in fields]
+    further = [Column(name, rank=1) for name in fields]
+    rows = [
+        (*row[:_FIRST], *(formatting.field(name, value_of(run, name)) for name in fields), *row[_FIRST:])
+        for run, row in zip(runs, (_run_row(run, params) for run in runs), strict=True)
+    ]
+    return [*COLUMNS[:_FIRST], *further, *COLUMNS[_FIRST:]], rows
+
+
+def _run_row(run: Mapping[str, Any], params: Sequence[str]) -> tuple[str, ...]:
+    """A run as a row of :data:`COLUMNS`. ``params``: the names of those that differ among the runs."""
     return (
         run["id"],
         run["name"],
         run["state"],
+        formatting.params(run["params"], params) or "-",
         formatting.steps(run),
         formatting.age(run["submitted_at"]),
         formatting.metrics(run),

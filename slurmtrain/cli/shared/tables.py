@@ -71,7 +71,10 @@ def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], widt
 
     rows = [[printable(cell) for cell in row] for row in rows]
     content = [max((cell_len(row[i]) for row in rows if row[i] not in _EMPTY), default=0) for i in range(len(columns))]
-    content = [max(wide, cell_len(column.header)) if wide else 0 for column, wide in zip(columns, content, strict=True)]
+    content = [
+        max(wide, cell_len(column.header)) if wide or column.rank == 0 else 0
+        for column, wide in zip(columns, content, strict=True)
+    ]
     widths = fit(columns, content, width)
     drawn = _table()
     for index, wide in widths.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.layout import METRICS, RunDir
@@ -31,45 +32,90 @@ def iso(seconds: float | None) -> str | None:
         return None
 
 
+class RunRecord(Mapping[str, Any]):
+    """RUN of the JSON contract. A field is computed when it is first read: a list filters and shows few of them.
+
+    ``steps_per_second`` and ``eta_seconds``, which take reading a file, are null unless the run is training.
+    """
+
+    def __init__(self, workspace: Workspace, listed: Listed) -> None:
+        self.listed = listed
+        self.directory = workspace.root.run(listed.id)
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = _FIELDS[name](self)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _FIELDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FIELDS)
+
+    def __len__(self) -> int:
+        return len(_FIELDS)
+
+    @cached_property
+    def rate(self) -> float | None:
+        """Steps per second, while it trains."""
+        return _rate(self.directory, self.listed) if self.listed.state == "running" else None
+
+
+def _column(name: str) -> Callable[[RunRecord], Any]:
+    return lambda run: run.listed.row[name]
+
+
+def _time(name: str) -> Callable[[RunRecord], str | None]:
+    return lambda run: iso(run.listed.row[name])
+
+
+_FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
+    "id": lambda run: run.listed.id,
+    "name": lambda run: run.listed.name,
+    "state": lambda run: run.listed.state,
+    "reason": lambda run: _reason(run.listed),
+    "executor": lambda run: run.listed.row["executor"] or None,
+    "job_id": lambda run: run.listed.job_id,
+    "attempt": lambda run: run.listed.attempt,
+    "step": _column("step"),
+    "total_steps": _column("total_steps"),
+    "metrics": lambda run: {name: _finite(value) for name, value in run.listed.metrics.items()},
+    "submitted_at": _time("submitted_at"),
+    "started_at": _time("started_at"),
+    "ended_at": _time("ended_at"),
+    "checkpoint": lambda run: _newest_checkpoint(run),
+    "params": lambda run: run.listed.params,
+    "command": _column("command"),
+    "resources": lambda run: run.listed.resources,
+    "sweep": lambda run: run.listed.sweep,
+    "tags": lambda run: run.listed.tags,
+    "note": _column("note"),
+    "archived": lambda run: bool(run.listed.row["archived"]),
+    "deleted_at": _time("deleted_at"),
+    "cause": _column("cause"),
+    "nodes": lambda run: run.listed.nodes,
+    "lost_steps": _column("lost_steps"),
+    "goodput": lambda run: _rounded(run.listed.row["goodput"]),
+    "mlflow_run_id": _column("mlflow_run_id"),
+    "dir": lambda run: str(run.directory.path),
+    "plan_hash": _column("plan_hash"),
+    "git": lambda run: run.listed.git,
+    "pending": lambda run: _pending(run.listed),
+    "steps_per_second": lambda run: _rounded(run.rate or None),
+    "eta_seconds": lambda run: _eta(run.listed.row, run.rate),
+}
+
+
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
-    """RUN of the JSON contract. ``steps_per_second`` and ``eta_seconds`` are null unless the run is training."""
-    row, directory = listed.row, workspace.root.run(listed.id)
-    rate = _rate(directory, listed) if listed.state == "running" else None
-    return {
-        "id": listed.id,
-        "name": listed.name,
-        "state": listed.state,
-        "reason": _reason(listed),
-        "executor": row["executor"] or None,
-        "job_id": listed.job_id,
-        "attempt": listed.attempt,
-        "step": row["step"],
-        "total_steps": row["total_steps"],
-        "metrics": {name: _finite(value) for name, value in listed.metrics.items()},
-        "submitted_at": iso(row["submitted_at"]),
-        "started_at": iso(row["started_at"]),
-        "ended_at": iso(row["ended_at"]),
-        "checkpoint": checkpoint_json(directory, listed.checkpoint) if listed.checkpoint else None,
-        "params": listed.params,
-        "command": row["command"],
-        "resources": listed.resources,
-        "sweep": listed.sweep,
-        "tags": listed.tags,
-        "note": row["note"],
-        "archived": bool(row["archived"]),
-        "deleted_at": iso(row["deleted_at"]),
-        "cause": row["cause"],
-        "nodes": listed.nodes,
-        "lost_steps": row["lost_steps"],
-        "goodput": None if row["goodput"] is None else round(row["goodput"], 4),
-        "mlflow_run_id": row["mlflow_run_id"],
-        "dir": str(directory.path),
-        "plan_hash": row["plan_hash"],
-        "git": listed.git,
-        "pending": _pending(listed),
-        "steps_per_second": round(rate, 4) if rate else None,
-        "eta_seconds": _eta(row, rate),
-    }
+    """RUN of the JSON contract, as JSON can be written."""
+    return dict(RunRecord(workspace, listed))
+
+
+def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
+    checkpoint = run.listed.checkpoint
+    return checkpoint_json(run.directory, checkpoint) if checkpoint else None
 
 
 def _reason(listed: Listed) -> str:
@@ -146,6 +192,10 @@ def _eta(row: Mapping[str, Any], rate: float | None) -> float | None:
     if not rate or row["step"] is None or row["total_steps"] is None:
         return None
     return round(max(0, int(row["total_steps"]) - int(row["step"])) / rate, 1)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _finite(value: Any) -> Any:

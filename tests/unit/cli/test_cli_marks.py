@@ -38,7 +38,7 @@ def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
 
 
 def marks(workspace: Workspace) -> dict[str, tuple[Any, ...]]:
-    runs = json.loads(call(workspace, status, "--json").stdout)["runs"]
+    runs = json.loads(call(workspace, status, "--json", "--all").stdout)["runs"]
     return {run["id"]: (run["tags"], run["note"], run["archived"]) for run in runs}
 
 

@@ -30,12 +30,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def on_a_terminal(root: Path, columns: int) -> list[str]:
-    """What ``status`` draws on a terminal of 40 lines, without colours."""
+def on_a_terminal(root: Path, columns: int, *arguments: str) -> list[str]:
+    """What ``status`` with these arguments draws on a terminal of 40 lines, without colours."""
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (40, columns))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")} | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "slurmtrain", "--runs", str(root), "status"]
+    command = [sys.executable, "-m", "slurmtrain", "--runs", str(root), "status", *arguments]
     with subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL, env=environment) as process:
         os.close(terminal)
         drawn = b""

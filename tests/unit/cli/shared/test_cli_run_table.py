@@ -23,6 +23,7 @@ def run(number: int, **facts: Any) -> dict[str, Any]:
         "reason": "",
         "step": 40 * number,
         "total_steps": 100_000,
+        "params": {"lr": 0.1},
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "submitted_at": iso(time.time() - 7200),
         "eta_seconds": 3600.0,

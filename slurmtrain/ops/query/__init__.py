@@ -1,0 +1,1 @@
+"""Questions about runs: which to list, which is best, and how they differ."""

@@ -1,0 +1,196 @@
+"""Which runs a question is about, and in which order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.model.run.run import ENDED
+from slurmtrain.ops.shared.views import RunRecord
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.query.conditions import Condition
+    from slurmtrain.model.query.sort import SortKey
+    from slurmtrain.ops.shared.observe import ListedRuns
+    from slurmtrain.registry.store import IndexRow
+
+# How many runs are listed if nothing is asked, apart from those that have not ended.
+NEWEST = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which runs to list. Without names and conditions: those that have not ended, and the newest."""
+
+    names: Sequence[str] = ()
+    """Names, patterns and sweeps; empty: all runs."""
+    where: Sequence[str] = ()
+    """Conditions, which all must hold."""
+    states: Sequence[str] = ()
+    """The run has one of these states."""
+    causes: Sequence[str] = ()
+    """Its newest attempt ended for one of these causes."""
+    since: str | None = None
+    """It was submitted at this time or later."""
+    tags: Sequence[str] = ()
+    """It has all of these tags."""
+    sweep: str | None = None
+    """The beginning of the id of its sweep."""
+    node: str | None = None
+    """Its newest attempt is or was on a node whose name this pattern matches."""
+    sort: str | None = None
+    """The order; None: those that may still change first, then the newest."""
+    limit: int | None = None
+    """At most this many, the first in this order."""
+    columns: Sequence[str] = ()
+    """Fields to show, which must exist."""
+    for_programs: bool = False
+    """Any run may be the answer, also if nothing is asked; they come as they are named, or the oldest first."""
+    all_runs: bool = False
+    """Any run may be the answer, archived ones too, and in a shared root those of others."""
+
+    @property
+    def is_about_all(self) -> bool:
+        """Whether any run may be the answer, rather than those that are listed if nothing is asked."""
+        conditions = (*self.where, *self.states, *self.causes, *self.tags, self.since, self.sweep, self.node)
+        return self.for_programs or self.all_runs or any((*conditions, self.sort, self.limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The answer.
+
+    ``runs``: RUN of the JSON, in order. ``cut``: states of those beyond the limit. ``fields``: what the question sorts
+    by, or compares by size. ``notes``: warnings. ``total``: how many runs there are.
+    """
+
+    runs: Sequence[Mapping[str, Any]]
+    cut: Sequence[str] = ()
+    fields: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    total: int = 0
+
+
+def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Selection:
+    """The runs that a question is about.
+
+    Args:
+        workspace: Where the runs are.
+        runs: All of them, as observed.
+        question: The question.
+
+    Raises:
+        RunNotFound: A name refers to no run.
+        QueryError: A condition, the order or a column means nothing.
+    """
+    conditions, keys = list(_conditions(question, time.time())), _sort_keys(question)
+    ids = _candidates(runs, question, conditions)
+    records: list[Mapping[str, Any]] = [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
+    notes: Sequence[str] = ()
+    if question.all_runs and not question.names and workspace.config.shared_root is not None:
+        from slurmtrain.ops.colleagues import runs_of_colleagues
+
+        others, notes = runs_of_colleagues(workspace)
+        records = [*({"user": workspace.root.path.name, **record} for record in records), *others]
+    _check(records, conditions, [*(key.name for key in keys), *question.columns])
+    matching = [record for record in records if all(condition.holds(record) for _, condition in conditions)]
+    ordered = _ordered(matching, keys)
+    shown = ordered[: question.limit]
+    cut = [run["state"] for run in ordered[len(shown) :]]
+    if question.for_programs and not keys:
+        chosen = {id(run) for run in shown}
+        shown = [run for run in matching if id(run) in chosen]
+    compared = (comparison.name for comparison in _comparisons(conditions) if comparison.is_order)
+    return Selection(shown, cut, [*dict.fromkeys([*(key.name for key in keys), *compared])], notes, len(runs))
+
+
+def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs that may still change first, and of these and the others the newest first."""
+    newest_first = sorted(runs, key=lambda run: str(run["id"]), reverse=True)
+    return sorted(newest_first, key=lambda run: run["state"] in ENDED)
+
+
+# A condition, and the text that states it; empty for that of an option.
+_Stated = tuple[str, "Condition"]
+
+
+def _conditions(question: Question, now: float) -> Iterator[_Stated]:
+    """The conditions of a question. Raises QueryError."""
+    if not question.is_about_all:
+        return
+    from slurmtrain.model.query.where import compare, parse
+
+    for text in question.where:
+        yield text, parse(text, now)
+    if question.states:
+        yield "", compare("state", "in", question.states, now)
+    if question.causes:
+        yield "", compare("cause", "in", question.causes, now)
+    if question.since:
+        yield "", compare("submitted_at", ">=", [question.since], now)
+    for tag in question.tags:
+        yield "", compare("tags", "=", [tag], now)
+    if question.sweep:
+        yield "", compare("sweep", "~", [f"{question.sweep}*"], now)
+    if question.node:
+        yield "", compare("nodes", "~", [question.node], now)
+
+
+def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
+    return (comparison for text, condition in conditions if text for comparison in condition.comparisons())
+
+
+def _sort_keys(question: Question) -> Sequence[SortKey]:
+    if question.sort is None:
+        return ()
+    from slurmtrain.model.query.sort import read_sort
+
+    return read_sort(question.sort)
+
+
+def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
+    """The ids of the runs that may be the answer, oldest first unless they are named. Raises RunNotFound."""
+    index = runs.index
+    archived_too = question.all_runs or any(each.name == "archived" for each in _comparisons(conditions))
+    if question.names:
+        from slurmtrain.ops.shared.find import choose_all
+
+        groups = [choose_all(index, [name]) for name in question.names]
+        if not archived_too:
+            groups = [[run_id for run_id in ids if not _is_put_away(index[run_id])] or ids for ids in groups]
+        return list(dict.fromkeys(run_id for ids in groups for run_id in ids))
+    listed = [run_id for run_id, row in index.items() if archived_too or not _is_put_away(row)]
+    if question.is_about_all:
+        return listed
+    newest = set(listed[-NEWEST:])
+    return [run_id for run_id in listed if run_id in newest or not index[run_id].ended]
+
+
+def _is_put_away(row: IndexRow) -> bool:
+    # What still runs is listed in any case: it costs something.
+    return row.archived and row.ended
+
+
+def _check(records: Sequence[Mapping[str, Any]], conditions: Sequence[_Stated], fields: Sequence[str]) -> None:
+    """Raise QueryError if none of the ``records`` has a field, or it cannot be compared."""
+    if not conditions and not fields:
+        return
+    from slurmtrain.model.query.mistakes import check_condition, check_field
+
+    for text, condition in conditions:
+        if text:
+            check_condition(condition, text, records)
+    for name in fields:
+        check_field(name, records)
+
+
+def _ordered(matching: Sequence[Mapping[str, Any]], keys: Sequence[SortKey]) -> list[Mapping[str, Any]]:
+    ordered = by_worth(matching)
+    if not keys:
+        return ordered
+    from slurmtrain.model.query.sort import in_order
+
+    return in_order(ordered, keys)

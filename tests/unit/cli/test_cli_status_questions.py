@@ -1,0 +1,137 @@
+"""Questions to ``status``: what is printed on terminals, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from helpers.queried_runs import SWEEP, write_run, write_sweep
+from helpers.workspaces import make_workspace
+from rich.cells import cell_len
+from unit.cli.test_cli_status import on_a_terminal
+
+from slurmtrain.cli import main
+from slurmtrain.model.query.where import parse
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = make_workspace(tmp_path_factory.mktemp("questions") / "runs")
+    write_sweep(workspace)
+    write_run(workspace, 7, "gpt", params={"layers": 12}, metrics={"loss": 0.5}, tags=["good"], state="failed")
+    return workspace.root.path
+
+
+def status(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """The exit code, standard output and standard error of ``status``."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["--runs", str(root), "status", *arguments])
+    printed = capsys.readouterr()
+    return int(end.value.code or 0), printed.out, printed.err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_runs_of_a_sweep_show_what_differs_among_them(root: Path, columns: int) -> None:
+    header, *lines = on_a_terminal(root, columns, "cnn*")
+    assert header.split()[:4] == ["ID", "NAME", "STATE", "PARAMS"]
+    settings = [line[header.index("PARAMS") :].split("  ")[0].strip() for line in lines]
+    assert settings == [f"lr={lr} seed={seed}" for lr in ("1.0", "0.1", "0.01") for seed in (1, 0)]
+    assert max(map(cell_len, lines)) <= columns
+
+
+def test_what_a_question_sorts_by_is_shown_on_80_columns(root: Path) -> None:
+    header, *lines = on_a_terminal(root, 80, SWEEP, "--sort", "-metrics.acc", "--limit", "2")
+    assert header.split()[:4] == ["ID", "NAME", "STATE", "metrics.acc"]
+    assert [line.split()[3] for line in lines[:2]] == ["0.91", "0.9"]
+    assert lines[-1] == "and 4 more: 3 completed, 1 running" or len(lines) == 2
+
+
+def test_chosen_columns_are_shown_also_if_they_are_empty(root: Path) -> None:
+    header, *lines = on_a_terminal(root, 60, "--columns", "id,cause,sweep,params.layers", "--where", "params.layers=12")
+    assert header.split() == ["id", "cause", "sweep", "params.layers"]
+    assert lines[0].split() == ["0000000007", "oom", "-", "12"]
+
+
+def test_two_thousand_runs_with_wide_names_are_a_line_each(tmp_path: Path) -> None:
+    from slurmtrain.cli.shared import run_table
+    from slurmtrain.ops.shared.views import iso
+
+    runs = [
+        {
+            "id": f"{number:010d}", "name": "モデル学習実験" * (1 + number % 3), "state": "running", "reason": "",
+            "params": {"学習率": number / 7, "opt": "adam" * 20}, "metrics": {"loss": 0.1}, "step": number,
+            "total_steps": None, "submitted_at": iso(time.time()), "eta_seconds": None, "steps_per_second": None,
+            "checkpoint": None, "goodput": number / 2000,
+        }
+        for number in range(2000)
+    ]  # fmt: skip
+    from rich.console import Console
+
+    for width in (60, 80, 140):
+        console = Console(width=width, height=40)
+        with console.capture() as capture:
+            console.print(run_table.screen(runs, width, (), ["goodput"]))
+        lines = capture.get().splitlines()
+        assert len(lines) == 2001
+        assert max(map(cell_len, lines)) <= width
+        assert ("学習率=0.142" in lines[2]) == (width > 60)
+
+
+def test_csv_has_all_parameters_and_metrics_of_all_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = status(root, capsys, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert "\r\n" in out
+    assert [row["id"] for row in rows] == [f"{number:010d}" for number in range(1, 8)]
+    assert (rows[2]["params.lr"], rows[2]["params.seed"], rows[2]["metrics.acc"], rows[2]["params.layers"]) == (
+        "0.1", "0", "0.9", "",
+    )  # fmt: skip
+    assert (rows[6]["tags"], rows[6]["nodes"], rows[6]["cause"], rows[6]["sweep"]) == ("good", "n1", "oom", "")
+
+
+def test_csv_and_json_print_chosen_columns(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--columns", "id,params.lr", "--where", "state = running")
+    assert status(root, capsys, "--csv", *arguments)[1] == "id,params.lr\r\n0000000006,1.0\r\n"
+    printed = json.loads(status(root, capsys, "--json", *arguments)[1])
+    assert printed["runs"] == [{"id": "0000000006", "params.lr": 1.0}]
+    assert status(root, capsys, "--csv", "--json")[0] == 2
+
+
+def test_no_match_is_no_error_and_leaves_standard_output_empty(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = status(root, capsys, "--where", "params.lr > 100")
+    assert (code, out) == (0, "")
+    assert err == "none of 7 runs matches; 'slurmtrain status --all' lists all\n"
+
+
+def test_a_mistake_is_shown_under_the_expression(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = status(root, capsys, "--where", "state = running and params.lrr < 1")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: no run has a field 'params.lrr'; did you mean 'params.lr'?",
+        "error:   state = running and params.lrr < 1",
+        "error:                       ^",
+    ]
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()
+EXAMPLES = [line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_page_works(root: Path, capsys: pytest.CaptureFixture[str], example: str) -> None:
+    _, *words = shlex.split(example.partition(" >")[0] if example.endswith(".csv") else example)
+    with pytest.raises(SystemExit) as end:
+        main(["--runs", str(root), *words])
+    assert end.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("condition", re.findall(r"^\| `([^`]+)` \|", PAGE.partition("## Conditions")[2], re.M))
+def test_every_condition_of_the_page_is_one(condition: str) -> None:
+    assert parse(condition, time.time()).holds({}) in (True, False)

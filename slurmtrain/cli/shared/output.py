@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Narrower text is not readable; terminals that know no size of their own report 0.
 _NARROWEST = 20
+# Before all lines of a message but the first.
+_INDENT = "  "
 
 
 def attach_streams() -> None:
@@ -60,12 +62,15 @@ def discard_output() -> None:
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, by default an empty one. ``err``: to standard error. Raises OutputError, BrokenPipeError."""
-    text = "".join(f"{printable(line)}\n" for line in lines or ("",))
+    """Print lines, by default an empty one. Raises OutputError, BrokenPipeError.
+
+    ``err``: to standard error; on a terminal, long lines are wrapped between words.
+    """
     if not err:
         with _writing() as stdout:
-            stdout.write(text)
+            stdout.write("".join(f"{printable(line)}\n" for line in lines or ("",)))
         return
+    text = "".join(f"{part}\n" for line in lines or ("",) for part in _wrapped(line, sys.stderr, _INDENT))
     # There is nowhere to say that this cannot be written.
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
@@ -77,13 +82,7 @@ def paragraph(text: str, indent: str) -> None:
 
     Elsewhere it stays one line, so that grep sees it whole.
     """
-    if not is_terminal(sys.stdout):
-        echo(text)
-        return
-    from textwrap import wrap
-
-    lines = wrap(printable(text), width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    echo(*lines)
+    echo(*_wrapped(text, sys.stdout, indent))
 
 
 def log_line(prefix: str, line: str) -> None:
@@ -147,14 +146,31 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def width() -> int:
-    """How many columns the terminal has; of a narrower one, those that lines need to be readable."""
-    return max(get_terminal_size().columns, _NARROWEST)
+def width(stream: TextIO | None = None) -> int:
+    """How many columns the terminal has; of a narrower one, those that lines need to be readable.
+
+    ``stream``: what is a terminal if standard output is none.
+    """
+    size = (80, 24)
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            size = os.get_terminal_size(stream.fileno())
+    return max(get_terminal_size(size).columns, _NARROWEST)
 
 
 def is_too_narrow() -> bool:
     """Whether the terminal has fewer columns than lines need to be readable."""
     return get_terminal_size().columns < _NARROWEST
+
+
+def _wrapped(line: str, stream: TextIO, indent: str) -> list[str]:
+    """A line as it is printed to ``stream``: wrapped between words on a terminal, in which a path stays whole."""
+    line = printable(line)
+    if not is_terminal(stream) or len(line) <= (columns := width(stream)):
+        return [line]
+    from textwrap import wrap
+
+    return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Without a terminal, print the progress of a training run this often.
 _LINE_EVERY_S = 10.0
+# The cells of a bar; on a narrower terminal there is none, so that names, states and steps have room.
+_BAR, _WIDE_ENOUGH = 20, 80
 # Fewer bytes than this are read before a user would suspect a hang.
 _LARGE_BYTES = 1 << 30
 
@@ -53,6 +55,13 @@ def byte_progress() -> Iterator[ShowBytes]:
         yield lambda read, total: progress.update(task, completed=read, total=total, visible=total >= _LARGE_BYTES)
 
 
+def describe(run: Mapping[str, Any]) -> str:
+    """How far a run has come, and what it waits for, as far as that is known."""
+    eta = "" if run["eta_seconds"] is None else f"ETA {formatting.duration(run['eta_seconds'])}"
+    cells = (formatting.steps(run), formatting.rate(run), eta, formatting.metrics(run), times.localized(run["reason"]))
+    return "  ".join(cell for cell in cells if cell not in ("-", ""))
+
+
 def _as_json(workspace: Workspace, runs: Mapping[str, Listed]) -> list[dict[str, Any]]:
     return [run_json(workspace, listed) for listed in runs.values()]
 
@@ -72,40 +81,45 @@ class _Lines:
             if run["state"] == state and (run["state"] != "running" or now - at < _LINE_EVERY_S):
                 continue
             self._printed[run["id"]] = (run["state"], now)
-            cells = (formatting.rate(run), formatting.metrics(run), times.localized(run["reason"]))
-            details = " ".join(cell for cell in cells if cell not in ("-", ""))
-            line = f"{run['name']} {run['id']} {run['state']} step {formatting.steps(run)} {details}"
-            output.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)
+            step = "" if run["step"] is None else "step "
+            line = f"{time.strftime('%H:%M:%S')} {run['name']} {run['id']} {run['state']} {step}{describe(run)}"
+            output.echo(line.rstrip(), err=True)
 
 
 @contextmanager
 def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
     from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+    from rich.text import Text
 
+    class Bar(BarColumn):
+        """A bar, which moves to and fro while a run trains whose number of steps is unknown."""
+
+        def render(self, task: Any) -> Any:
+            """None for a run that does not train, and never said how many steps it has."""
+            return Text() if task.total is None and task.fields["state"] != "running" else super().render(task)
+
+    drawer = console(stderr=True)
     columns = (
         # A name may contain what rich would take for markup.
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        TextColumn(
-            "{task.fields[steps]}  {task.fields[rate]}  ETA {task.fields[eta]}  {task.fields[metrics]}", markup=False
-        ),
+        *([Bar(bar_width=_BAR)] if drawer.width >= _WIDE_ENOUGH else []),
+        TextColumn("{task.fields[details]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console(stderr=True), transient=False) as progress:
+    with Progress(*columns, console=drawer, transient=False) as progress:
         tasks: dict[str, Any] = {}
 
         def update(runs: list[dict[str, Any]]) -> None:
             for run in runs:
                 if run["id"] not in tasks:
-                    tasks[run["id"]] = progress.add_task("", total=None, steps="", rate="", eta="", metrics="")
+                    tasks[run["id"]] = progress.add_task("", total=None, state="", details="")
                 progress.update(
                     tasks[run["id"]],
                     description=printable(f"{run['name']} {run['id']} {run['state']}"),
                     total=run["total_steps"],
                     completed=run["step"] or 0,
-                    steps=formatting.steps(run),
-                    rate=formatting.rate(run),
-                    eta=formatting.duration(run["eta_seconds"]),
-                    metrics=printable(formatting.metrics(run)),
+                    state=run["state"],
+                    details=printable(describe(run)),
                 )
 
         yield update

@@ -156,7 +156,7 @@ class _DrillRuns:
 
     def undisturbed(self, name: str) -> tuple[Baseline, Findings]:
         """Submit a run, inject nothing, and return what it shows once it has ended."""
-        run_id = self._submitted(name, "nothing is done to it")
+        run_id = self._submitted(name, "; nothing is done to it")
         observer = RunObserver(self.workspace, run_id, self.drill_plan.plan)
         self._wait(run_id, observer, None)
         baseline = observer.baseline(observer.run())
@@ -176,7 +176,7 @@ class _DrillRuns:
         if why := why_never(baseline):
             return not_submitted_verdict(name, why)
         try:
-            run_id = self._submitted(name, FAULTS[name].action)
+            run_id = self._submitted(name)
         except SlurmtrainError as error:
             # The verdicts on earlier runs took hours: they must not be lost because one run cannot be submitted.
             return not_submitted_verdict(name, f"it could not be submitted: {error}")
@@ -222,11 +222,11 @@ class _DrillRuns:
             hands_over=spec.checkpoint.format != OWN,
         )
 
-    def _submitted(self, name: str, action: str) -> str:
+    def _submitted(self, name: str, action: str = "") -> str:
         [run_id], notes, _ = submit_spec(self.workspace, self.drill_plan.specs[name], executor=self.options.executor)
         for note in notes:
             self.say(f"warning: {note}")
-        self.say(f"{name}: run {run_id}; {action}")
+        self.say(f"{name}: run {run_id}{action}")
         return run_id
 
     def _wait(self, run_id: str, observer: RunObserver, patience: Patience | None) -> str:

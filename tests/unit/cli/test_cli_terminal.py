@@ -82,6 +82,17 @@ def test_nothing_that_a_terminal_executes_is_printed(
     assert not any(line.strip().startswith("PRETENDED") for line in re.split(r"[\r\n]+", output))
 
 
+def test_a_long_message_is_wrapped_between_words_on_a_terminal_only(commands: Preloaded, site: Path) -> None:
+    call = ("show", "a run that nobody has ever submitted and whose name is long enough to need several lines")
+    drawn = commands.call(*call, cwd=site, env=environment(site, COLUMNS="40"), stdout="terminal").stdout
+    piped = commands.call(*call, cwd=site, env=environment(site, COLUMNS="40")).stderr
+    error = next(line for line in piped.splitlines() if line.startswith("error: "))
+    lines = drawn[drawn.index("error: ") :].splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 40
+    assert " ".join(line.strip() for line in lines) == error
+
+
 def test_completion_offers_no_name_that_would_control_the_terminal(commands: Preloaded, site: Path) -> None:
     words = {"_SLURMTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "slurmtrain show ", "COMP_CWORD": "2"}
     called = commands.call(cwd=site, env=environment(site, **words))

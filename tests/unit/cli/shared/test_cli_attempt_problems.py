@@ -53,6 +53,12 @@ def test_empty_evidence_is_left_out() -> None:
     assert describe_evidence(evidence) == "oom_kills 2, xids 79, 48, slurm (state COMPLETING)"
 
 
+def test_times_and_lengths_of_time_that_slurm_reports_are_readable() -> None:
+    slurm = {"state": "PREEMPTED", "preempt_time": 1_700_000_000.0, "start_time": None, "time_left_s": 3_725.5}
+    readable = "slurm (state PREEMPTED, preempt_time 2023-11-14 22:13, time_left 1h02m)"
+    assert describe_evidence({"signal": "SIGTERM", "slurm": slurm}) == f"signal SIGTERM, {readable}"
+
+
 def test_only_the_last_of_many_lines_are_shown_and_equal_ones_once() -> None:
     assert newest_lines(["a", "b", "a"]) == ["a (2 times)", "b"]
     assert newest_lines([str(i) for i in range(7)]) == ["2 earlier ones; --json shows them", "2", "3", "4", "5", "6"]

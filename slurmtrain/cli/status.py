@@ -64,6 +64,8 @@ def command(
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
+    from slurmtrain.ops.unmirrored import describe_unmirrored
+
     # Other programs want all runs, people those that matter now.
     question = replace(question, names=names, all_runs=all_runs, for_programs=as_csv or as_json)
     show = _as_json if as_json else _as_csv if as_csv else _as_table
@@ -72,6 +74,8 @@ def command(
         if not selection.runs:
             _explain_nothing(workspace, selection)
         show(question, selection)
+        if show is _as_table:
+            output.note(describe_unmirrored(workspace, selection.runs))
         return 0
     workspace = workspace.looking_again()
     if output.is_terminal(sys.stdout) and show is _as_table and not question.columns:

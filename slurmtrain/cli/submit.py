@@ -48,6 +48,7 @@ def command(
     ids printed are those of the runs that exist all the same.
     """
     from slurmtrain.ops.submit import load, submit_spec
+    from slurmtrain.ops.unmirrored import describe_next
 
     loaded = load(spec, overrides, sweep)
     if key is None and not _is_meant(workspace, loaded):
@@ -71,6 +72,7 @@ def command(
         if swept is not None:
             lists = f"'slurmtrain status {swept}' lists this sweep of {len(run_ids)} runs"
         output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
+        output.note(describe_next(workspace, tracked=any(run.plan.spec.tracking.mlflow.enabled for run in loaded.runs)))
     return 0
 
 

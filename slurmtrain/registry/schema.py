@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 6
+VERSION = 7
 
 metadata = sa.MetaData()
 
@@ -36,6 +36,7 @@ run = sa.Table(
     sa.Column("params", sa.JSON, nullable=False),
     sa.Column("command", sa.String),
     sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("tracked", sa.Boolean),
     sa.Column("sweep", sa.String),
     sa.Column("tags", sa.JSON, nullable=False),
     sa.Column("note", sa.String, nullable=False),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import sqlalchemy as sa
 
 from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
+from slurmtrain.model.run.layout import METRICS
 from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
@@ -67,11 +68,13 @@ class IndexRow(NamedTuple):
 class Listed:
     """A run as lists show it. ``row`` is the registry's; its JSON is decoded only when it is accessed.
 
-    ``live`` is what the scheduler reports right now, which is not stored.
+    ``live`` is what the scheduler reports right now, which is not stored. ``mirrored``: whether the tracking store has
+    all that is known of it; None: it is not to have it, or that is unknown.
     """
 
     row: Mapping[str, Any]
     live: Live | None = None
+    mirrored: bool | None = None
 
     @property
     def id(self) -> str:
@@ -216,6 +219,16 @@ def _mirrored(row: Any) -> Mirrored:
     return Mirrored(row.uri, offsets, row.revision, tuple(refused))
 
 
+def _is_mirrored(row: Mapping[str, Any], sent: Mapping[str, int]) -> bool | None:
+    """Whether the tracking store has all that is known of a run; None: it is not to have it, or that is unknown.
+
+    ``sent``: the runs' revisions when they were last sent.
+    """
+    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and row["id"] not in sent):
+        return None
+    return bool(sent.get(row["id"]) == row["revision"])
+
+
 def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
     """Whether there is more to read in a run than up to these ``offsets``, or something that cannot be read."""
     try:
@@ -280,8 +293,11 @@ class Store:
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""
-        rows = self._rows(schema.run, run_ids)
-        return {row["id"]: Listed(row) for row in sorted(rows, key=lambda row: str(row["id"]))}
+        rows = sorted(self._rows(schema.run, run_ids), key=lambda row: str(row["id"]))
+        sent = {row["run_id"]: row["revision"] for row in self._rows(schema.mirror, run_ids)}
+        if self.in_memory:  # what was sent is only in the file
+            return {row["id"]: Listed(row) for row in rows}
+        return {row["id"]: Listed(row, mirrored=_is_mirrored(row, sent)) for row in rows}
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""
@@ -361,6 +377,19 @@ class Store:
         """How much has been sent to the tracking store, by run id."""
         rows = self._read(lambda connection: connection.execute(sa.select(schema.mirror)).all())
         return {row.run_id: _mirrored(row) for row in rows}
+
+    def unsent(self, run_ids: Collection[str]) -> list[str]:
+        """Those of these runs of whose metrics more was read than was sent to the tracking store."""
+        read, sent = self.offsets(run_ids), self.mirrors()
+        return [
+            run_id
+            for run_id in run_ids
+            if any(
+                offset > (sent[run_id].offsets.get(path, 0) if run_id in sent else 0)
+                for path, offset in read.get(run_id, {}).items()
+                if path.endswith(f"/{METRICS}")
+            )
+        ]
 
     def give_up(self, error: RegistryFailed) -> None:
         """Go on in memory, because the file would fail soon. Raises ``error`` if nothing replaces it."""

@@ -131,6 +131,7 @@ class RunBuilder:
             params=settings.params or {},
             command=settings.command,
             resources=settings.resources or {},
+            tracked=settings.tracked,
             sweep=origin.sweep,
             tags=sorted(marks.tags),
             note=marks.note,

@@ -232,6 +232,8 @@ class Run:
     """The spec's ``command`` in its newest attempt; None: unknown."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``resources`` in its newest attempt."""
+    tracked: bool | None = None
+    """Whether its metrics are to be sent to MLflow; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which the runs of one submission share; None for a single run."""
     tags: Sequence[str] = ()

@@ -29,13 +29,19 @@ class RunSettings(TypedDict):
     params: Mapping[str, Any]
     command: str
     resources: Mapping[str, Any]
+    tracked: bool
 
 
 def run_settings(plan: Plan) -> RunSettings:
     """What events record of a plan."""
     # A spec may have integers that SQLite, and so a journal, has no room for.
     params = {name: value if is_plain(value) else str(value) for name, value in plan.spec.params.items()}
-    return {"params": params, "command": plan.spec.command, "resources": plan.content["resources"]}
+    return {
+        "params": params,
+        "command": plan.spec.command,
+        "resources": plan.content["resources"],
+        "tracked": plan.spec.tracking.mlflow.enabled,
+    }
 
 
 def last_fresh_start(run: Run) -> float | None:

@@ -45,7 +45,7 @@ def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool 
     waiting = [
         run_id
         for run_id, listed in runs.items()
-        if listed.attempt and not listed.unreadable
+        if listed.attempt and not listed.unreadable and listed.row["tracked"] is not False
         and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
         and workspace.root.run(run_id).path.exists()
     ]  # fmt: skip

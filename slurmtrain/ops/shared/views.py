@@ -99,6 +99,7 @@ _FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "lost_steps": _column("lost_steps"),
     "goodput": lambda run: _rounded(run.listed.row["goodput"]),
     "mlflow_run_id": _column("mlflow_run_id"),
+    "mirrored": lambda run: run.listed.mirrored,
     "dir": lambda run: str(run.directory.path),
     "plan_hash": _column("plan_hash"),
     "git": lambda run: run.listed.git,

@@ -30,6 +30,7 @@ CALLS = {
     "cancel": ("cancel", RUN_ID),
     "sync": ("sync",),
     "watch": ("watch", "--once"),
+    "ui": ("ui", RUN_ID),
     "checkpoints": ("checkpoints", RUN_ID),
     "checkpoint": ("checkpoint", RUN_ID),
     "verify": ("verify", RUN_ID),

@@ -35,6 +35,8 @@ class RunCreated(Payload):
     """The spec's ``command``."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``resources``."""
+    tracked: bool | None = None
+    """Whether its metrics are to be sent to MLflow: the spec's ``tracking.mlflow.enabled``; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which all runs of one submission share; None for a single run."""
 
@@ -77,6 +79,8 @@ class Submitting(Payload):
     """The spec's ``command`` from now on, likewise."""
     resources: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``resources`` from now on, likewise."""
+    tracked: bool | None = field(default=None, metadata=OMIT_NONE)
+    """Whether its metrics are to be sent to MLflow from now on, likewise."""
 
 
 @payload

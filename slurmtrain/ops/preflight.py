@@ -13,7 +13,7 @@ from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, RequeueSpec, 
 from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
-from slurmtrain.slurm.sbatch_options import read_options
+from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.inherited import current_directory
 

@@ -18,7 +18,7 @@ from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.slurm.sbatch_options import read_options
+from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked

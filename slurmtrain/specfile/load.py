@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.errors import Mistake, PathError, SpecError
 from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
@@ -31,6 +32,8 @@ from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 KeyPath = tuple[str, ...]
 # Mistakes are sorted by line; those of the command line come after all of the file's.
 _COMMAND_LINE = 1 << 30
+# What runs files that are no specs, by their suffix.
+_SCRIPTS = {".py": "python", ".sh": "bash"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ def load_spec(
         SpecError: Lists all mistakes in the file and on the command line.
     """
     text = read_text(path)
+    if path.suffix in _SCRIPTS:
+        raise PathError(f"{path} is a script; a spec is a YAML file with a line such as 'command: {_command(path)}'")
     document = parse_yaml(text, str(path))
     machine = _Machine(cwd, python, read_options)
     runs = _plan_all(document, overrides, sweep, default_name=path.stem, machine=machine)
@@ -150,6 +155,10 @@ def load_spec(
         for key, message in find_oversights(run.plan.spec):
             warnings.add(key, message)
     return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings.sorted()))
+
+
+def _command(script: Path) -> str:
+    return shlex.join([_SCRIPTS[script.suffix], str(script)])
 
 
 def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], warnings: _Mistakes) -> None:

@@ -46,6 +46,10 @@ def test_an_option_of_a_plug_in_is_an_option_like_any_other(site: ClusterSite, p
     # As it is typed, for srun alone.
     spec = site.commanding(command, slurm={"partition": "spot", "srun": ["--zz-note=typed"]})
     assert site.printed(site.submit(spec, "--wait")) == ["note:typed image:"]
+    # srun would tell of a slip only in the job.
+    spec = site.commanding(command, slurm={"partition": "spot", "srun": ["--zz-not=typed", "--mpi=none"]})
+    warnings = site.call("render", str(spec)).stderr
+    assert warnings == "warning: srun has no option --zz-not here; did you mean 'zz-note'?\n"
     # A slip gets the nearest of the site's own options, at its line.
     spec = site.commanding(command, slurm={"partition": "spot", "zz_not": "x"})
     refused = site.call("submit", str(spec), "--executor", "slurm", code=2)

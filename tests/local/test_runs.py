@@ -167,7 +167,8 @@ def test_no_thread_of_the_sessions_groups_outlives_it_to_meet_the_interpreters_e
 
 def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
     spec = site.path / "absent.yaml"
-    spec.write_text("command: no-such-program --flag\ntracking: {mlflow: {enabled: false}}\n")
+    # Where setup has lines, programs are not looked for before.
+    spec.write_text("command: no-such-program --flag\nsetup: [':']\ntracking: {mlflow: {enabled: false}}\n")
     run_id = site.submit(spec, "--wait", code=1)
     assert "cannot run 'no-such-program'" in site.status(run_id)["reason"]
 

@@ -59,8 +59,11 @@ def _meant_by_braces(key: str, plain: Mapping[str, Any], *, placeholders: bool) 
 
 def _shell_words(command: str) -> Iterator[str]:
     """What in a command only a shell would understand."""
-    # With their quotes: what is quoted is meant.
-    words = shlex.split(command, posix=False)
+    try:
+        # With their quotes: what is quoted is meant.
+        words = shlex.split(command, posix=False)
+    except ValueError:  # a backslash before a quote, which this mode does not know
+        return
     operator = next((word for word in words[1:] if _OPERATOR.fullmatch(word)), None)
     if PurePath(words[0]).name == "cd" or operator is not None:
         shown = operator or words[0]

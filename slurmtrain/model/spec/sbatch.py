@@ -113,6 +113,18 @@ def unknown_options(slurm: Mapping[str, Any], read_site_options: ReadOptions) ->
             yield entry, f"sbatch has no option --{option}{near}{'' if slip else _ELSEWHERE}"
 
 
+def unknown_srun_options(slurm: Mapping[str, Any], read_srun_options: ReadOptions) -> Iterator[str]:
+    """What is wrong with options in the list ``srun``, as far as this machine's srun can tell.
+
+    ``read_srun_options``: as :data:`ReadOptions`, for srun.
+    """
+    for option in slurm.get(SRUN) or ():
+        name, _ = _split(option)
+        site = read_srun_options(name)
+        if site and name not in site:
+            yield f"srun has no option --{name} here{suggestion(name, site - _OWNED_OF_SRUN.keys())}"
+
+
 def runs_in_container(slurm: Mapping[str, Any]) -> bool:
     """Whether these options start the tasks in a container, whose files are not those of this machine."""
     return any(

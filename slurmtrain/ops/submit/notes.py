@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections import Counter
@@ -12,10 +13,11 @@ from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.command_paths import paths_read
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import runs_in_container
+from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_outputs
-from slurmtrain.ops.submit.script import find_script, names_what_it_needs, note_import
+from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
+from slurmtrain.slurm.command_options import read_options
 from slurmtrain.system.locking.mounts import mount_of
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
@@ -48,9 +50,17 @@ def notes_on_plans(plans: Sequence[Plan], executor: str) -> list[str]:
 
 def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
     yield from plan.launcher_notes()
-    yield from note_import(plan, executor)
+    yield from note_script(plan, executor)
     yield from _other_python(plan)
     yield from _missing_files(plan)
+    if executor == "slurm":
+        # sbatch refuses a slip itself, and at once; srun only in the job.
+        yield from unknown_srun_options(plan.spec.slurm, _read_srun_options)
+
+
+@functools.cache
+def _read_srun_options(option: str) -> frozenset[str]:
+    return read_options(option, "srun")
 
 
 def _of_runs(note: str, count: int, total: int) -> str:
@@ -83,7 +93,7 @@ def _missing_files(plan: Plan) -> Iterator[str]:
     script = find_script(plan)
     for named in paths_read(plan.words):
         path = Path(plan.workdir, named.path)
-        if not path.exists() and (script is None or path != script.path):
+        if is_missing(path) and (script is None or path != script.path):
             yield f"there is no {path}, which the command names ({named})"
 
 

@@ -1,8 +1,9 @@
-"""The script that a command runs: whether it is there, and whether its Python has what it imports."""
+"""The program and the script of a command: whether they are there, and whether Python has what the script imports."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.util
 import json
@@ -28,6 +29,9 @@ _FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-b", "-bb", "-q", "-v"})
 _FLAGS_OF_PATHS = frozenset({"-E", "-I", "-s", "-S"})
 # What a training script surely needs, whatever it does before it imports them.
 _NEEDED = ("torch", "slurmtrain")
+# Programs that commands begin with, for a suggestion; and those that run a script which is not executable.
+_COMMON = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "srun", "mpirun")
+_INTERPRETERS = {".py": "python", ".sh": "bash"}
 # A script is far shorter; what is longer is not read.
 _LONGEST = 1 << 20
 # A Python on a busy file server takes some seconds to start; one that takes longer is not waited for.
@@ -70,7 +74,7 @@ def find_script(plan: Plan) -> Script | None:
         return None
     python = plan.python
     if words[0] != "python":
-        path = {**os.environ, **plan.spec.env}.get("PATH")
+        path = _search_path(plan.spec.env)
         python = shutil.which(words[0], path=path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
     at = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
     flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
@@ -87,39 +91,71 @@ def check_script(plan: Plan, executor: str) -> None:
     """Check what certainly fails at once.
 
     Lines of setup may change the directory, make the script, or install what it imports: if there are any, nothing is
-    checked. Nodes of a cluster may have another Python at the same path: there the script alone is checked.
+    checked. Nodes of a cluster may have other programs than this machine: there the script alone is checked.
 
     Raises:
-        PathError: the command is ``python SCRIPT``, and there is no such script.
+        PathError: there is no such program; or the command is ``python SCRIPT``, and there is no such script.
         NotAvailable: its Python does not have what it imports first.
     """
-    script = find_script(plan)
-    if script is None or plan.spec.setup or not Path(plan.workdir).is_dir():
+    if plan.spec.setup or not Path(plan.workdir).is_dir():
         return
-    if not script.path.exists():
+    problem = program_problem(plan)
+    if problem and executor == "local":
+        raise PathError(problem)
+    script = find_script(plan)
+    if script is None:
+        return
+    if is_missing(script.path):
         raise PathError(_no_script(script.path))
     missing = missing_import(script, plan.spec.env) if executor == "local" else None
     if missing is not None and missing.certain:
         raise NotAvailable(_no_module(script, missing))
 
 
-def note_import(plan: Plan, executor: str) -> list[str]:
-    """A note if the Python in the command seems to lack what its script imports."""
+def note_script(plan: Plan, executor: str) -> list[str]:
+    """A note if the program seems not to be there, or Python seems to lack what its script imports."""
+    unless = ["'setup' adds it" if plan.spec.setup else "", "the nodes have it" if executor == "slurm" else ""]
+    fine = " or ".join(filter(None, unless))
     script = find_script(plan)
     missing = None if script is None else missing_import(script, plan.spec.env)
-    if script is None or missing is None:
-        return []
-    unless = [
-        "'setup' adds it" if plan.spec.setup else "",
-        "that of the nodes does" if executor == "slurm" else "",
-    ]
-    rest = " or ".join(filter(None, unless))
-    return [_no_module(script, missing) + (f"; that is fine if {rest}" if rest else "")]
+    problem = program_problem(plan)
+    if script is not None and missing is not None:
+        problem = _no_module(script, missing)
+    return [f"{problem}; that is fine if {fine}" if fine else problem] if problem else []
+
+
+def program_problem(plan: Plan) -> str:
+    """Why the program of a command cannot be started on this machine; empty if it can, or that cannot be told."""
+    word = plan.words[0]
+    if word == "python" or "{" in word or runs_in_container(plan.spec.slurm):
+        return ""
+    path = _search_path(plan.spec.env)
+    if "/" not in word:
+        if not word or shutil.which(word, path=path):
+            return ""
+        return f"there is no program {word}{suggestion(word, _COMMON)}"
+    program = Path(plan.workdir, word)
+    if is_missing(program):
+        return f"there is no program {program}"
+    if not os.access(program, os.X_OK):
+        return f"{program} is not executable; write {_INTERPRETERS.get(program.suffix, 'its interpreter')} before it"
+    return ""
 
 
 def names_what_it_needs(script: Script) -> bool:
     """Whether a look at the script shows that it imports torch or slurmtrain."""
     return any(each.package in _NEEDED for each in _imports(script, tuple(map(str, identity(str(script.path))))))
+
+
+def is_missing(path: Path) -> bool:
+    """Whether there is certainly nothing at this path: what cannot be looked at may be there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def missing_import(script: Script, env: Mapping[str, str]) -> ScriptImport | None:
@@ -144,6 +180,9 @@ def _imports(script: Script, _identity: tuple[str, ...]) -> Sequence[ScriptImpor
     if script.module:
         return [ScriptImport(script.module.partition(".")[0], 0, certain=True)]
     try:
+        # Opening a pipe would wait for its writer.
+        if not script.path.is_file():
+            return []
         with script.path.open("rb") as file:
             source = file.read(_LONGEST + 1)
     except OSError:
@@ -153,7 +192,12 @@ def _imports(script: Script, _identity: tuple[str, ...]) -> Sequence[ScriptImpor
 
 def _is_beside(directory: Path, package: str) -> bool:
     """Whether a script in a directory finds this package there."""
-    return (directory / package).exists() or any(directory.glob(f"{package}.*"))
+    return not is_missing(directory / package) or any(directory.glob(f"{package}.*"))
+
+
+def _search_path(env: Mapping[str, str]) -> str | None:
+    """Where programs are looked for; None: in the system's directories."""
+    return env.get("PATH", os.environ.get("PATH"))
 
 
 def _search_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -209,7 +253,7 @@ def _ask(
 
 
 def _no_script(path: Path) -> str:
-    scripts = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    scripts = [each.name for each in path.parent.glob("*.py")] if not is_missing(path.parent) else []
     hint = suggestion(path.name, scripts) or (
         "; paths in 'command' are relative to 'workdir', by default the directory that submit is called from"
     )

@@ -31,7 +31,7 @@ from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, ne
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
 from slurmtrain.ops.submit.script import check_script
-from slurmtrain.slurm.sbatch_options import read_options
+from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process

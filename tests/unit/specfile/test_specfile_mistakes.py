@@ -25,6 +25,16 @@ def test_a_directory_is_named(tmp_path: Path) -> None:
         load_spec(tmp_path, cwd=tmp_path, python=PYTHON)
 
 
+@pytest.mark.parametrize(("name", "command"), [("train.py", "python"), ("my train.sh", "bash")])
+def test_a_script_is_told_from_a_spec(tmp_path: Path, name: str, command: str) -> None:
+    path = tmp_path / name
+    path.write_text("import torch\n")
+    with pytest.raises(
+        PathError, match=rf"is a script; a spec is a YAML file with a line such as 'command: {command} "
+    ):
+        load_spec(path, cwd=tmp_path, python=PYTHON)
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
 def test_an_empty_file_is_refused(mistakes: Mistakes, text: str) -> None:
     [(line, key, message)] = mistakes(text)

@@ -92,6 +92,8 @@ def test_what_only_a_shell_understands_is_told_once(command: str, shown: str) ->
         "bash -c 'python a.py && python b.py | tee $LOG'",
         "python a.py --sep '|' --re '^a$' --cost '$5'",
         "grep -c 'a;' b",
+        'echo "a\\""',
+        "echo it\\'s",
     ],
 )
 def test_what_is_quoted_is_meant(command: str) -> None:

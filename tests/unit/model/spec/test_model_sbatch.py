@@ -14,6 +14,7 @@ from slurmtrain.model.spec.sbatch import (
     repeated_options,
     runs_in_container,
     unknown_options,
+    unknown_srun_options,
 )
 
 
@@ -77,6 +78,15 @@ def test_the_site_is_looked_up_only_for_options_that_no_version_of_slurm_has() -
     slurm = {"partition": "a", "segment": 4, "sbatch": ["--x=1"], "srun": ["--y"], "container_image": "b"}
     assert list(unknown_options(slurm, read)) == []
     assert looked_up == ["container-image"]
+
+
+def test_a_slip_in_the_list_for_srun_is_told_where_there_is_an_srun() -> None:
+    slurm = {"srun": ["--mpi=none", "--container-imag=x"]}
+    srun = frozenset({"mpi", "container-image", "pty"})
+    assert list(unknown_srun_options(slurm, lambda _: srun)) == [
+        "srun has no option --container-imag here; did you mean 'container-image'?"
+    ]
+    assert list(unknown_srun_options(slurm, nothing)) == []
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "", "--", "a=b", "ä"])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from helpers.simulated_run import make_test_plan
 
-from slurmtrain.errors import NotAvailable
+from slurmtrain.errors import NotAvailable, PathError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.submit.script import check_script, note_import
+from slurmtrain.ops.submit.script import check_script, note_script
 
 ABSENT = "zz_absent_package"
 
@@ -56,17 +56,17 @@ def test_a_script_whose_python_lacks_what_it_imports_first_is_refused_on_this_ma
 def test_on_slurm_it_is_a_note_as_nodes_may_have_another_python(tmp_path: Path, python: Path) -> None:
     plan = plan_for(tmp_path, python, f"import {ABSENT}\n")
     check_script(plan, "slurm")
-    [note] = note_import(plan, "slurm")
+    [note] = note_script(plan, "slurm")
     assert note == (
         f"train.py, line 1, imports {ABSENT}, which {python} lacks; install it there, or activate the environment that "
-        "has it; that is fine if that of the nodes does"
+        "has it; that is fine if the nodes have it"
     )
 
 
 def test_with_lines_of_setup_it_is_a_note(tmp_path: Path, python: Path) -> None:
     plan = plan_for(tmp_path, python, "import torch\n", setup=["module load torch"])
     check_script(plan, "local")
-    [note] = note_import(plan, "local")
+    [note] = note_script(plan, "local")
     assert note.endswith("; that is fine if 'setup' adds it")
 
 
@@ -81,13 +81,13 @@ def test_with_lines_of_setup_it_is_a_note(tmp_path: Path, python: Path) -> None:
 def test_what_may_work_is_neither_refused_nor_noted(tmp_path: Path, python: Path, text: str) -> None:
     plan = plan_for(tmp_path, python, text.format(absent=ABSENT))
     check_script(plan, "local")
-    assert note_import(plan, "local") == []
+    assert note_script(plan, "local") == []
 
 
 def test_torch_is_noted_also_behind_other_code(tmp_path: Path, python: Path) -> None:
     plan = plan_for(tmp_path, python, "import os\nos.environ['A'] = 'b'\nimport torch\n")
     check_script(plan, "local")
-    assert [note.split(";")[0] for note in note_import(plan, "local")] == [
+    assert [note.split(";")[0] for note in note_script(plan, "local")] == [
         f"train.py, line 3, imports torch, which {python} lacks"
     ]
 
@@ -132,7 +132,7 @@ def test_in_a_container_nothing_is_looked_at(tmp_path: Path, python: Path) -> No
     plan = plan_for(tmp_path, python, "import torch\n", slurm={"srun": ["--container-image=x"]})
     (tmp_path / "train.py").unlink()
     check_script(plan, "slurm")
-    assert note_import(plan, "slurm") == []
+    assert note_script(plan, "slurm") == []
 
 
 @pytest.mark.parametrize("content", ["exit 1", "echo nonsense", "echo '[]'", "kill -9 $$"])
@@ -140,7 +140,7 @@ def test_a_python_that_does_not_answer_is_not_judged(tmp_path: Path, python: Pat
     python.write_text(f"#!/bin/sh\n{content}\n")
     plan = plan_for(tmp_path, python, "import torch\n")
     check_script(plan, "local")
-    assert note_import(plan, "local") == []
+    assert note_script(plan, "local") == []
 
 
 def test_a_python_is_asked_once_for_what_it_has_and_again_when_its_packages_change(
@@ -174,6 +174,50 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, python: Path) -> No
             file.write_text(kept[: kept.index('"answer"')] + f'"answer": {content}}}')
         with pytest.raises(NotAvailable):
             check_script(plan, "local")
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pyhton train.py", "there is no program pyhton; did you mean 'python'?"),
+        ("zz-none", "there is no program zz-none"),
+        ("./gone.sh", "there is no program {path}/gone.sh"),
+        ("./train.py --lr 1", "{path}/train.py is not executable; write python before it"),
+        ("cd elsewhere", "there is no program cd"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_refused_on_this_machine(
+    tmp_path: Path, command: str, message: str
+) -> None:
+    plan = plan_for(tmp_path, sys.executable, "", command=command)
+    with pytest.raises(PathError) as raised:
+        check_script(plan, "local")
+    assert str(raised.value) == message.format(path=tmp_path)
+    check_script(plan, "slurm")
+    assert note_script(plan, "slurm") == [f"{message.format(path=tmp_path)}; that is fine if the nodes have it"]
+
+
+@pytest.mark.parametrize("keys", [{"env": {"PATH": "{path}"}}, {"setup": ["PATH=x"]}, {"slurm": {"container": "x"}}])
+def test_a_program_that_may_be_elsewhere_is_not_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
+    (tmp_path / "zz-own").touch(0o755)
+    filled = {**keys, **({"env": {"PATH": str(tmp_path)}} if "env" in keys else {})}
+    check_script(plan_for(tmp_path, sys.executable, "", command="zz-own", **filled), "local")
+
+
+@pytest.mark.parametrize("command", ["python " + "a" * 5000 + ".py", "/dev/null/x", "a" * 5000, "x/" * 3000])
+def test_paths_that_no_machine_has_are_refused(tmp_path: Path, command: str) -> None:
+    with pytest.raises(PathError):
+        check_script(plan_for(tmp_path, sys.executable, "", command=command), "local")
+
+
+def test_a_pipe_is_not_read(tmp_path: Path, python: Path) -> None:
+    plan = plan_for(tmp_path, python, "")
+    (tmp_path / "train.py").unlink()
+    os.mkfifo(tmp_path / "train.py")
+    check_script(plan, "local")
 
 
 def _forget_this_process() -> None:

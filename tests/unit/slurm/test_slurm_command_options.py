@@ -1,4 +1,4 @@
-"""The options of the site's own sbatch."""
+"""The options of the site's own sbatch and srun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import SlurmCommands
 
-from slurmtrain.slurm.sbatch_options import read_options
+from slurmtrain.slurm.command_options import read_options
 
 HELP = """\
 Usage: sbatch [OPTIONS(0)...] [ : [OPTIONS(N)]] script(0) [args(0)...]
@@ -38,6 +38,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
 def test_they_are_those_of_its_help_and_of_its_plug_ins(slurm: SlurmCommands) -> None:
     assert read_options("zz-note") == OPTIONS
     assert slurm.calls("sbatch")[0].args == ["--help"]
+
+
+def test_those_of_srun_are_kept_beside_them(slurm: SlurmCommands) -> None:
+    slurm.replies("srun", "      --mpi=type   type of MPI being used\n")
+    for _ in range(2):
+        assert read_options("mpi", "srun") == {"mpi"}
+        assert read_options("zz-note") == OPTIONS
+    assert (len(slurm.calls("srun")), len(slurm.calls("sbatch"))) == (1, 1)
 
 
 def test_a_known_option_is_asked_for_once_and_an_unknown_one_each_time(slurm: SlurmCommands) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,23 @@ def test_each_node_is_a_row_where_that_is_asked_for(commands: Preloaded, site: P
     assert len(rows) == NODES
     assert rows[8].split() == ["tb9", "ib0", "+0.768", "ms", "±", "0.02", *LIMITS.split()]
     assert rows[250].split() == ["tb251", "hsn0", "not", "measured", *f"warn clock: {NO_CLOCK}; {LIMITS}".split()]
+
+
+def documented(noun: str) -> set[str]:
+    """The fields that docs/runs.md lists of RUN, ATTEMPT or CHECKPOINT."""
+    page = (GOLDEN.parents[1] / "docs" / "runs.md").read_text()
+    match = re.search(rf"^{noun} +(.*?)^(?:[A-Z]|```)", page, re.MULTILINE | re.DOTALL)
+    assert match is not None
+    fields = re.sub(r"\([^)]*\)|\{([^{}]|\{[^}]*\})*\}|\[[^\]]*\]", "", match[1])
+    # Before those of one command alone stands its name.
+    fields = re.sub(r"[,;]?\s+(show|status)[^:]*: ", ",", fields)
+    return {field.strip() for field in fields.split(",")}
+
+
+def test_the_page_about_runs_lists_every_field_of_the_json(commands: Preloaded, site: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(site), "SLURMTRAIN_RUNS": "runs"}
+    run = json.loads(commands.call("show", RUN_ID, "--json", cwd=site, env=environment).stdout)["run"]
+    lists = {"attempts", "checkpoints"}
+    assert documented("RUN") == set(run) - lists | {"user"}
+    assert documented("ATTEMPT") == set(run["attempts"][0])
+    assert documented("CHECKPOINT") == set(run["checkpoints"][0])

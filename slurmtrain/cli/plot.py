@@ -28,7 +28,9 @@ _DOTS = 2
 _CSV_ROWS = 10_000
 
 
-@click.command("plot", short_help="Draw curves of metrics.")
+@click.command(
+    "plot", short_help="Draw curves of metrics.", epilog=options.examples("plot cnn-lr0.1 cnn-lr0.3 val_loss --log")
+)
 @options.runs_and_metric_argument
 @click.option(
     "-m", "--metric", "metrics", metavar="NAME", multiple=True, help="A metric; repeatable. All words are runs then."
@@ -52,8 +54,6 @@ def command(
 
     Steps that were trained again after an interruption count once, with what was logged last. Dotted lines show where
     the attempts of a single run began. Values that are not a number are gaps.
-
-    Example: slurmtrain plot cnn-lr0.1 cnn-lr0.3 val_loss --log
     """
     from slurmtrain.ops.plot import (
         chart_of,

@@ -129,6 +129,14 @@ def test_the_help_of_every_command_ends_with_calls_of_it_that_can_be_typed(name:
         parse(cli, shlex.split(call)[1:])
 
 
+def test_the_page_of_commands_leads_to_each_by_a_call_that_can_be_typed() -> None:
+    rows = (REPOSITORY / "docs" / "cli.md").read_text().partition("\n## ")[0]
+    calls = [shlex.split(call) for call in re.findall(r"`(slurmtrain [^`]+)`", rows) if "COMMAND" not in call]
+    for call in calls:
+        parse(cli, call[1:])
+    assert set(COMMANDS) - {call[1] for call in calls} == set()
+
+
 def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
     """Parse a call, without its effect: click raises an error for what the command does not understand."""
     context = command.make_context(command.name, words, parent)

@@ -44,6 +44,8 @@ class LazyGroup(click.Group):
         if args and args[0] not in self._at and not args[0].startswith("-"):
             if instead := self._other_words.get(args[0]):
                 ctx.fail(f"no such command {args[0]!r}; {instead}")
+            if args[0].endswith((".yaml", ".yml")):
+                ctx.fail(f"no such command {args[0]!r}; 'slurmtrain submit {args[0]}' submits a spec")
             from slurmtrain.model.spec.kinds import suggestion
 
             ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self._at)}")

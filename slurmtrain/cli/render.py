@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.spec_command import SpecCommand
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command(
     "render",
+    cls=SpecCommand,
     short_help="Print what submit would submit.",
     epilog=options.examples("render exp.yaml resources.nodes=4"),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.spec_command import SpecCommand
 from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "submit",
+    cls=SpecCommand,
     short_help="Submit the runs of a spec.",
     epilog=options.examples("submit exp.yaml params.lr=0.1 --wait", "submit exp.yaml --sweep params.lr=0.03,0.1,0.3"),
 )

@@ -92,7 +92,15 @@ def _parse_all(
     texts: Sequence[str], data: Mapping[str, Any], *, multiple: bool
 ) -> tuple[list[Override], list[Mistake]]:
     overrides, mistakes = [], []
+    # Written with blanks, "params.lr = 0.1" is three arguments, but one mistake.
+    scattered = [text for text in texts if "=" not in text or text.startswith("=")]
+    if scattered:
+        example = "params.lr=0.1,0.3" if multiple else "resources.nodes=2"
+        where = f"command line ({' '.join(scattered)})"
+        mistakes.append(Mistake(where, "", f"expected key=value without blanks, for example {example}"))
     for text in texts:
+        if text in scattered:
+            continue
         key, _, raw = text.partition("=")
         # Redacted in error messages too: they end up in logs.
         shown = redact_assignment(key, raw) if "=" in text else text

@@ -13,6 +13,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PathError, SpecError
+from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]
@@ -50,7 +51,8 @@ def read_text(path: Path) -> str:
     try:
         return decode(path.read_bytes(), path)
     except FileNotFoundError:
-        raise PathError(f"{path}: there is no such file") from None
+        specs = [each.name for each in path.parent.glob("*.y*ml")]
+        raise PathError(f"{path}: there is no such file{suggestion(path.name, specs)}") from None
     except IsADirectoryError:
         raise PathError(f"{path}: this is a directory; name the YAML file in it") from None
     except OSError as error:

@@ -20,6 +20,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert raised.value.exit_code == 2
 
 
+def test_a_misspelt_file_gets_the_nearest_spec_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").touch()
+    (tmp_path / "exp.txt").touch()
+    with pytest.raises(PathError, match=r"exp\.yml: there is no such file; did you mean 'exp\.yaml'\?$"):
+        load_spec(tmp_path / "exp.yml", cwd=tmp_path, python=PYTHON)
+
+
 def test_a_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="this is a directory"):
         load_spec(tmp_path, cwd=tmp_path, python=PYTHON)
@@ -155,6 +162,19 @@ def test_a_parameter_without_its_section_is_recognized(mistakes: Mistakes, place
     overrides, sweep = ["lr=1"] if place == "override" else [], ["lr=1,2"] if place == "sweep" else []
     [(_, _, message)] = mistakes(text, *overrides, sweep=sweep)
     assert message == "there is no key 'lr'; did you mean 'params.lr'?"
+
+
+def test_an_override_that_is_written_with_blanks_is_one_mistake(mistakes: Mistakes) -> None:
+    text = BASE + "params: {lr: 0.1}\n"
+    assert mistakes(text, "params.lr", "=", "0.1") == [
+        (
+            "command line (params.lr = 0.1)",
+            "",
+            "expected key=value without blanks, for example resources.nodes=2",
+        )
+    ]
+    [(where, _, message)] = mistakes(text, sweep=["params.lr"])
+    assert (where, message.rpartition(" ")[2]) == ("command line (params.lr)", "params.lr=0.1,0.3")
 
 
 def test_options_that_the_sites_own_sbatch_has_are_accepted(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "tag": ("tag", "Tag runs."),
     "note": ("note", "Write a note on a run."),
     "archive": ("archive", "Leave runs out of lists."),
+    "delete": ("delete", "Delete the files of runs."),
     "checkpoints": ("checkpoints", "List the checkpoints of a run."),
     "checkpoint": ("checkpoint", "Have a run save now."),
     "verify": ("verify", "Check checkpoints against their manifests."),
@@ -49,9 +50,10 @@ COMMANDS = {
 }
 
 _LISTS, _ENDS = "'slurmtrain status' lists runs", "'slurmtrain cancel RUN' ends a run"
-_STARTS, _FREES = (
+_STARTS, _DELETES, _FREES = (
     "'slurmtrain submit SPEC' starts one",
-    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept",
+    "'slurmtrain delete RUN' deletes the files of a run",
+    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of a run",
 )
 # What docker, git, kubectl, Slurm and the shell call these commands.
 _OTHER_WORDS = {
@@ -59,7 +61,11 @@ _OTHER_WORDS = {
     **dict.fromkeys(("mlflow", "web", "dashboard", "browse", "open"), "'slurmtrain ui' shows runs in MLflow"),
     **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
     **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
-    **dict.fromkeys(("rm", "remove", "delete", "del", "clean", "gc"), _FREES),
+    **dict.fromkeys(("rm", "remove", "del", "erase"), _DELETES),
+    **dict.fromkeys(("clean", "gc"), _FREES),
+    **dict.fromkeys(("hide",), "'slurmtrain archive RUN' leaves a run out of lists"),
+    **dict.fromkeys(("label", "mark"), "'slurmtrain tag RUN TAG' tags a run"),
+    **dict.fromkeys(("comment", "annotate"), "'slurmtrain note RUN TEXT' writes a note on a run"),
     **dict.fromkeys(("log", "tail", "cat"), "'slurmtrain logs RUN' prints what a run has printed, -f as it comes"),
     **dict.fromkeys(("describe", "info", "inspect", "get", "sacct"), "'slurmtrain show RUN' shows all about a run"),
     **dict.fromkeys(

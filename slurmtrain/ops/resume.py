@@ -95,6 +95,8 @@ def _locked_now(directory: RunDir) -> Iterator[int]:
 def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:
     if not run.idle and run.attempts:
         raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
+    if run.deleted_at is not None:
+        raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
     if run.state == "completed" and not overrides and not from_start:
         raise RunBusy(
             f"run {run.id} has completed; to train it further, give it more to do, for example "

@@ -6,30 +6,28 @@ lines and from the environment of ranks; its Slurm jobs from the registry and fr
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from slurmtrain.errors import RunNotFound, SlurmDown
+from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.local_jobs import processes_of
+from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.leftovers import find_leftovers, kill_leftovers
+from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.slurm.command import is_installed
 from slurmtrain.slurm.parse import Job
-from slurmtrain.system.process import Process, descendants, processes_with_argument
+from slurmtrain.system.process import Process, descendants
 
 # Seconds that processes and jobs have to end before they are killed, or given up: a save needs some of it, where the
 # directory still exists.
 _PATIENCE_S = 45.0
 _POLL_S = 0.1
 _ASK_SLURM_S = 3.0
-# Programs whose arguments name a directory of submitit: the controller of a local job, and the agents.
-_SUBMITIT = (b"submitit.local._local", b"submitit.core._submit")
 
 
 def end_unrecorded(
@@ -85,23 +83,11 @@ def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force:
     """Cancel the jobs of these runs, and return those of each that had not ended. Raises SlurmDown."""
     if not runs or (not is_installed("squeue") and not any(runs.values())):
         return {}
-    jobs = {run_id: _live_jobs(workspace, run_id, run) for run_id, run in runs.items()}
+    jobs = {run_id: live_jobs(workspace, run_id, run) for run_id, run in runs.items()}
     ids = [job_id for of_run in jobs.values() for job_id in of_run]
     if ids:
         workspace.scheduler.cancel(ids, force=force)
     return jobs
-
-
-def _live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
-    queue = workspace.scheduler.queue()
-    if not queue.answered:
-        raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
-    own = {attempt.job_id for attempt in run.attempts} if run else set()
-    return [
-        job.id
-        for job in queue.jobs.values()
-        if (job.id in own or job.name.endswith(f"-{run_id}")) and not is_final(job.state)
-    ]
 
 
 def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
@@ -129,7 +115,7 @@ def _is_live(job: Job | None) -> bool:
 
 def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
     """End the processes of a local run; returns whether there were any."""
-    processes = _processes(directory, run)
+    processes = processes_of(directory, run)
     if not force:
         for process in processes:
             process.send(signal.SIGTERM)
@@ -139,25 +125,6 @@ def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
         for each in [process, *descendants(process)]:
             each.send(signal.SIGKILL)
     return bool(kill_leftovers(directory)) or bool(processes)
-
-
-def _processes(directory: RunDir, run: Run | None) -> list[Process]:
-    """The controller and the agents of a run, or, where they are gone, what its ranks have left."""
-    journaled = [Process.from_dict(process) for process in run.newest.processes] if run and run.newest else []
-    named = [
-        process
-        for process, command in processes_with_argument(f"{directory.submissions}/")
-        if any(program in command for program in _SUBMITIT) and _is_mine(process)
-    ]
-    alive = [process for process in journaled if process.alive()]
-    return list(dict.fromkeys([*alive, *named])) or find_leftovers(directory)
-
-
-def _is_mine(process: Process) -> bool:
-    try:
-        return Path(f"/proc/{process.pid}").stat().st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def _wait_for(processes: Iterable[Process]) -> None:

@@ -219,6 +219,17 @@ class Transaction:
         values = {"state": "cancelled", "cancelled": True, "settled": True, "ended_at": at}
         self._connection.execute(update.values(values), {"ids": json.dumps(list(run_ids))})
 
+    def remove(self, run_ids: Collection[str]) -> None:
+        """Delete everything about runs whose directories are gone; should one come back, it is read again.
+
+        Args:
+            run_ids: The runs; unknown ones are passed over.
+        """
+        self.flush()
+        ids = {"ids": json.dumps(list(run_ids))}
+        for table in schema.metadata.tables.values():
+            self._connection.execute(_delete(table), ids)
+
     def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
         """Record how much of a run the tracking store has."""
         from slurmtrain.registry.store import REFUSED

@@ -26,6 +26,10 @@ _FOLDERS = ("keys", "nodes")
 # Files of a run that commands rewrite.
 _REWRITTEN = re.compile(r"lease\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
 _OTHERS_MAY = 0o077
+# What of a run stays when its files are deleted.
+_STAYS = re.compile(
+    r"spec\.yaml|plan\.json|journal(/.*)?|attempts|attempts/[^/]*|attempts/[^/]*/[^/]*\.jsonl|submissions.*\.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def _lost(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapsh
         now = after.get(path)
         if now == entry or _may_change(path, inside, arguments):
             continue
+        if now is None and _was_to_go(path, inside, arguments):
+            continue
         rest = _in_run(path, inside)
         if rest is not None and _is_checkpoint(rest):
             if not _kept(path, entry, inside, arguments, after):
@@ -159,6 +165,13 @@ def _may_change(path: str, inside: str, arguments: Sequence[str]) -> bool:
         return True
     of_run = _in_run(path, inside)
     return of_run is not None and _REWRITTEN.fullmatch(of_run) is not None
+
+
+def _was_to_go(path: str, inside: str, arguments: Sequence[str]) -> bool:
+    """Whether ``delete`` was to delete this."""
+    if "delete" not in arguments or not any(path.startswith(f"{inside}/{word}") for word in arguments):
+        return False
+    return "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
 
 
 def _target(arguments: Sequence[str]) -> str:

@@ -291,6 +291,25 @@ def attempt_of(source: str) -> str:
     return parts[1] if parts[0] == "attempts" and len(parts) > 2 else ""
 
 
+def outlives_deletion(path: str) -> bool:
+    """Whether a file of a run is kept when the run's files are deleted.
+
+    What says what the run was and did, from which the registry is rebuilt, is kept, and what other commands and a
+    late agent go by; it is small, except metrics. Everything else goes.
+
+    Args:
+        path: The file, relative to the run directory.
+    """
+    folder, _, rest = path.partition("/")
+    if folder in (JOURNALS, "claims"):
+        return True
+    if folder == ATTEMPTS:
+        return rest.count("/") == 1 and rest.endswith(".jsonl")
+    if folder == "submissions":
+        return rest.count("/") == 1 and rest.endswith(".json")
+    return path in ("spec.yaml", "plan.json", "lease.json", ".lock")
+
+
 def checkpoint_name(step: int) -> str:
     """The directory name of a published checkpoint."""
     return f"step-{step}"

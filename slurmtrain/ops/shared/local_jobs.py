@@ -8,7 +8,9 @@ no agent has written a journal, the attempt never started (``unstarted``).
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+from pathlib import Path
 
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
@@ -18,6 +20,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
+# Programs whose arguments name a directory of submitit: the controller of a local job, and the agents.
+_SUBMITIT = (b"submitit.local._local", b"submitit.core._submit")
+
 
 def alive(run: Run) -> bool | None:
     """Whether any process of the newest attempt runs; None if this machine cannot tell."""
@@ -25,6 +30,36 @@ def alive(run: Run) -> bool | None:
         return False
     lives = [Process.from_dict(process).alive() for process in run.newest.processes]
     return True if any(lives) else (None if None in lives else False)
+
+
+def processes_of(directory: RunDir, run: Run | None) -> list[Process]:
+    """The processes of a run on this machine, whether or not its directory exists.
+
+    Args:
+        directory: Where it is, or was.
+        run: What is known of it; None: nothing.
+
+    Returns:
+        The controller and the agents or, where they are gone, what its ranks have left.
+    """
+    from slurmtrain.runtime.job.leftovers import find_leftovers
+    from slurmtrain.system.process import processes_with_argument
+
+    journaled = [Process.from_dict(process) for process in run.newest.processes] if run and run.newest else []
+    named = [
+        process
+        for process, command in processes_with_argument(f"{directory.submissions}/")
+        if any(program in command for program in _SUBMITIT) and _is_mine(process)
+    ]
+    alive = [process for process in journaled if process.alive()]
+    return list(dict.fromkeys([*alive, *named])) or find_leftovers(directory)
+
+
+def _is_mine(process: Process) -> bool:
+    try:
+        return Path(f"/proc/{process.pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def is_dead(run: Run) -> bool:

@@ -9,7 +9,7 @@ once more after the processes were found dead, because a process may write its e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
     from slurmtrain.registry.store import IndexRow, Listed
+    from slurmtrain.registry.transaction import Transaction
 
 
 class ListedRuns(Mapping[str, "Listed"]):
@@ -86,15 +87,17 @@ def observe(
             have changed.
         ask_slurm: Ask Slurm, if it may know more about any run.
     """
-    present = workspace.run_ids()
-    if not present and not workspace.config.registry.exists():
+    if not workspace.config.registry.exists() and not workspace.run_ids():
         return Observed(ListedRuns({}, lambda _: {}))
     index = workspace.store.index()
+    # After the index, so that a run which another command creates meanwhile is not taken for one that is gone.
+    present = workspace.run_ids()
+    gone = _gone(workspace, index, index.keys() - set(present), only or (), ask_slurm=ask_slurm)
     look = _Look(workspace, index)
     suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
     if suspects:
         _read(look, suspects, ask_slurm=ask_slurm)
-    if look.has_written:
+    if look.has_written or gone:
         index = workspace.store.index()
     directories = frozenset(present)
 
@@ -138,6 +141,56 @@ def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
         reason = f"its directory was deleted ({listed.reason or listed.state})"
         return replace(listed, row={**listed.row, "reason": reason})
     return listed if live is None else replace(listed, live=live)
+
+
+def _gone(
+    workspace: Workspace,
+    index: Mapping[str, IndexRow],
+    absent: Set[str],
+    only: Collection[str],
+    *,
+    ask_slurm: bool,
+) -> list[str]:
+    """Take runs whose directories were deleted out of the registry, unless they may have a job; returns them.
+
+    Args:
+        workspace: Where the runs were.
+        index: All runs.
+        absent: Those without a directory.
+        only: Runs that the command is at work on: if nothing of one runs, it has ended.
+        ask_slurm: Ask Slurm whether there are jobs.
+    """
+    gone = [run_id for run_id in absent if index[run_id].ended]
+    open_runs = set(absent) - set(gone)
+    if open_runs:
+        loaded = workspace.store.load_all(open_runs)
+        gone += [run_id for run_id, run in loaded.items() if not _may_run(workspace, run, ask_slurm=ask_slurm)]
+    if gone:
+        over, now = [run_id for run_id in gone if run_id in only and not index[run_id].ended], time.time()
+
+        def change(transaction: Transaction) -> None:
+            transaction.remove([run_id for run_id in gone if run_id not in only])
+            transaction.set_cancelled(over, now)
+
+        workspace.store.write(change)
+    return gone
+
+
+def _may_run(workspace: Workspace, run: Run, *, ask_slurm: bool) -> bool:
+    """Whether a run without a directory may have a process or a job; unknown: yes."""
+    from slurmtrain.errors import SlurmDown
+    from slurmtrain.ops.shared import local_jobs
+
+    if run.executor != "slurm":
+        return local_jobs.alive(run) is None or bool(local_jobs.processes_of(workspace.root.run(run.id), run))
+    if not ask_slurm:
+        return True
+    from slurmtrain.ops.shared.slurm_jobs import live_jobs
+
+    try:
+        return bool(live_jobs(workspace, run.id, run))
+    except SlurmDown:
+        return True
 
 
 def _suspects(

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PathError
+from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
@@ -48,6 +48,28 @@ class _Answers:
     queue: Queue
     accounting: Accounting | None
     asked_at: float
+
+
+def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
+    """The jobs of a run that have not ended, whether or not its directory exists.
+
+    Args:
+        workspace: Where the run is, or was.
+        run_id: Its id, with which the names of its jobs end.
+        run: What is known of it; None: nothing.
+
+    Raises:
+        SlurmDown: Slurm does not answer.
+    """
+    queue = workspace.scheduler.queue()
+    if not queue.answered:
+        raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
+    own = {attempt.job_id for attempt in run.attempts} if run else set()
+    return [
+        job.id
+        for job in queue.jobs.values()
+        if (job.id in own or job.name.endswith(f"-{run_id}")) and not is_final(job.state)
+    ]
 
 
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:

@@ -125,6 +125,8 @@ def _reason(listed: Listed) -> str:
     For a run that trains, this includes a problem with saving.
     """
     reason, live = listed.reason, listed.live
+    if listed.row["deleted_at"] is not None:
+        return "; ".join(filter(None, ("its files were deleted", reason)))
     if listed.state == "running":
         return "; ".join(filter(None, (reason, listed.row["save_problem"])))
     if live is None or listed.state not in ("pending", "requeued"):

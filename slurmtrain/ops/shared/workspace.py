@@ -93,7 +93,8 @@ class Workspace:
     def prepare(self) -> None:
         """Make sure that runs can be written here, and by nobody else. Raises PathError."""
         if self.config.shared_root is None:
-            make_directory(self.root.path)
+            if not self.root.path.exists():
+                _make_root(self.root.path)
         elif not self.root.path.exists():
             _make_own_directory(self.config.shared_root, self.root.path)
         os.close(self._open_root())
@@ -142,6 +143,16 @@ class Workspace:
             raise
         except OSError as error:
             raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
+
+
+def _make_root(root: Path) -> None:
+    """Create a runs root that git takes no notice of. Raises PathError."""
+    make_directory(root)
+    # Runs are large, and most roots are in a checkout. Without this file nothing else is wrong.
+    with contextlib.suppress(OSError):
+        handle = os.open(root / ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write("*\n")
 
 
 def _make_own_directory(shared_root: Path, own: Path) -> None:

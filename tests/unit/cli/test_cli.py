@@ -146,7 +146,7 @@ def test_a_size_has_a_unit_of_1024(count: float, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("word", "instead"),
-    [("ls", "status"), ("ps", "status"), ("stop", "cancel"), ("rm", "prune"), ("delete", "prune"), ("init", "render")],
+    [("ls", "status"), ("ps", "status"), ("stop", "cancel"), ("rm", "delete"), ("gc", "prune"), ("init", "render")],
 )
 def test_the_words_of_other_programs_lead_to_the_right_command(word: str, instead: str) -> None:
     result = CliRunner().invoke(cli, [word])

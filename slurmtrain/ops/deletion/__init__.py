@@ -1,0 +1,1 @@
+"""Deleting runs: what goes, what stays, and how a tree is removed."""

@@ -1,0 +1,249 @@
+"""Deleting runs: their files, or everything, once they have ended.
+
+The files of a run are deleted under its lock, in this order; the next ``delete`` or ``sync`` finishes what a killed one
+has left:
+
+1. The ``delete`` event: from now on the run is deleted, and never resumed.
+2. A ``pruned`` event for each checkpoint in the run directory.
+3. The files go, except those that :func:`~slurmtrain.model.run.layout.outlives_deletion` names.
+4. The ``deleted`` event.
+
+A run that is to be forgotten gets the name of a directory that was never finished, which ``sync`` removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurmtrain.errors import PathError, RunBusy, RunUnreadable, SlurmtrainError
+from slurmtrain.model.run.events.checkpoint import CheckpointPruned
+from slurmtrain.model.run.events.command import DeletionRequested, FilesDeleted
+from slurmtrain.model.run.layout import RunDir, outlives_deletion
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
+from slurmtrain.ops.shared.find import choose_all, refuse_others
+from slurmtrain.ops.shared.local_jobs import processes_of
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.slurm_jobs import live_jobs
+from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.registry.store import Listed
+from slurmtrain.slurm.command import is_installed
+from slurmtrain.system.files import describe_os_error, fsync_directory
+from slurmtrain.system.locks import locked
+from slurmtrain.system.owned_files import read_checked
+
+_WHY = "the run was deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletable:
+    """A run that can be deleted, and what that does. ``removal``: what goes with it."""
+
+    listed: Listed
+    removal: Removal
+
+
+@dataclass(slots=True)
+class Deleted:
+    """What became of runs: those that are deleted, by id, and what was not, with the reasons."""
+
+    removed: dict[str, Removal] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """How much space was freed."""
+        return sum(removal.bytes for removal in self.removed.values())
+
+
+def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) -> dict[str, Deletable]:
+    """The runs to delete, by id, without those whose files are deleted already.
+
+    Args:
+        workspace: where they are.
+        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose_all` takes them.
+        forget: nothing of them is to stay.
+
+    Raises:
+        RunNotFound: a name refers to no run.
+        RunBusy: a run has not ended, or one that has not ended needs it.
+        RunUnreadable: a run cannot be read, so that only all of it can be deleted.
+        SlurmDown: nobody knows whether the job of a run that cannot be read still runs.
+    """
+    observed = observe(workspace)
+    refuse_others(workspace, observed, names)
+    run_ids = choose_all(observed.runs.index, names)
+    chosen = observed.runs.fetch(run_ids)
+    for run_id, listed in chosen.items():
+        _check_over(workspace, run_id, listed, forget=forget)
+    _check_not_needed(workspace, observed, run_ids)
+    todo = {run_id: listed for run_id, listed in chosen.items() if forget or listed.row["freed"] is None}
+    return {
+        run_id: Deletable(listed, _remove(workspace.root.run(run_id), forget=forget, dry=True))
+        for run_id, listed in todo.items()
+    }
+
+
+def delete(workspace: Workspace, runs: Mapping[str, Deletable], *, forget: bool) -> Deleted:
+    """Delete runs, one after the other.
+
+    Args:
+        workspace: where they are.
+        runs: as :func:`find_deletable` returned them.
+        forget: let nothing of them stay.
+    """
+    deleted = Deleted()
+    for run_id, run in runs.items():
+        try:
+            removal = _forget(workspace, run_id) if forget else _delete(workspace, run_id, run.removal.bytes)
+        except (SlurmtrainError, OSError) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            deleted.problems.append(f"run {run_id} was not deleted: {why}")
+            continue
+        deleted.removed[run_id] = removal
+        deleted.problems += removal.problems
+    return deleted
+
+
+def finish_deletion(workspace: Workspace, run_id: str) -> bool:
+    """Delete what is left of the files of a run; False if the command that deletes them still lives.
+
+    Args:
+        workspace: where the run is.
+        run_id: a run whose deletion was requested.
+
+    Raises:
+        PathError: something cannot be removed.
+    """
+    directory = workspace.root.run(run_id)
+    with locked(directory.lock, wait=False) as lock:
+        if lock is None:
+            return False
+        removal = _delete_files(workspace, directory, _read(workspace, run_id), requested=True)
+    if removal.problems:
+        raise PathError(removal.problems[0])
+    return True
+
+
+def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bool) -> None:
+    """Raise RunBusy unless a run has ended, and RunUnreadable if that cannot be known and something is to stay."""
+    if listed.unreadable:
+        if not forget:
+            raise RunUnreadable(
+                f"run {run_id} is unreadable: {listed.reason}; put that right, or delete all of it with --forget"
+            )
+        _check_nothing_runs(workspace, run_id, workspace.store.load(run_id))
+    elif not listed.ended:
+        raise RunBusy(
+            f"run {run_id} ({listed.name}) is {listed.state}; 'slurmtrain cancel {run_id}' ends it first; "
+            "nothing was deleted"
+        )
+    else:
+        run = _read(workspace, run_id)
+        if run.newest is not None and (run.executor == "local" or not run.newest.settled):
+            _check_nothing_runs(workspace, run_id, run)
+
+
+def _check_nothing_runs(workspace: Workspace, run_id: str, run: Run | None) -> None:
+    """Raise RunBusy if a process here, or a job in Slurm, belongs to a run. Raises SlurmDown."""
+    executor = run.executor if run is not None else ""
+    if executor != "slurm" and (processes := processes_of(workspace.root.run(run_id), run)):
+        pids = ", ".join(str(process.pid) for process in processes)
+        raise RunBusy(f"processes of run {run_id} still run ({pids}); 'slurmtrain cancel {run_id}' ends them")
+    if executor != "local" and is_installed("squeue") and (jobs := live_jobs(workspace, run_id, run)):
+        raise RunBusy(
+            f"job {', '.join(jobs)} of run {run_id} has not ended yet; 'scancel' ends it; nothing was deleted"
+        )
+
+
+def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequence[str]) -> None:
+    """Raise RunBusy if the plan of another run, which has not ended, mentions one of these runs."""
+    chosen = set(run_ids)
+    for other, row in observed.runs.index.items():
+        if row.ended or other in chosen:
+            continue
+        text = b"".join(_plans(workspace.root.run(other)))
+        if needed := next((run_id for run_id in run_ids if run_id.encode() in text), None):
+            raise RunBusy(
+                f"run {other} ({row.name}), which has not ended, names run {needed} in its plan: it may need what is "
+                "in it; nothing was deleted"
+            )
+
+
+def _plans(directory: RunDir) -> Iterator[bytes]:
+    with contextlib.suppress(OSError, PathError):
+        for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
+            yield read_checked(path)
+
+
+def _delete(workspace: Workspace, run_id: str, frees: int) -> Removal:
+    """Delete the files of a run. ``frees``: how many bytes that frees, as far as is known."""
+    directory = workspace.root.run(run_id)
+    with _locked_now(directory):
+        run = _read(workspace, run_id)
+        if not run.ended:
+            raise RunBusy(f"it is {run.state} meanwhile")
+        removal = _delete_files(workspace, directory, run, requested=run.deleted_at is not None, frees=frees)
+    observe(workspace, [run_id], ask_slurm=False)
+    return removal
+
+
+def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requested: bool, frees: int = 0) -> Removal:
+    """Delete the files of a run whose lock is held.
+
+    Args:
+        workspace: where the run is.
+        directory: its directory.
+        run: what is known of it.
+        requested: whether its journals say already that it is deleted.
+        frees: how many bytes that frees.
+    """
+    with workspace.journal(directory, "delete") as journal:
+        if not requested:
+            journal.write(DeletionRequested(bytes=frees, by=person()))
+        for checkpoint in run.on_disk:
+            if not Path(checkpoint.path).is_absolute():
+                journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=_WHY))
+        removal = _remove(directory, forget=False)
+        if not removal.problems:
+            journal.write(FilesDeleted())
+    return removal
+
+
+def _forget(workspace: Workspace, run_id: str) -> Removal:
+    """Remove the directory of a run, and what the registry knows about it."""
+    directory, condemned = workspace.root.run(run_id), workspace.root.unborn(run_id)
+    with _locked_now(directory):
+        # Its lock is renamed with it, so that no 'sync' interferes.
+        directory.path.rename(condemned.path)
+        fsync_directory(workspace.root.path)
+        removal = _remove(condemned, forget=True)
+        with contextlib.suppress(OSError):
+            condemned.path.unlink() if condemned.path.is_symlink() else condemned.path.rmdir()
+    workspace.store.write(lambda transaction: transaction.remove([run_id]))
+    return removal
+
+
+def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:
+    return remove_tree(directory.path, (lambda _: False) if forget else outlives_deletion, dry=dry)
+
+
+@contextlib.contextmanager
+def _locked_now(directory: RunDir) -> Iterator[None]:
+    """Hold a run's lock. Raises RunBusy if another command has it."""
+    with locked(directory.lock, wait=False) as lock:
+        if lock is None:
+            raise RunBusy("another command is at work on it; try again in a moment")
+        yield
+
+
+def _read(workspace: Workspace, run_id: str) -> Run:
+    """A run as its journals have it. Raises RunUnreadable."""
+    observe(workspace, [run_id], ask_slurm=False)
+    run = workspace.store.load(run_id)
+    if run is None or run.unreadable:
+        raise RunUnreadable(f"run {run_id} cannot be read")
+    return run

@@ -1,0 +1,219 @@
+"""``delete``: what it refuses, what goes, what stays, and what a rebuilt registry then knows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from helpers.checkpoints import gone
+from helpers.simulated_run import ELSEWHERE, SimulatedRun
+from helpers.workspaces import make_workspace
+
+from slurmtrain.cli import delete, resume, status
+from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
+from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.sync import sync
+
+A, B, LIVE = "0000000001", "0000000002", "0000000003"
+SWEEP = "0000000000"
+MIB = 2**20
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Two runs of a sweep, which have ended and saved, and a run that trains elsewhere."""
+    workspace = make_workspace(tmp_path / "runs")
+    for run_id, name in {A: "cnn", B: "cnn", LIVE: "mlp"}.items():
+        directory = workspace.root.run(run_id)
+        sim = SimulatedRun(directory, spec={"name": name}, executor="local")
+        sim.created(name=name, sweep=None if run_id == LIVE else SWEEP)
+        sim.submitted(process=ELSEWHERE if run_id == LIVE else gone()).started().reached(5, loss=0.5).saved(5)
+        directory.spec.write_text("name: cnn\n")
+        saved = directory.checkpoints / "step-5"
+        saved.mkdir(parents=True, exist_ok=True)
+        (saved / "rank-0.bin").write_bytes(b"x" * MIB)
+        [attempt] = directory.attempts.iterdir()
+        (attempt / "logs").mkdir()
+        (attempt / "logs" / "rank-0.log").write_text("step 5\n" * 1000)
+        (directory.path / "output.png").write_bytes(b"x" * 5000)
+        if run_id != LIVE:
+            sim.ended("completed")
+    return workspace
+
+
+def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
+    words = [*arguments, "--runs", str(workspace.root.path)]
+    return CliRunner().invoke(command.command, words, standalone_mode=False)
+
+
+def listed(workspace: Workspace) -> dict[str, dict[str, Any]]:
+    return {run["id"]: run for run in json.loads(call(workspace, status, "--json").stdout)["runs"]}
+
+
+def files(workspace: Workspace, run_id: str) -> set[str]:
+    directory = workspace.root.run(run_id).path
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_files_go_and_what_says_what_the_run_was_and_did_stays(workspace: Workspace) -> None:
+    before = listed(workspace)[A]
+    answer = json.loads(call(workspace, delete, A, "-y", "--json").stdout)
+    assert [run["id"] for run in answer["runs"]] == [A]
+    assert answer["bytes"] >= MIB
+    kept = files(workspace, A)
+    assert {"spec.yaml", "plan.json", "submissions/1/plan.json"} <= kept
+    assert [name for name in kept if "log" in name or "bin" in name or "png" in name] == []
+    after = listed(workspace)[A]
+    assert (after["checkpoint"], after["deleted_at"] is not None) == (None, True)
+    assert after["reason"].startswith("its files were deleted")
+    changed = {"checkpoint", "deleted_at", "reason"}
+    assert {key: after[key] for key in after.keys() - changed} == {key: before[key] for key in before.keys() - changed}
+    rebuild(Workspace(workspace.config))
+    assert listed(workspace)[A] == after
+    assert files(workspace, B) >= {"checkpoints/step-5/rank-0.bin", "output.png"}
+
+
+def test_a_second_time_there_is_nothing_to_delete(workspace: Workspace) -> None:
+    call(workspace, delete, SWEEP, "-y")
+    before = files(workspace, A)
+    assert "deleted already" in call(workspace, delete, SWEEP, "-y").stderr
+    assert files(workspace, A) == before
+
+
+def test_a_forgotten_run_is_nowhere(workspace: Workspace) -> None:
+    call(workspace, delete, A, "--forget", "-y")
+    assert not workspace.root.run(A).path.exists()
+    assert workspace.unborn() == []
+    assert set(listed(workspace)) == {B, LIVE}
+    assert isinstance(call(workspace, delete, A, "-y").exception, RunNotFound)
+
+
+@pytest.mark.parametrize("names", [(LIVE,), (A, LIVE), ("*",)])
+@pytest.mark.parametrize("forget", [(), ("--forget",)])
+def test_nothing_is_deleted_where_a_run_has_not_ended(
+    workspace: Workspace, names: tuple[str, ...], forget: tuple[str, ...]
+) -> None:
+    before = {run_id: files(workspace, run_id) for run_id in (A, LIVE)}
+    error = call(workspace, delete, *names, "-y", *forget).exception
+    assert isinstance(error, RunBusy)
+    assert f"run {LIVE} (mlp) is running; 'slurmtrain cancel {LIVE}' ends it first" in str(error)
+    assert {run_id: files(workspace, run_id) for run_id in (A, LIVE)} == before
+
+
+def test_a_run_that_one_which_has_not_ended_names_in_its_plan_stays(workspace: Workspace) -> None:
+    plan = workspace.root.run(LIVE).plan
+    plan.write_text(plan.read_text().replace("x.py", f"x.py --from runs/{A}/checkpoints/step-5"))
+    error = call(workspace, delete, A, "-y").exception
+    assert isinstance(error, RunBusy)
+    assert f"run {LIVE} (mlp), which has not ended, names run {A} in its plan" in str(error)
+    assert "deleted" in call(workspace, delete, B, "-y").stderr
+
+
+def test_where_nobody_can_be_asked_it_needs_a_yes(workspace: Workspace) -> None:
+    error = call(workspace, delete, A).exception
+    assert isinstance(error, UserError)
+    assert "the files of 1 run(s)" in str(error)
+    assert "needs -y; nothing was deleted" in str(error)
+    assert "output.png" in files(workspace, A)
+
+
+def test_on_a_terminal_it_is_asked_with_the_space_that_is_freed(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    monkeypatch.setattr(delete.output, "confirm", confirm)
+    monkeypatch.setattr(delete, "_can_ask", lambda: True)
+    result = call(workspace, delete, SWEEP)
+    assert isinstance(result.exception, click.Abort)
+    assert questions == ["delete the files of 2 run(s), 2.0 MiB?"]
+    assert result.stderr.splitlines()[0] == f"{A}  cnn  completed  1.0 MiB"
+    assert "output.png" in files(workspace, A)
+
+
+def test_a_run_that_cannot_be_read_can_only_be_forgotten(workspace: Workspace) -> None:
+    # It was read before, so that it is known where its processes would be.
+    assert A in listed(workspace)
+    [journal, *_] = workspace.root.run(A).journals.glob("*.jsonl")
+    journal.unlink()
+    journal.mkdir()
+    assert isinstance(call(workspace, delete, A, "-y").exception, RunUnreadable)
+    result = call(workspace, delete, A, "-y", "--forget")
+    assert result.exception is None, result.output
+    assert set(listed(workspace)) == {B, LIVE}
+
+
+def test_a_checkpoint_that_another_run_shares_by_hard_links_is_whole_there(workspace: Workspace) -> None:
+    of_a, of_b = (workspace.root.run(run_id).checkpoints / "step-5" / "rank-0.bin" for run_id in (A, B))
+    of_b.unlink()
+    of_b.hardlink_to(of_a)
+    call(workspace, delete, A, "-y")
+    assert of_b.read_bytes() == b"x" * MIB
+    assert not of_a.exists()
+
+
+def test_a_deleted_run_is_not_resumed(workspace: Workspace) -> None:
+    call(workspace, delete, A, "-y")
+    for arguments in ((A, "params.steps=9"), (A, "--from-start")):
+        error = call(workspace, resume, *arguments).exception
+        assert isinstance(error, RunBusy)
+        assert f"the files of run {A} were deleted" in str(error)
+
+
+def test_what_a_killed_delete_has_left_is_deleted_by_sync(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slurmtrain.ops.deletion import delete as verb
+
+    def killed(*_: object, **more: Any) -> Any:
+        if more.get("dry"):
+            return verb.Removal(bytes=MIB)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verb, "remove_tree", killed)
+        assert call(workspace, delete, A, "-y").exception is not None
+    assert "output.png" in files(workspace, A)
+    sync(Workspace(workspace.config), track=False)
+    assert "output.png" not in files(workspace, A)
+    assert observe(workspace, ask_slurm=False).runs[A].row["freed"] == MIB
+
+
+def test_a_run_directory_that_somebody_has_removed_leaves_the_lists_at_once(workspace: Workspace) -> None:
+    assert set(listed(workspace)) == {A, B, LIVE}
+    shutil.rmtree(workspace.root.run(A).path)
+    assert set(listed(workspace)) == {B, LIVE}
+    # Nobody can tell from here whether its processes live.
+    shutil.rmtree(workspace.root.run(LIVE).path)
+    assert "its directory was deleted" in listed(workspace)[LIVE]["reason"]
+
+
+def test_a_directory_that_comes_back_is_listed_as_it_was(workspace: Workspace, tmp_path: Path) -> None:
+    before = listed(workspace)
+    place = workspace.root.run(A).path
+    place.rename(tmp_path / "away")
+    assert set(listed(workspace)) == {B, LIVE}
+    (tmp_path / "away").rename(place)
+    assert listed(workspace) == before
+
+
+def test_a_new_runs_root_is_nothing_to_git_and_an_existing_file_stays(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "new")
+    shutil.rmtree(workspace.root.path, ignore_errors=True)
+    workspace.prepare()
+    ignored = workspace.root.path / ".gitignore"
+    assert ignored.read_text() == "*\n"
+    ignored.write_text("mine")
+    workspace.prepare()
+    assert ignored.read_text() == "mine"

@@ -24,6 +24,8 @@ COMMANDS = {
     "render": ("render", "Print what submit would submit."),
     "status": ("status", "List runs."),
     "show": ("show", "Show all about a run."),
+    "best": ("best", "Print the best run by a metric."),
+    "compare": ("compare", "Compare runs: what differs, and the metrics."),
     "logs": ("logs", "Print the logs of a run."),
     "ui": ("ui", "Show runs in MLflow, in a browser."),
     "plot": ("plot", "Draw curves of metrics."),

@@ -16,7 +16,8 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     """A run with this number as its id, which was submitted ``days_ago``.
 
     ``facts``: ``params``, ``metrics``, ``state`` (completed, failed, running, created), ``tags``, ``sweep``, ``host``,
-    ``archived``, ``days_ago``, and ``spec``, further keys of its spec.
+    ``archived``, ``days_ago``, ``spec`` (further keys of its spec), ``git``, ``versions``, and ``history``: what it had
+    logged before, a mapping of metrics for each step.
     """
     params = facts.get("params", {})
     now = time.time() - facts.get("days_ago", 1) * DAY_S
@@ -24,7 +25,7 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     sim = SimulatedRun(
         workspace.root.run(f"{number:010d}"), spec=spec, executor="local", job=f"local-{number}", now=now
     )
-    sim.created(name=name, params=params, sweep=facts.get("sweep"), command="python x.py")
+    sim.created(name=name, params=params, sweep=facts.get("sweep"), command="python x.py", git=facts.get("git"))
     if tags := facts.get("tags"):
         sim.command("tags", add=tags)
     if facts.get("archived"):
@@ -33,6 +34,10 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     if state == "created":
         return sim
     sim.submitted(process=ELSEWHERE).started(host=facts.get("host", "n1"))
+    if versions := facts.get("versions"):
+        sim.node("preflight", findings=[{"check": "versions", "status": "pass", "summary": "", "evidence": versions}])
+    for step, logged in enumerate(facts.get("history", ()), 1):
+        sim.reached(step, **logged)
     if metrics := facts.get("metrics"):
         sim.reached(100, **metrics)
     return sim if state == "running" else sim.ended({"completed": "completed", "failed": "oom"}[state])

@@ -12,8 +12,8 @@ from slurmtrain.ops.query.select import Question
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _words(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """The words of a list, which commas separate."""
+def split_words(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """The words of ``value``, which commas separate; click also passes the ``_context`` and the ``_parameter``."""
     return tuple(word for part in (value or "").split(",") if (word := part.strip()))
 
 
@@ -25,8 +25,8 @@ where_option = click.option(
 )
 _OPTIONS = (
     where_option,
-    click.option("--state", "states", metavar="S[,S]", callback=_words, help="Only runs in one of these states."),
-    click.option("--cause", "causes", metavar="C[,C]", callback=_words, help="Only runs that ended for this cause."),
+    click.option("--state", "states", metavar="S[,S]", callback=split_words, help="Only runs in one of these states."),
+    click.option("--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for it."),
     click.option("--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."),
     click.option("--tag", "tags", metavar="TAG", multiple=True, help="Only runs with this tag."),
     click.option("--sweep", metavar="ID", help="Only runs of this sweep."),
@@ -34,7 +34,7 @@ _OPTIONS = (
     click.option("--sort", metavar="KEY[,KEY]", help="Sort by fields, such as -metrics.val_loss; a minus: descending."),
     click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most this many runs."),
     click.option(
-        "--columns", metavar="FIELD[,FIELD]", callback=_words, help="Print these fields, such as id,params.lr."
+        "--columns", metavar="FIELD[,FIELD]", callback=split_words, help="Print these fields, such as id,params.lr."
     ),
 )
 

@@ -59,7 +59,12 @@ def print_fields(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Non
         names: The names of the fields.
     """
     columns = [Column(name, room=None if name in ("id", "state") else _ROOM_OF_FIELDS) for name in names]
-    print_rows(columns, [[formatting.field(name, value_of(run, name)) for name in names] for run in runs])
+    print_rows(columns, [[field_cell(run, name) for name in names] for run in runs])
+
+
+def field_cell(run: Mapping[str, Any], name: str) -> str:
+    """The value of the field ``name`` of a run (RUN of the JSON)."""
+    return formatting.field(name, value_of(run, name))
 
 
 def print_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -111,7 +116,7 @@ def _table(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[li
     params = [name for name in differing([run["params"] for run in runs]) if f"params.{name}" not in fields]
     further = [Column(name, rank=1) for name in fields]
     rows = [
-        (*row[:_FIRST], *(formatting.field(name, value_of(run, name)) for name in fields), *row[_FIRST:])
+        (*row[:_FIRST], *(field_cell(run, name) for name in fields), *row[_FIRST:])
         for run, row in zip(runs, (_run_row(run, params) for run in runs), strict=True)
     ]
     return [*COLUMNS[:_FIRST], *further, *COLUMNS[_FIRST:]], rows

@@ -24,6 +24,8 @@ CALLS = {
     "render": ("render", "gpus.yaml"),
     "status": ("status", "--all"),
     "show": ("show", RUN_ID),
+    "best": ("best", RUN_ID, "--by", "loss"),
+    "compare": ("compare", RUN_ID, RUN_ID),
     "logs": ("logs", RUN_ID),
     "wait": ("wait", RUN_ID),
     "resume": ("resume", RUN_ID),

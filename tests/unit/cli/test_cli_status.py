@@ -30,13 +30,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def on_a_terminal(root: Path, columns: int, *arguments: str) -> list[str]:
-    """What ``status`` with these arguments draws on a terminal of 40 lines, without colours."""
+def on_a_terminal(root: Path, columns: int, *arguments: str, command: str = "status") -> list[str]:
+    """What a command with these arguments draws on a terminal of 40 lines, without colours."""
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (40, columns))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")} | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "slurmtrain", "--runs", str(root), "status", *arguments]
-    with subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL, env=environment) as process:
+    argv = [sys.executable, "-m", "slurmtrain", "--runs", str(root), command, *arguments]
+    with subprocess.Popen(argv, stdout=terminal, stderr=subprocess.DEVNULL, env=environment) as process:
         os.close(terminal)
         drawn = b""
         while chunk := _read(controller):

@@ -1,0 +1,162 @@
+"""``slurmtrain compare``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli.shared import formatting, options, output, run_table, tables
+from slurmtrain.cli.shared.fit import GAP, Column
+from slurmtrain.cli.shared.question_options import split_words, where_option
+from slurmtrain.model.query.comparison import is_seed
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.query.comparison import Compared, SeedGroup, Spread
+    from slurmtrain.ops.query.compare import Answer
+
+
+@click.command(
+    "compare",
+    short_help="Compare runs: what differs, and the metrics.",
+    epilog=options.examples("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc"),
+)
+@options.runs_argument
+@click.option("--metrics", metavar="NAME[,NAME]", callback=split_words, help="The metrics to compare.")
+@click.option("--by", metavar="METRIC", help="The metric to sort by; by default the first of those compared.")
+@click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
+@where_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
+@options.json_option
+@options.in_workspace
+def command(
+    workspace: Workspace,
+    names: tuple[str, ...],
+    metrics: tuple[str, ...],
+    by: str | None,
+    larger: bool | None,
+    where: tuple[str, ...],
+    as_csv: bool,
+    as_json: bool,
+) -> int:
+    """Compare runs: the settings in which they differ, and their metrics, the best run first.
+
+    RUN may also be a pattern such as 'cnn*', or the id of a sweep. Settings are the keys of the spec, the commit of the
+    code, and the versions that the preflight saw. Runs that differ only in a seed are one line, with the mean of each
+    metric and its standard deviation. A metric's newest value is compared; "best" is the best one that remained after
+    interruptions, with its step.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json exclude each other")
+    from slurmtrain.ops.query.compare import compare
+    from slurmtrain.ops.query.select import Question
+    from slurmtrain.ops.shared.observe import observe
+
+    observed = observe(workspace)
+    output.warn_about(observed)
+    question = Question(names=names, where=where, for_programs=True)
+    answer = compare(workspace, observed.runs, question, metrics, by, larger)
+    output.warn(answer.notes)
+    if as_json:
+        output.print_json(answer.to_json())
+    elif as_csv:
+        output.print_csv(_csv_rows(answer))
+    else:
+        _print(answer)
+    return 0
+
+
+def _print(answer: Answer) -> None:
+    if not answer.comparison.differs:
+        output.echo("the runs have the same settings", err=True)
+    if answer.criterion is not None:
+        output.echo(str(answer.criterion), err=True)
+    columns, rows = _columns(answer), list(_rows(answer))
+    lines = [tuple(column.header for column in columns), *rows]
+    upright = list(zip(*lines, strict=True))
+    if output.is_terminal(sys.stdout) and not _fits(lines) and _fits(upright):
+        # Few runs with many differences: a line for each difference.
+        columns, rows = [Column(header) for header in upright[0]], upright[1:]
+    run_table.print_rows(columns, rows)
+
+
+def _fits(lines: Sequence[Sequence[str]]) -> bool:
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)]
+    return sum(widths) - GAP <= int(tables.console().width)
+
+
+def _columns(answer: Answer) -> list[Column]:
+    """The columns: on a narrow terminal those of what runs are sorted by, and of their settings, are shown first."""
+    by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
+    settings = [
+        Column(name.removeprefix("params."), rank=3 if is_seed(name) else 1, room=8)
+        for name in answer.comparison.differs
+    ]
+    metrics = [
+        Column(header, rank=rank + (0 if metric == by else 3))
+        for metric in answer.metrics
+        for header, rank in ((metric, 0), (f"best {metric}", 2))
+    ]
+    return [Column("ID"), Column("NAME", rank=6, room=8), Column("STATE", rank=6), *settings, *metrics]
+
+
+def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
+    """A row for each group; if there is only one, for each of its runs, and for all of them."""
+    groups = answer.comparison.groups
+    for group in groups:
+        if len(groups) > 1 or len(group.runs) == 1:
+            yield _row(answer, group)
+            continue
+        for run in group.runs:
+            yield _row(answer, type(group)([run]))
+        yield ("mean", *["-"] * (2 + len(answer.comparison.differs)), *_scores(answer, group))
+
+
+def _row(answer: Answer, group: SeedGroup) -> tuple[str, ...]:
+    first, *others = group.runs
+    states = ",".join(dict.fromkeys(run.state for run in group.runs))
+    settings = [_setting(name, group.runs) for name in answer.comparison.differs]
+    return (
+        f"{first.id} +{len(others)}" if others else first.id,
+        first.name,
+        states,
+        *settings,
+        *_scores(answer, group),
+    )
+
+
+def _setting(name: str, runs: Sequence[Compared]) -> str:
+    values = dict.fromkeys(formatting.field("params.", run.settings.get(name)) for run in runs)
+    return ",".join(values)
+
+
+def _scores(answer: Answer, group: SeedGroup) -> list[str]:
+    cells = []
+    for metric in answer.metrics:
+        step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
+        at = "" if step is None else f" @{step}"
+        cells += [_spread(group.spread(metric)), _spread(group.spread(metric, best=True)) + at]
+    return cells
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    mean = formatting.number(float(spread.mean))
+    return mean if spread.deviation is None else f"{mean} ±{spread.deviation:.2g}"
+
+
+def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
+    metrics = [header for metric in answer.metrics for header in (metric, f"best {metric}", f"best {metric} step")]
+    yield ["id", "name", "state", *answer.comparison.differs, *metrics]
+    for group in answer.comparison.groups:
+        for run in group.runs:
+            scores = [run.scores[metric] for metric in answer.metrics]
+            values = [value for score in scores for value in (score.last, score.best, score.best_step)]
+            settings = [formatting.field("params.", run.settings.get(name)) for name in answer.comparison.differs]
+            yield [run.id, run.name, run.state, *settings, *values]

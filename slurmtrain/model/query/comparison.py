@@ -1,0 +1,109 @@
+"""Runs side by side: their settings where they differ, and their metrics, over seeds where only these differ."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.query.differing import differing, identity
+
+_SEEDS = ("seed", "random_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric of a run: its newest value, the best one with its step, and None for what is not known."""
+
+    last: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run with its settings, by name, and its metrics."""
+
+    id: str
+    name: str
+    state: str
+    settings: Mapping[str, Any]
+    scores: Mapping[str, Score]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean of values, and their standard deviation; None for less than two of them."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeedGroup:
+    """Runs that differ in nothing but seeds, the best first. One of them may be alone."""
+
+    runs: Sequence[Compared]
+
+    def spread(self, metric: str, *, best: bool = False) -> Spread | None:
+        """The newest values of a metric, or the ``best`` ones, over the runs; None if no run has one."""
+        scores = [run.scores.get(metric, Score()) for run in self.runs]
+        values = [value for score in scores if (value := score.best if best else score.last) is not None]
+        if not values:
+            return None
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Runs side by side. ``differs``: the names of the settings that do; ``groups``: the best first."""
+
+    differs: Sequence[str]
+    groups: Sequence[SeedGroup]
+
+
+def is_seed(name: str) -> bool:
+    """Whether a setting is the seed of a random number generator, such as ``params.seed`` or ``params.run.seed``."""
+    last = name.rpartition(".")[2]
+    return name.startswith("params.") and (last in _SEEDS or last.endswith("_seed"))
+
+
+def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool) -> SideBySide:
+    """Compare runs.
+
+    Args:
+        runs: The runs.
+        metric: What to sort them by, by the mean of the newest values over seeds; None: they stay in order.
+        larger: Whether larger values of it are better.
+    """
+    differs = differing([run.settings for run in runs])
+    groups = _groups(runs, differs)
+    if metric is None:
+        return SideBySide(differs, [SeedGroup(group) for group in groups])
+
+    def order(value: float | None) -> tuple[bool, float]:
+        return (value is None, 0.0 if value is None else -value if larger else value)
+
+    def mean(group: SeedGroup) -> float | None:
+        spread = group.spread(metric)
+        return None if spread is None else spread.mean
+
+    sorted_groups = [SeedGroup(sorted(group, key=lambda run: order(_last(run, metric)))) for group in groups]
+    return SideBySide(differs, sorted(sorted_groups, key=lambda group: order(mean(group))))
+
+
+def _last(run: Compared, metric: str) -> float | None:
+    return run.scores.get(metric, Score()).last
+
+
+def _groups(runs: Sequence[Compared], differs: Sequence[str]) -> list[list[Compared]]:
+    """The runs that differ only in seeds together; each alone if no seed differs."""
+    if not any(map(is_seed, differs)):
+        return [[run] for run in runs]
+    others = [name for name in differs if not is_seed(name)]
+    groups: dict[tuple[Any, ...], list[Compared]] = {}
+    for run in runs:
+        key = [identity(run.settings[name]) if name in run.settings else None for name in others]
+        groups.setdefault((run.name, *key), []).append(run)
+    return list(groups.values())

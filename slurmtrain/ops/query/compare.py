@@ -1,0 +1,227 @@
+"""Runs side by side: what differs in their settings, code, environment and resources, and how well they did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.errors import PathError, UserError
+from slurmtrain.model.query.comparison import Compared, Score, SeedGroup, SideBySide, Spread, compare_runs, is_seed
+from slurmtrain.model.query.criterion import Criterion, choose_criterion
+from slurmtrain.model.query.direction import is_larger_better
+from slurmtrain.model.query.fields import flattened, names_in, value_of
+from slurmtrain.model.query.mistakes import check_field
+from slurmtrain.ops.history import read_history
+from slurmtrain.ops.query.select import Question, select
+from slurmtrain.ops.shared.run_details import findings_json
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import read_json
+
+if TYPE_CHECKING:
+    from slurmtrain.model.metrics.curves import Curve
+    from slurmtrain.model.run.run import Run
+    from slurmtrain.ops.shared.observe import ListedRuns
+
+_METRICS = "metrics."
+# If no metrics are named, so many of those are compared whose names show what is better.
+_MOST_METRICS = 3
+# What a run has of its own, or what stands elsewhere.
+_NOT_COMPARED = ("name", "params", "resources", "command", "sweep")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Runs side by side.
+
+    ``criterion``: what they are sorted by, if anything. ``metrics``: the names of those that are compared. ``notes``:
+    what cannot be read.
+    """
+
+    comparison: SideBySide
+    criterion: Criterion | None
+    metrics: Sequence[str]
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``compare --json`` prints."""
+        groups = self.comparison.groups
+        return {
+            "schema": SCHEMA,
+            "by": self.criterion.name if self.criterion else None,
+            "better": self.criterion.better if self.criterion else None,
+            "metrics": list(self.metrics),
+            "differs": list(self.comparison.differs),
+            "groups": [self._group(group) for group in groups],
+            "runs": [self._run(run) for group in groups for run in group.runs],
+        }
+
+    def _group(self, group: SeedGroup) -> dict[str, Any]:
+        settings = self.settings_of(group.runs[0])
+        return {
+            "runs": [run.id for run in group.runs],
+            "name": group.runs[0].name,
+            "settings": {name: value for name, value in settings.items() if not is_seed(name)},
+            "seeds": {name: [run.settings.get(name) for run in group.runs] for name in settings if is_seed(name)},
+            "metrics": {
+                metric: {"last": _spread(group.spread(metric)), "best": _spread(group.spread(metric, best=True))}
+                for metric in self.metrics
+            },
+        }
+
+    def _run(self, run: Compared) -> dict[str, Any]:
+        return {
+            "id": run.id,
+            "name": run.name,
+            "state": run.state,
+            "settings": self.settings_of(run),
+            "metrics": {metric: asdict(score) for metric, score in run.scores.items()},
+        }
+
+    def settings_of(self, run: Compared) -> dict[str, Any]:
+        """The settings of a run that differ among all."""
+        return {name: run.settings[name] for name in self.comparison.differs if name in run.settings}
+
+
+def compare(
+    workspace: Workspace,
+    runs: ListedRuns,
+    question: Question,
+    metrics: Sequence[str] = (),
+    by: str | None = None,
+    larger: bool | None = None,
+) -> Answer:
+    """Compare the runs that a question is about.
+
+    Args:
+        workspace: Where the runs are.
+        runs: All of them, as observed.
+        question: Which to compare.
+        metrics: The names of metrics; empty: up to three whose names show what is better.
+        by: The metric to sort by; None: the first of them whose name shows what is better.
+        larger: Whether larger values of it are better; None: its name shows it.
+
+    Raises:
+        RunNotFound: A name refers to no run.
+        QueryError: The question means nothing, or no run has such a metric.
+        UserError: There are fewer than two runs.
+    """
+    records = select(workspace, runs, question).runs
+    if len(records) < 2:
+        raise UserError(f"a comparison takes at least two runs, and these are {len(records)}")
+    chosen = [name.removeprefix(_METRICS) for name in metrics] or _telling_metrics(records)
+    first = by or next((name for name in chosen if is_larger_better(name) is not None or larger is not None), None)
+    criterion = None if first is None else choose_criterion(_field(first), larger, records)
+    if by and by.removeprefix(_METRICS) not in chosen:
+        chosen.insert(0, by.removeprefix(_METRICS))
+    for name in chosen:
+        check_field(_field(name), records)
+    directions = {name: is_larger_better(name) for name in chosen}
+    if criterion is not None:
+        directions[criterion.name.removeprefix(_METRICS)] = criterion.larger
+    notes: list[str] = []
+    loaded = workspace.store.load_all([record["id"] for record in records])
+    compared = [_compared(workspace, record, loaded[record["id"]], directions, notes) for record in records]
+    by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
+    comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger))
+    return Answer(comparison, criterion, chosen, notes)
+
+
+def _field(metric: str) -> str:
+    return _METRICS + metric.removeprefix(_METRICS)
+
+
+def _telling_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = names_in(record["metrics"] for record in records)
+    telling = [name for name in names if is_larger_better(name) is not None]
+    return (telling or names)[:_MOST_METRICS]
+
+
+def _compared(
+    workspace: Workspace,
+    record: Mapping[str, Any],
+    run: Run,
+    directions: Mapping[str, bool | None],
+    notes: list[str],
+) -> Compared:
+    settings: dict[str, Any] = {f"params.{name}": value for name, value in flattened(record["params"])}
+    try:
+        settings |= _plan_settings(workspace, run)
+    except PathError as error:
+        notes.append(f"run {run.id}: {error}")
+    settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
+    settings |= {f"versions.{name}": value for name, value in _versions(workspace, run)}
+    settings["executor"] = record["executor"]
+    return Compared(run.id, run.name, run.state, settings, _scores(workspace, record, run, directions, notes))
+
+
+def _plan_settings(workspace: Workspace, run: Run) -> dict[str, Any]:
+    """The keys of the spec in the newest attempt, apart from its parameters, and where it runs. Raises PathError."""
+    directory, newest = workspace.root.run(run.id), run.newest
+    data = (read_json(directory.submission(newest.submission).plan) if newest else None) or read_json(directory.plan)
+    if data is None:
+        return {}
+    spec, template = _section(data, "spec"), _section(data, "template")
+    written = dict(flattened(template))
+    resolved = {
+        **{f"resources.{name}": value for name, value in flattened(_section(spec, "resources"))},
+        "command": spec.get("command"),
+        **dict(flattened({name: value for name, value in spec.items() if name not in _NOT_COMPARED})),
+        "workdir": data.get("workdir"),
+        "python": data.get("python"),
+    }
+    if resolved.get("tracking.mlflow.experiment") == run.name:
+        del resolved["tracking.mlflow.experiment"]
+    # What refers to a parameter differs because the parameter does.
+    return {name: text if "${" in str(text := written.get(name)) else value for name, value in resolved.items()}
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = data.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _versions(workspace: Workspace, run: Run) -> Iterator[tuple[str, Any]]:
+    """Versions of what it ran with, as the preflight of its first node found them."""
+    for findings in findings_json(workspace, run).values():
+        for finding in findings:
+            evidence = finding.get("evidence")
+            if finding.get("check") == "versions" and isinstance(evidence, Mapping):
+                yield from ((name, value) for name, value in evidence.items() if isinstance(value, str))
+                return
+
+
+def _scores(
+    workspace: Workspace,
+    record: Mapping[str, Any],
+    run: Run,
+    directions: Mapping[str, bool | None],
+    notes: list[str],
+) -> dict[str, Score]:
+    """The metrics of a run; ``directions``: of each, whether larger values are better, None if that is not known."""
+    try:
+        history = read_history(run, workspace.root.run(run.id), directions)
+        curves = history.curves
+        notes.extend(f"run {run.id}: {problem}" for problem in history.problems)
+    except PathError as error:
+        curves = {}
+        notes.append(f"run {run.id}: {error}")
+    return {
+        metric: _score(value_of(record, _field(metric)), curves.get(metric), larger)
+        for metric, larger in directions.items()
+    }
+
+
+def _score(last: Any, curve: Curve | None, larger: bool | None) -> Score:
+    values = curve.kept.values if curve is not None else ()
+    places = [place for place, value in enumerate(values) if math.isfinite(value)]
+    if larger is None or curve is None or not places:
+        return Score(last)
+    best = (max if larger else min)(places, key=lambda place: values[place])
+    return Score(last, values[best], curve.kept.steps[best])
+
+
+def _spread(spread: Spread | None) -> dict[str, float | None] | None:
+    return None if spread is None else asdict(spread)

@@ -15,19 +15,25 @@ from typing import NamedTuple
 _WRITTEN = re.compile(
     r"out(put)?s?|sav(e|es|ed|ing)|log(s|ging|ger)?|ckpts?|checkpoints?|results?|dump|export(ed)?|writ(e|es|ten|ing)|dest(ination)?"
     r"|target|reports?|traces?|profiles?|caches?|te?mp|snapshots?|metrics?|tensorboard|tb|plots?|figs?|figures?|work|runs?"
-    r"|exps?|experiments?|resume|artifacts?|outdir|savedir|logdir|workdir|rundir|o|name|new"
+    r"|exps?|experiments?|resume|artifacts?|preds?|predictions?|gen|generated|state|history|summary|index|outdir|savedir|logdir|workdir|rundir|o|name|new"
 )
 # Of these, the words for where a run keeps its results, which two runs cannot share.
 _KEPT = re.compile(r"out(put)?s?|sav(e|es|ed|ing)|ckpts?|checkpoints?|results?|exps?|experiments?|snapshots?|work|o")
 _PLACES = re.compile(r"dir(ectory)?|path|folder|root|file|to")
-_WHOLE = frozenset({"o", "out", "output", "outdir", "savedir", "workdir", "default_root_dir", "hydra.run.dir"})
+_WHOLE = frozenset({"o", "out", "output", "save", "outdir", "savedir", "workdir", "default_root_dir", "hydra.run.dir"})
+# What else options of such names may have for a value: switches, numbers, formats.
+_NO_PLACE = re.compile(
+    r"true|false|yes|no|on|off|none|null|auto|all|best|last|stdout|json|csv|ya?ml|te?xt|html|[-+.\de]+", re.I
+)
 # Endings of files that programs read: what a word without one of them names is not certain.
 _READ = frozenset(
     """
-    .arrow .bin .cfg .conf .csv .db .gz .h5 .hdf5 .ini .json .jsonl .lmdb .model .npy .npz .parquet .pkl .pt .pth
-    .safetensors .sqlite .tar .toml .tsv .txt .vocab .webdataset .yaml .yml .zip .zst
+    .arrow .bin .cfg .conf .csv .gz .h5 .hdf5 .ini .json .jsonl .npy .npz .parquet .tar .toml .tsv .txt .vocab .yaml
+    .yml .zst
     """.split()  # noqa: SIM905 (a list of names to read, not of strings)
 )
+# Endings of files that are read, but without a directory before them may also be names of what a library downloads.
+_WEIGHTS = frozenset({".model", ".pt", ".pth", ".safetensors"})
 # Endings of files that are read, also without an option before them.
 _CONFIGURATIONS = frozenset({".cfg", ".conf", ".ini", ".json", ".sh", ".toml", ".yaml", ".yml"})
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?|\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -54,7 +60,7 @@ def paths_read(words: Sequence[str]) -> Iterator[NamedPath]:
     for option, value in _values(words):
         suffix = PurePosixPath(value).suffix
         names = _parts(option) + _parts(value.removesuffix(suffix))
-        endings = _READ | _CONFIGURATIONS if option else _CONFIGURATIONS
+        endings = _CONFIGURATIONS | (_READ if option else set()) | (_WEIGHTS if option and "/" in value else set())
         is_file = suffix.lower() in endings or value.startswith(("./", "../"))
         no_path = _ELSEWHERE.match(value) or _NO_PATH.search(value)
         if is_file and not no_path and not any(map(_WRITTEN.fullmatch, names)):
@@ -66,7 +72,7 @@ def paths_written(words: Sequence[str]) -> Iterator[NamedPath]:
     for option, value in _values(words):
         name, parts = option.lstrip("-").replace("-", "_").lower(), _parts(option)
         is_place = len(parts) > 1 and _PLACES.fullmatch(parts[-1]) and any(map(_KEPT.fullmatch, parts[:-1]))
-        if (name in _WHOLE or is_place) and not _NO_PATH.search(value):
+        if (name in _WHOLE or is_place) and not _NO_PATH.search(value) and not _NO_PLACE.fullmatch(value):
             yield NamedPath(option, value)
 
 

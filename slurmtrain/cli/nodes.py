@@ -43,18 +43,17 @@ def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
 
 
 def _rows(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for all nodes with the same finding."""
-    hosts: dict[tuple[str, ...], list[str]] = {}
+    """A row for all nodes with the same finding, whatever its figures."""
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for node in nodes:
-        finding = (
-            node["state"],
-            times.when(node["seen_at"]),
-            times.when(node["expires_at"]),
-            f"{node['run_id']} ({node['attempt']})",
-            times.localized(node["reason"]),
-        )
-        hosts.setdefault(finding, []).append(node["host"])
-    return [(node_lists.describe_nodes(alike), *finding) for finding, alike in hosts.items()]
+        seen_at, until = times.when(node["seen_at"]), times.when(node["expires_at"])
+        reason = times.localized(node["reason"])
+        finding = (node["state"], seen_at, until, f"{node['run_id']} ({node['attempt']})")
+        alike.setdefault((*finding, node_lists.pattern(reason)), []).append((node["host"], reason))
+    return [
+        (node_lists.describe_nodes(host for host, _ in reasons), *finding, node_lists.merge(reasons))
+        for (*finding, _), reasons in alike.items()
+    ]
 
 
 @command.command("forgive", short_help="Use nodes again.", epilog=options.examples("nodes forgive node[3-4]"))

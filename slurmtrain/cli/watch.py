@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import options, output, times
 from slurmtrain.errors import OutputError
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -66,7 +66,8 @@ def _print(event: WatchEvent, *, as_json: bool) -> None:
             output.print_json(event.to_dict(), on_a_line=True)
         else:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{' '.join(event.message.split())}")
+            message = times.localized(" ".join(event.message.split()))
+            output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{message}")
     except OutputError:
         return
 

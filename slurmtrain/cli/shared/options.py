@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from slurmtrain.cli.shared import output
+from slurmtrain.cli.shared import output, times
 from slurmtrain.cli.shared.printable import printable
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.errors import SlurmtrainError
@@ -78,7 +78,7 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     outer = (context.obj or {}).get("runs") if context is not None else None
     config = load_config(cwd=current_directory(), environ=os.environ, runs=runs or outer, executor=executor)
     output.warn(config.notes)
-    return Workspace(config, warn=lambda message: output.warn([message]))
+    return Workspace(config, warn=lambda message: output.warn([times.localized(message)]))
 
 
 def default_executor(configured: str | None) -> str:

@@ -94,6 +94,43 @@ class _Tail:
         return Line(self._attempt, self._origin, line.decode(errors="surrogateescape"))
 
 
+class LogReader:
+    """What was added to the logs of a run since they were last read, for those who decide themselves when to look."""
+
+    def __init__(self, workspace: Workspace, choice: Choice, *, follows: bool = True) -> None:
+        """Nothing has been read so far.
+
+        Args:
+            workspace: where the run is.
+            choice: which lines.
+            follows: read later attempts too, once there are logs.
+        """
+        self._workspace = workspace
+        self._choice = choice
+        self._follows = follows
+        self._tails: dict[Path, _Tail] = {}
+        self._has_read = False
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether there have been any."""
+        return bool(self._tails)
+
+    def read(self, run: Run, *, last: bool) -> Iterator[Line]:
+        """The new lines, attempt by attempt, rank by rank.
+
+        Args:
+            run: the run, as just observed.
+            last: also a final line without a line break.
+        """
+        chosen = _tails(self._workspace, run, self._choice, follow=self._follows, started=self.has_logs)
+        new = {tail.path: tail for tail in chosen if tail.path not in self._tails}
+        self._tails |= new
+        is_first, self._has_read = not self._has_read, True
+        for path, tail in list(self._tails.items()):
+            yield from _read(tail, self._choice, is_new=path in new and is_first, last=last)
+
+
 def read_logs(
     workspace: Workspace,
     run_id: str,
@@ -117,22 +154,19 @@ def read_logs(
     """
     # How many attempts there were when ``waits`` was last called; -1: it was not called.
     announced = -1
-    tails: dict[Path, _Tail] = {}
     workspace = workspace.looking_again() if follow else workspace
+    reader = LogReader(workspace, choice, follows=follow)
     while True:
         run = observe_run(workspace, run_id, ask_slurm=True)
         # The run's state is read before its files: if it has ended, this reads everything that it has written.
         ended = run.ended or not follow
-        chosen = _tails(workspace, run, choice, follow=follow, started=bool(tails))
-        new = {tail.path: tail for tail in chosen if tail.path not in tails}
-        tails |= new
-        for path, tail in list(tails.items()):
-            yield from _read(tail, choice, is_new=path in new and announced < 0, last=ended)
-        if not tails and ended and choice.rank is not None and (run.ended or _has_logs(workspace, run, choice)):
+        yield from reader.read(run, last=ended)
+        has_logs = reader.has_logs
+        if not has_logs and ended and choice.rank is not None and (run.ended or _has_logs(workspace, run, choice)):
             raise RunNotFound(
                 f"run {run_id} has no log of rank {choice.rank} alone; 'slurmtrain logs {run_id}' shows all there are"
             )
-        if announced < 0 and not tails and not run.ended:
+        if announced < 0 and not has_logs and not run.ended:
             reason = f" ({run.reason})" if run.reason else ""
             waits(f"it is {run.state}{reason}; logs will be in {workspace.root.run(run_id).attempts}")
         elif run.newest is not None and run.newest.restarted_by == "sync" and announced < len(run.attempts):

@@ -45,11 +45,18 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
         output.print_json(outcome.to_dict(workspace, request))
     elif outcome.checkpoint is not None:
         output.echo(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
-    output.echo(_describe(outcome, request, timeout), err=True)
+    output.echo(describe_outcome(outcome, request, timeout), err=True)
     return 0 if outcome.outcome in ("asked", "saved") or outcome.checkpoint is not None else 1
 
 
-def _describe(outcome: RequestOutcome, request: SaveRequest, timeout: float) -> str:
+def describe_outcome(outcome: RequestOutcome, request: SaveRequest, timeout: float) -> str:
+    """What became of a request, in a sentence.
+
+    Args:
+        outcome: What became of it.
+        request: The request.
+        timeout: How many seconds it was waited for.
+    """
     run_id, saved = request.run_id, outcome.checkpoint
     if saved is not None:
         stall = f"; training stood still for {formatting.number(saved.stall_s)} s" if saved.stall_s is not None else ""

@@ -42,14 +42,15 @@ def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> i
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
-        from slurmtrain.ops.unmirrored import describe_unmirrored
-
-        _print(facts, each_node=each_node)
-        output.note(describe_unmirrored(workspace, [facts]))
+        print_run(facts, each_node=each_node)
     return 0
 
 
-def _print(run: dict[str, Any], *, each_node: bool) -> None:
+def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
+    """Print all about a ``run``: RUN of the JSON contract with its attempts and checkpoints.
+
+    ``each_node``: what was measured on each node too.
+    """
     for name, value in _run_facts(run):
         if value and value != "-":
             output.paragraph(f"{name:<11} {value}", " " * _INDENT)

@@ -7,12 +7,14 @@ Nothing else writes to a terminal, since what is printed may come from files or 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from slurmtrain.cli.shared.printable import printable, printable_log
 from slurmtrain.errors import OutputError
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 _NARROWEST = 20
 # Before all lines of a message but the first.
 _INDENT = "  "
+
+
+class _Page(NamedTuple):
+    """What stands for the terminal while something is printed for a page that another program draws."""
+
+    stream: io.StringIO
+    width: int
+
+
+# Each thread has its own.
+_page: ContextVar[_Page | None] = ContextVar("page", default=None)
 
 
 def attach_streams() -> None:
@@ -67,8 +80,8 @@ def echo(*lines: str, err: bool = False) -> None:
     ``err``: to standard error; on a terminal, long lines are wrapped between words.
     """
     if not err:
-        with _writing() as stdout:
-            stdout.write("".join(f"{printable(line)}\n" for line in lines or ("",)))
+        with _writing() as stream:
+            stream.write("".join(f"{printable(line)}\n" for line in lines or ("",)))
         return
     text = "".join(f"{part}\n" for line in lines or ("",) for part in _wrapped(line, sys.stderr, _INDENT))
     # There is nowhere to say that this cannot be written.
@@ -90,29 +103,29 @@ def log_line(prefix: str, line: str) -> None:
 
     ``line``: decoded with ``surrogateescape``, so that bytes which are not UTF-8 are kept. Raises as :func:`echo`.
     """
-    with _writing() as stdout:
-        if stdout.isatty():
-            stdout.write(f"{prefix}{printable_log(line)}\n")
+    with _writing() as stream:
+        if stream.isatty():
+            stream.write(f"{prefix}{printable_log(line)}\n")
         else:
-            stdout.buffer.write(f"{prefix}{line}\n".encode(errors="surrogateescape"))
+            stream.buffer.write(f"{prefix}{line}\n".encode(errors="surrogateescape"))
 
 
 def print_json(data: Mapping[str, Any], *, on_a_line: bool = False) -> None:
     """Print a JSON object to standard output: indented on a terminal, unless ``on_a_line``. Raises as :func:`echo`."""
-    with _writing() as stdout:
+    with _writing() as stream:
         # json.dump writes piece by piece, with an encoder in Python, which takes ten times as long.
-        text = json.dumps(data, indent=1 if stdout.isatty() and not on_a_line else None, allow_nan=False)
-        stdout.write(f"{text}\n")
+        text = json.dumps(data, indent=1 if stream.isatty() and not on_a_line else None, allow_nan=False)
+        stream.write(f"{text}\n")
 
 
 def print_csv(rows: Iterable[Sequence[Any]]) -> None:
     """Print lines of comma-separated values (RFC 4180) to standard output. Raises as :func:`echo`."""
     import csv
 
-    with _writing() as stdout:
-        if stdout.isatty():
+    with _writing() as stream:
+        if stream.isatty():
             rows = ([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-        csv.writer(stdout).writerows(rows)
+        csv.writer(stream).writerows(rows)
 
 
 def confirm(question: str) -> bool:
@@ -120,12 +133,6 @@ def confirm(question: str) -> bool:
     import click
 
     return click.confirm(printable(question), err=True)
-
-
-def note(text: str) -> None:
-    """Print a line to standard error, unless it is empty."""
-    if text:
-        echo(text, err=True)
 
 
 def warn(messages: Iterable[str]) -> None:
@@ -147,9 +154,31 @@ def warn_about(observed: Observed) -> None:
     )
 
 
+@contextlib.contextmanager
+def collected(columns: int) -> Iterator[io.StringIO]:
+    """Yield what this thread prints to standard output, instead of printing it: as for a terminal of these columns."""
+    page = _Page(io.StringIO(), max(columns, _NARROWEST))
+    token = _page.set(page)
+    try:
+        yield page.stream
+    finally:
+        _page.reset(token)
+
+
+def is_collected() -> bool:
+    """Whether what this thread prints is :func:`collected`."""
+    return _page.get() is not None
+
+
+def stdout() -> TextIO:
+    """Where data is printed: standard output, or what is :func:`collected`."""
+    page = _page.get()
+    return sys.stdout if page is None else page.stream
+
+
 def is_terminal(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal that can draw tables."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    """Whether ``stream`` is a terminal that can draw tables; also while output is :func:`collected`."""
+    return is_collected() or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def width(stream: TextIO | None = None) -> int:
@@ -157,6 +186,8 @@ def width(stream: TextIO | None = None) -> int:
 
     ``stream``: what is a terminal if standard output is none.
     """
+    if page := _page.get():
+        return page.width
     size = (80, 24)
     if stream is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -166,7 +197,7 @@ def width(stream: TextIO | None = None) -> int:
 
 def is_too_narrow() -> bool:
     """Whether the terminal has fewer columns than lines need to be readable."""
-    return get_terminal_size().columns < _NARROWEST
+    return not is_collected() and get_terminal_size().columns < _NARROWEST
 
 
 def _wrapped(line: str, stream: TextIO, indent: str) -> list[str]:
@@ -182,9 +213,10 @@ def _wrapped(line: str, stream: TextIO, indent: str) -> list[str]:
 @contextlib.contextmanager
 def _writing() -> Iterator[TextIO]:
     """Yield standard output, and flush it. Raises OutputError; BrokenPipeError if its reader is gone."""
+    stream = stdout()
     try:
-        yield sys.stdout
-        sys.stdout.flush()
+        yield stream
+        stream.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

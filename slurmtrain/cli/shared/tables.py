@@ -10,7 +10,7 @@ from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.fit import GAP, Column, fit, fit_wrapped
 from slurmtrain.cli.shared.printable import printable
 
-_STYLES = {
+STATE_STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
     "pending": "magenta", "unreadable": "red",
 }  # fmt: skip
@@ -38,6 +38,8 @@ def console(*, stderr: bool = False) -> Any:
     """Where rich draws: the terminal, or that of standard error."""
     from rich.console import Console
 
+    if output.is_collected():
+        return Console(file=output.stdout(), width=output.width(), force_terminal=True)
     # By itself it follows changes of the terminal's width.
     return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
 
@@ -94,4 +96,4 @@ def _table() -> Any:
 def _styled(cell: str) -> Any:
     from rich.text import Text
 
-    return Text(printable(cell), style=_STYLES.get(cell, ""))
+    return Text(printable(cell), style=STATE_STYLES.get(cell, ""))

@@ -90,6 +90,8 @@ class Scheduler:
         self._tried_at: dict[str, float] = {}
         self._changed_at = 0.0
         self._cancelled_at: dict[str, float] = {}
+        self.answered_at: float | None = None
+        """When squeue was asked for its last answer, in seconds since 1970; None: it has not answered."""
 
     def queue(self) -> Queue:
         """This user's jobs that squeue still knows. Never raises: a failed query is reported in the answer."""
@@ -108,6 +110,7 @@ class Scheduler:
                 return self._queue
             self._write_cache(asked_at, text)
         self._queue = Queue(read_queue(text), at=asked_at)
+        self.answered_at = asked_at
         return self._queue
 
     def accounting(self, job_ids: Collection[str], by_name: bool, since: float) -> Accounting:

@@ -1,0 +1,135 @@
+"""What one look of the page reads and asks, and what it does when that fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.simulated_run import SimulatedRun
+from helpers.workspaces import make_workspace
+
+from slurmtrain.cli.top.look import Looker
+from slurmtrain.ops.shared.workspace import Workspace
+
+LONG_AGO = (10**18, 10**18)
+
+
+def add_run(workspace: Workspace, number: int, *, executor: str = "slurm") -> SimulatedRun:
+    directory = workspace.root.run(f"{number:010}")
+    return SimulatedRun(directory, spec={"name": f"run-{number}"}, executor=executor, job=str(number), now=99.0)
+
+
+def finish(sim: SimulatedRun) -> None:
+    """The run has ended so long ago that its directories show every change."""
+    sim.submitted().started().ended("completed")
+    assert sim.directory is not None
+    for folder in (sim.directory.journals, sim.directory.attempts):
+        os.utime(folder, ns=LONG_AGO)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    slurm = SlurmCommands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", slurm.on_path())
+    slurm.replies("squeue")
+    slurm.replies("sacct")
+    return slurm
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Workspace:
+    """A runs root with forty runs that have ended, two that train, and one that waits."""
+    workspace = make_workspace(tmp_path / "runs")
+    for number in range(40):
+        finish(add_run(workspace, number, executor="local"))
+    for number in (40, 41):
+        add_run(workspace, number).submitted().started().reached(1)
+    add_run(workspace, 42).submitted()
+    return workspace
+
+
+def test_only_runs_that_may_have_changed_are_read_again(root: Workspace, slurm: SlurmCommands) -> None:
+    slurm.replies("squeue", squeue_line("42", run_id=f"{42:010}"))
+    looker = Looker(root.config)
+    assert looker.look().read == 43
+    before = looker.look()
+    after = looker.look()
+    assert after.read == 3
+    assert all(after.rows[run_id] is row for run_id, row in before.rows.items())
+    assert after.rows[f"{42:010}"].run["pending"]["code"] == "Priority"
+
+
+def test_a_run_that_has_changed_gets_a_new_row_and_no_other_run_does(root: Workspace, slurm: SlurmCommands) -> None:
+    looker = Looker(root.config)
+    looker.look()
+    before = looker.look().rows
+    add_run(root, 40).reached(7)
+    after = looker.look().rows
+    assert [run_id for run_id in after if after[run_id] is not before[run_id]] == [f"{40:010}"]
+    assert after[f"{40:010}"].run["step"] == 7
+
+
+def test_slurm_is_asked_once_per_interval_and_the_age_of_its_answer_is_known(
+    root: Workspace, slurm: SlurmCommands
+) -> None:
+    looker = Looker(root.config)
+    looks = [looker.look() for _ in range(4)]
+    assert len(slurm.calls("squeue")) == 1
+    assert len(slurm.calls("sacct")) <= 1
+    assert looks[0].slurm_at is not None
+    assert {look.slurm_at for look in looks} == {looks[0].slurm_at}
+
+
+def test_slurm_is_not_asked_for_runs_of_this_machine(tmp_path: Path, slurm: SlurmCommands) -> None:
+    workspace = make_workspace(tmp_path / "runs")
+    finish(add_run(workspace, 1, executor="local"))
+    assert Looker(workspace.config).look().slurm_at is None
+    assert slurm.calls("squeue") == []
+
+
+def test_a_slurm_that_does_not_answer_is_a_problem_and_the_runs_stay(root: Workspace, slurm: SlurmCommands) -> None:
+    slurm.fails("squeue", "squeue: error: Unable to contact slurm controller")
+    look = Looker(root.config).look()
+    assert len(look.rows) == 43
+    assert any("Unable to contact slurm controller" in problem for problem in look.problems)
+    assert look.slurm_at is None
+
+
+def test_no_runs_root_is_no_problem_and_none_is_made(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "runs")
+    look = Looker(workspace.config).look()
+    assert (dict(look.rows), look.problems) == ({}, ())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Workspace, slurm: SlurmCommands) -> None:
+    looker = Looker(root.config)
+    before = looker.look()
+    runs = root.config.runs
+    runs.rename(runs.with_name("moved"))
+    runs.write_text("not a directory")
+    look = looker.look()
+    assert look.rows == before.rows
+    assert str(runs) in look.problems[-1]
+
+
+def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: Workspace, slurm: SlurmCommands) -> None:
+    root.config.registry.write_bytes(b"not a database" * 100)
+    looker = Looker(root.config)
+    for look in (looker.look(), looker.look()):
+        assert len(look.rows) == 43
+        assert any("is not a readable database" in problem for problem in look.problems)
+
+
+def test_a_run_whose_journals_cannot_be_read_is_shown_as_that(root: Workspace, slurm: SlurmCommands) -> None:
+    looker = Looker(root.config)
+    looker.look()
+    journals = root.root.run(f"{41:010}").journals
+    shutil.rmtree(journals)
+    journals.write_text("a file")
+    row = looker.look().rows[f"{41:010}"]
+    assert row.run["state"] == "unreadable"
+    assert "journal" in row.run["reason"]

@@ -1,0 +1,155 @@
+"""What the rows of the page say, which are shown, and in which order."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from slurmtrain.cli.top.rows import (
+    COLUMNS,
+    ORDERS,
+    Params,
+    Row,
+    RunsView,
+    aged,
+    bar,
+    choose,
+    column_widths,
+    cut,
+    make_row,
+    summary,
+)
+from slurmtrain.errors import QueryError
+
+HEADERS = [column.header for column in COLUMNS]
+
+
+def run(number: int = 0, **fields: Any) -> dict[str, Any]:
+    submitted = datetime.fromtimestamp(time.time() - 3600.0, UTC).isoformat()
+    return {"id": f"{number:010}", "name": "cnn", "state": "running", "step": 3, "total_steps": 10,
+            "submitted_at": submitted, "eta_seconds": 70.0, "steps_per_second": 0.1, "metrics": {"loss": 0.5},
+            "reason": "", "params": {}, "tags": [], "archived": False, **fields}  # fmt: skip
+
+
+def cells(row: Row) -> dict[str, str]:
+    return dict(zip(HEADERS, row.cells, strict=True))
+
+
+def test_a_row_says_how_far_a_run_is() -> None:
+    row = cells(make_row(run()))
+    assert [row[name] for name in ("STEP", "PROGRESS", "AGE", "ETA", "RATE", "METRICS")] == [
+        "3/10", "██▍·····", "1h00m", "1m10s", "0.1/s", "loss=0.5"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "total"), [(None, 10), (3, None), (0, 0)])
+def test_a_bar_is_empty_if_it_is_unknown_how_much_there_is_to_do(step: int | None, total: int | None) -> None:
+    assert bar(step, total) == ""
+
+
+@given(st.integers(0, 2000), st.integers(1, 1000))
+def test_a_bar_always_has_the_same_width(step: int, total: int) -> None:
+    assert cell_len(bar(step, total)) == 8
+
+
+def test_a_row_is_the_same_object_until_its_age_shows_differently() -> None:
+    row = make_row(run())
+    assert aged(row) is row
+    older = Row({**row.run, "submitted_at": "2020-01-01T00:00:00Z"}, row.cells, row.widths)
+    assert aged(older).cells != row.cells
+
+
+def test_what_a_terminal_executes_is_escaped_in_cells() -> None:
+    row = make_row(run(name="\x1b]0;title\x07", reason="a\nb\x9b2J"))
+    assert all(cell.isprintable() for cell in row.cells)
+
+
+def test_live_runs_come_first_then_the_newest() -> None:
+    rows = [make_row(run(n, state=state)) for n, state in enumerate(("running", "failed", "pending", "completed"))]
+    assert [row.id[-1] for row in choose(rows, RunsView())] == ["2", "0", "3", "1"]
+    assert [row.id[-1] for row in choose(rows, RunsView(live_only=True))] == ["2", "0"]
+    assert [row.id[-1] for row in choose(rows, RunsView(order="newest"))] == ["3", "2", "1", "0"]
+
+
+def test_rows_are_sorted_by_what_the_person_chooses() -> None:
+    rows = [make_row(run(0, step=9, name="b", eta_seconds=None)), make_row(run(1, step=None, name="a", eta_seconds=9))]
+    expected = {"name": ["1", "0"], "progress": ["0", "1"], "ETA": ["1", "0"]}
+    assert {order: [row.id[-1] for row in choose(rows, RunsView(order=order))] for order in expected} == expected
+
+
+def test_the_orders_come_round() -> None:
+    view = RunsView()
+    for _ in ORDERS:
+        view = view.next_order()
+    assert view == RunsView()
+
+
+def test_each_word_of_a_filter_must_be_in_a_row() -> None:
+    rows = [make_row(run(0, name="CNN-big", reason="no space")), make_row(run(1, name="mlp", state="failed"))]
+    assert [row.id[-1] for row in choose(rows, RunsView("cnn SPACE"))] == ["0"]
+    assert [row.id[-1] for row in choose(rows, RunsView("failed"))] == ["1"]
+    assert choose(rows, RunsView("cnn mlp")) == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_columns_fit_on_the_screen_and_names_and_states_are_always_there(width: int) -> None:
+    rows = [make_row(run(n, name="a-long-name-of-an-experiment", reason="for a long reason " * 5)) for n in range(3)]
+    widths = column_widths(rows, width)
+    assert sum(widths.values()) + 2 * (len(widths) - 1) <= width
+    assert {"ID", "NAME", "STATE", "STEP"} <= {HEADERS[index] for index in widths}
+    assert column_widths([], width)
+
+
+@given(st.text(), st.integers(1, 30))
+def test_a_cell_has_exactly_its_width_also_with_wide_characters(text: str, width: int) -> None:
+    assert cell_len(cut(text.replace("\n", ""), width)) == width
+    assert cell_len(cut("実験" * 20, width)) == width
+
+
+def test_runs_are_counted_by_state_those_that_may_change_first() -> None:
+    rows = [make_row(run(n, state=state)) for n, state in enumerate(("failed", "running", "completed", "running"))]
+    assert summary(rows) == "2 running  1 completed  1 failed"
+    assert summary([]) == "no runs"
+
+
+def test_parameters_in_which_the_runs_differ_are_shown() -> None:
+    rows = [make_row(run(n, params={"lr": lr, "epochs": 5})) for n, lr in enumerate((0.1, 0.3))]
+    params = Params()
+    made = params.add_to(rows)
+    assert [cells(row)["PARAMS"] for row in made] == ["lr=0.1", "lr=0.3"]
+    assert cells(params.add_to(rows[:1])[0])["PARAMS"] == "-"
+
+
+def test_rows_with_parameters_are_the_same_objects_while_nothing_changes() -> None:
+    rows = [make_row(run(n, params={"lr": n})) for n in range(3)]
+    params = Params()
+    before = params.add_to(rows)
+    changed = make_row(run(1, params={"lr": 1}, step=4))
+    after = params.add_to([rows[0], changed, rows[2]])
+    assert [new is old for new, old in zip(after, before, strict=True)] == [True, False, True]
+    assert cells(after[1])["STEP"] == "4/10"
+
+
+def test_a_filter_may_be_a_condition() -> None:
+    rows = [make_row(run(n, params={"lr": lr})) for n, lr in enumerate((0.1, 0.3, 0.5))]
+    view = RunsView().filtered("params.lr > 0.2 and state = running", rows)
+    assert [row.id[-1] for row in choose(rows, view)] == ["2", "1"]
+    assert view.filtered("cnn", rows).condition is None
+
+
+@pytest.mark.parametrize("text", ["params.lr <", "params.momentum < 1", "state = runing", "= 3"])
+def test_a_condition_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(QueryError):
+        RunsView().filtered(text, [make_row(run(params={"lr": 0.1}))])
+
+
+def test_archived_runs_are_shown_only_to_those_who_ask_for_them() -> None:
+    rows = [make_row(run(n, state=state, archived=True)) for n, state in enumerate(("completed", "running"))]
+    assert [row.id[-1] for row in choose(rows, RunsView())] == ["1"]
+    assert [row.id[-1] for row in choose(rows, RunsView().filtered("archived = true", rows))] == ["1", "0"]

@@ -23,6 +23,7 @@ COMMANDS = {
     "submit": ("submit", "Submit the runs of a spec."),
     "render": ("render", "Print what submit would submit."),
     "status": ("status", "List runs."),
+    "top": ("top", "Watch and steer runs on a live page."),
     "show": ("show", "Show all about a run."),
     "best": ("best", "Print the best run by a metric."),
     "compare": ("compare", "Compare runs: what differs, and the metrics."),
@@ -59,7 +60,8 @@ _STARTS, _DELETES, _FREES = (
 )
 # What docker, git, kubectl, Slurm and the shell call these commands.
 _OTHER_WORDS = {
-    **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs", "top"), _LISTS),
+    **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs"), _LISTS),
+    **dict.fromkeys(("htop", "monitor", "tui"), "'slurmtrain top' is a live page of all runs"),
     **dict.fromkeys(("mlflow", "web", "dashboard", "browse", "open"), "'slurmtrain ui' shows runs in MLflow"),
     **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
     **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),

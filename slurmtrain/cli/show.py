@@ -42,7 +42,10 @@ def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> i
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
+        from slurmtrain.ops.unmirrored import describe_unmirrored
+
         print_run(facts, each_node=each_node)
+        output.note(describe_unmirrored(workspace, [facts]))
     return 0
 
 

@@ -135,6 +135,12 @@ def confirm(question: str) -> bool:
     return click.confirm(printable(question), err=True)
 
 
+def note(text: str) -> None:
+    """Print a line to standard error, unless it is empty."""
+    if text:
+        echo(text, err=True)
+
+
 def warn(messages: Iterable[str]) -> None:
     """Print warnings to standard error."""
     for message in messages:

@@ -1,0 +1,392 @@
+"""The page: it draws what other threads have read, and answers keys meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.message import Message
+from textual.widgets import Input, Static
+
+from slurmtrain.cli.shared import formatting
+from slurmtrain.cli.shared.printable import printable
+from slurmtrain.cli.top import details, keys, rows
+from slurmtrain.cli.top.actions import CANCEL, CHECKPOINT, RESUME, Action, Actions, Outcome
+from slurmtrain.cli.top.follow import FollowedRun, Follower, News
+from slurmtrain.cli.top.lines_view import LinesView
+from slurmtrain.cli.top.look import Looker, Snapshot
+from slurmtrain.cli.top.repeater import Repeater
+from slurmtrain.cli.top.report import report_lines
+from slurmtrain.cli.top.runs_table import RunsTable
+from slurmtrain.cli.top.screens import HelpScreen, LogScreen, Prompt, QuestionScreen, TextScreen, keys_text
+from slurmtrain.errors import QueryError
+
+if TYPE_CHECKING:
+    from slurmtrain.config import Config
+
+# How often logs are looked at, in seconds.
+_LOGS_S = 0.5
+# How many lines of the log are read for the pane.
+_TAIL_LINES = 200
+# Narrower screens have the log below the facts, wider ones beside them.
+_WIDE = 120
+# Lower screens have no pane.
+_LOWEST = 14
+_PATIENCE_S = 0.5
+# What keys do to the table of runs.
+_PAGE_ACTIONS = frozenset(
+    {"help", "logs", "show", "cancel", "resume", "checkpoint", "filter", "no_filter", "live_only", "order"}
+)
+
+
+class TopApp(App[int]):
+    """``slurmtrain top``."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen, RunsTable, LinesView, Static, Input, Container { background: ansi_default; color: ansi_default; }
+    LinesView { scrollbar-size: 1 1; scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black; }
+    #summary, .keys, .title { height: 1; }
+    .title { text-style: reverse; }
+    #problems { color: ansi_red; height: auto; max-height: 3; display: none; }
+    RunsTable { height: 1fr; }
+    #pane { layout: vertical; }
+    #pane.wide { layout: horizontal; }
+    #pane > LinesView { height: 1fr; width: 1fr; scrollbar-size: 0 0; }
+    #pane.wide > #facts { margin-right: 2; }
+    Prompt { height: 1; border: none; padding: 0; }
+    QuestionScreen { align: center middle; }
+    .question { width: auto; max-width: 90%; height: auto; max-height: 90%; border: solid ansi_yellow; padding: 0 1; background: ansi_default; }
+    .question > Static { width: auto; max-width: 100%; height: auto; }
+    Toast { max-width: 90%; padding: 0 1; }
+    """  # noqa: E501
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave", show=False),
+        Binding("ctrl+c", "leave", show=False, priority=True),
+        Binding("l,enter", "logs", show=False),
+        Binding("s", "show", show=False),
+        Binding("c", "cancel", show=False),
+        Binding("r", "resume", show=False),
+        Binding("p", "checkpoint", show=False),
+        # With priority it acts before the next key is looked at, which is the first of the words.
+        Binding("slash", "filter", show=False, priority=True),
+        Binding("escape", "no_filter", show=False),
+        Binding("a", "live_only", show=False),
+        Binding("o", "order", show=False),
+        Binding("question_mark", "help", show=False),
+    ]
+
+    class Looked(Message):
+        """All runs were looked at."""
+
+        def __init__(self, snapshot: Snapshot) -> None:
+            super().__init__()
+            self.snapshot = snapshot
+
+    class Followed(Message):
+        """There is news about the run that is followed."""
+
+        def __init__(self, news: News) -> None:
+            super().__init__()
+            self.news = news
+
+    class Reported(Message):
+        """All about a run was read."""
+
+        def __init__(self, row: rows.Row, lines: list[str]) -> None:
+            super().__init__()
+            self.row = row
+            self.lines = lines
+
+    class Ended(Message):
+        """An action has ended."""
+
+        def __init__(self, outcome: Outcome) -> None:
+            super().__init__()
+            self.outcome = outcome
+
+    def __init__(self, config: Config, interval_s: float) -> None:
+        """``interval_s``: seconds between two looks at all runs."""
+        super().__init__(ansi_color=True)
+        self.theme = next(name for name in ("ansi-dark", "textual-ansi") if name in self.available_themes)
+        self.animation_level = "none"
+        self._config = config
+        self._snapshot: Snapshot | None = None
+        self._view = rows.RunsView()
+        self._params = rows.Params()
+        self._mistake = ""
+        self._attempts: Sequence[Any] = ()
+        self._looker = Looker(config)
+        self._follower = Follower(config, lambda news: self._post(self.Followed(news)), interval_s)
+        self._looks = Repeater(lambda: self._post(self.Looked(self._looker.look())), interval_s)
+        self._follows = Repeater(self._follower.look, min(_LOGS_S, interval_s))
+        self.actions = Actions(config, lambda outcome: self._post(self.Ended(outcome)))
+
+    def _post(self, message: Message) -> None:
+        """Hand a message to the page, from any thread; it is lost if the page has been left."""
+        if self.is_running:
+            self.post_message(message)
+
+    def compose(self) -> ComposeResult:
+        """The parts of the page, from top to bottom."""
+        yield Static("reading runs ...", id="summary", markup=False)
+        yield Static(id="problems", markup=False)
+        table = RunsTable()
+        table.add_class("main")
+        yield table
+        yield Static(id="selected", classes="title", markup=False)
+        with Container(id="pane"):
+            yield LinesView(id="facts")
+            yield LinesView(id="log", follows=True)
+        yield Prompt(compact=True)
+        yield Static(classes="keys")
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.query_one(Prompt).close()
+        for view in self.query(LinesView):
+            view.can_focus = False
+        self.table.focus()
+        self.begin_capture_print(self)
+        self._looks.start()
+        self._follows.start()
+
+    def on_unmount(self) -> None:
+        """Look no more."""
+        for repeater in (self._looks, self._follows):
+            repeater.stop(_PATIENCE_S)
+
+    def on_print(self, event: events.Print) -> None:
+        """Show what an operation prints, such as whom it waits for."""
+        if text := printable(event.text.strip()):
+            self.notify(text, markup=False)
+
+    @property
+    def table(self) -> RunsTable:
+        """The table of runs."""
+        return self.screen_stack[0].query_one(RunsTable)
+
+    # --- what was read ------------------------------------------------------------------------------------------------
+
+    def on_top_app_looked(self, message: Looked) -> None:
+        """Draw what has changed since the last look."""
+        self._snapshot = message.snapshot
+        self._show_runs()
+
+    def _show_runs(self) -> None:
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        page = self.screen_stack[0]
+        problems = page.query_one("#problems", Static)
+        problems.display = bool(snapshot.problems)
+        problems.update(Text(printable("; ".join(snapshot.problems))))
+        shown = self._params.add_to(rows.choose(snapshot.rows.values(), self._view))
+        page.query_one("#summary", Static).update(self._summary(snapshot, len(shown)))
+        self.table.show(shown)
+        self._show_facts()
+
+    def _summary(self, snapshot: Snapshot, shown: int) -> str:
+        parts = [rows.summary(snapshot.rows.values())]
+        if shown != len(snapshot.rows):
+            chosen = ("live" if self._view.live_only else "", printable(self._view.text))
+            parts.insert(0, f"{shown} shown: {' '.join(filter(None, chosen))}")
+        if self._view.order != rows.RunsView().order:
+            parts.insert(0, f"by {self._view.order}")
+        slurm_age = "" if snapshot.slurm_at is None else f"Slurm {formatting.duration(_since(snapshot.slurm_at))} ago"
+        width = self.size.width - cell_len(slurm_age) - 2
+        return rows.cut("  ".join(parts), width) + "  " + slurm_age
+
+    def on_runs_table_selected(self) -> None:
+        """Follow another run."""
+        self._attempts = ()
+        self.screen_stack[0].query_one("#log", LinesView).clear()
+        self._show_facts()
+        self._follow()
+
+    def on_log_screen_chosen(self) -> None:
+        """Follow other logs of the same run."""
+        self._follow()
+
+    def _follow(self) -> None:
+        """Follow the run whose logs are shown."""
+        screen, selected = self.screen, self.table.selected
+        if isinstance(screen, LogScreen):
+            self._follower.subject = FollowedRun(screen.run_id, screen.LINES, screen.all_ranks)
+        else:
+            self._follower.subject = FollowedRun(selected.id, _TAIL_LINES) if selected else None
+        self._follows.wake()
+
+    def on_top_app_followed(self, message: Followed) -> None:
+        """Show what is new about the run that is followed."""
+        news, screen = message.news, self.screen
+        if news.subject != self._follower.subject:
+            return
+        if news.attempts is not None:
+            self._attempts = news.attempts
+            self._show_facts()
+        log = screen.view if isinstance(screen, LogScreen) else self.screen_stack[0].query_one("#log", LinesView)
+        if news.first:
+            log.clear()
+        log.append([printable(news.problem)] if news.problem else news.lines)
+
+    def _show_facts(self) -> None:
+        page, selected = self.screen_stack[0], self.table.selected
+        facts, title = page.query_one("#facts", LinesView), page.query_one("#selected", Static)
+        if selected is None:
+            facts.clear()
+            title.update("")
+            return
+        title.update(Text(printable(f"{selected.run['name']} {selected.id}"), no_wrap=True, overflow="ellipsis"))
+        pairs = details.facts(selected.run, self._attempts)
+        lines = details.lines(pairs, facts.size.width)
+        facts.set_lines(f"\x1b[1m{details.label(name)}\x1b[0m{text}" for name, text in lines)
+
+    # --- the screen ---------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Share the screen between the table and the pane."""
+        page, (width, height) = self.screen_stack[0], event.size
+        pane = page.query_one("#pane", Container)
+        pane.display = page.query_one("#selected").display = height >= _LOWEST
+        pane.styles.height = max(4, height * 2 // 5 if height < 40 else height // 3)
+        pane.set_class(width >= _WIDE, "wide")
+        page.query_one(".keys", Static).update(keys_text(keys.PAGE_KEYS, width))
+        self.call_after_refresh(self._show_runs)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key may act: those of the page only while nothing covers it, and no words are typed.
+
+        Args:
+            action: The name of the action.
+            parameters: Its parameters.
+        """
+        if action not in _PAGE_ACTIONS:
+            return super().check_action(action, parameters)
+        return len(self.screen_stack) == 1 and not isinstance(self.focused, Prompt)
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_leave(self) -> None:
+        """End the page."""
+        self.exit(0)
+
+    def action_help(self) -> None:
+        """Say what the keys do."""
+        self.push_screen(HelpScreen())
+
+    def action_logs(self) -> None:
+        """Show the logs of the selected run."""
+        if selected := self.table.selected:
+            self.push_screen(LogScreen(selected.id, printable(selected.run["name"])), lambda _: self._follow())
+            self.call_after_refresh(self._follow)
+
+    def action_show(self) -> None:
+        """Show all about the selected run."""
+        selected, columns = self.table.selected, self.size.width
+        if selected is None:
+            return
+
+        def read() -> None:
+            self._post(self.Reported(selected, report_lines(self._config, selected.run, columns)))
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def on_top_app_reported(self, message: Reported) -> None:
+        """Show all about a run."""
+        title = printable(f"{message.row.run['name']} {message.row.id}")
+        self.push_screen(TextScreen(title, message.lines))
+
+    def action_cancel(self) -> None:
+        """Cancel the selected run, if that is confirmed."""
+        self._ask(CANCEL)
+
+    def action_resume(self) -> None:
+        """Resume the selected run, if that is confirmed."""
+        self._ask(RESUME)
+
+    def action_checkpoint(self) -> None:
+        """Have the selected run save."""
+        if selected := self.table.selected:
+            self._start(CHECKPOINT, selected.id)
+
+    def _ask(self, action: Action) -> None:
+        selected = self.table.selected
+        if selected is None:
+            return
+
+        def answered(confirmed: bool | None) -> None:
+            if confirmed:
+                self._start(action, selected.id)
+
+        self.push_screen(QuestionScreen(printable(action.ask(selected.run))), answered)
+
+    def _start(self, action: Action, run_id: str) -> None:
+        self.notify(self.actions.start(action, run_id), markup=False)
+
+    def on_top_app_ended(self, message: Ended) -> None:
+        """Say what became of an action, and look at once."""
+        outcome = message.outcome
+        self.notify(
+            printable(outcome.text), severity="information" if outcome.good else "error", timeout=10.0, markup=False
+        )
+        self._looks.wake()
+        self._follows.wake()
+
+    def action_live_only(self) -> None:
+        """Show all runs, or only those that have not ended."""
+        self._see(replace(self._view, live_only=not self._view.live_only))
+
+    def action_order(self) -> None:
+        """Sort in another way."""
+        self._see(self._view.next_order())
+
+    def action_filter(self) -> None:
+        """Ask which runs to show."""
+        self.query_one(Prompt).ask("words, or a condition such as params.lr < 0.1", self._view.text)
+
+    def action_no_filter(self) -> None:
+        """Show all runs again."""
+        self._filter("")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while words are typed."""
+        if not isinstance(self.screen, TextScreen):
+            self._filter(event.value)
+
+    def on_input_submitted(self) -> None:
+        """Keep the filter; say what is wrong with it."""
+        if isinstance(self.screen, TextScreen):
+            return
+        if self._mistake:
+            self.notify(self._mistake, severity="error", markup=False)
+            return
+        self.query_one(Prompt).close()
+        self.table.focus()
+
+    def _filter(self, text: str) -> None:
+        """Show the runs that a filter chooses; those of the last one if this one is wrong, or not complete yet."""
+        all_rows = list(self._snapshot.rows.values()) if self._snapshot else []
+        try:
+            view, self._mistake = self._view.filtered(text, all_rows), ""
+        except QueryError as error:
+            self._mistake = "\n".join(map(printable, str(error).split("\n")))
+        else:
+            self._see(view)
+
+    def _see(self, view: rows.RunsView) -> None:
+        self._view = view
+        self._show_runs()
+
+
+def _since(moment: float) -> float:
+    return max(0.0, time.time() - moment)

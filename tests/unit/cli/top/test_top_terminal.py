@@ -1,0 +1,189 @@
+"""The page on a real pseudo-terminal: what is on the screen, what reaches the terminal, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.sample_home import SampleHome, copy_home, make_home
+from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.terminal import Terminal, on_terminal
+
+from slurmtrain.model.run.layout import RunsRoot
+
+# Sets the title, clears the screen, moves up, in seven and eight bits; rings; reorders; resets the terminal.
+EVIL = "\x1b]0;pwned\x07\x1b[2J\x1b[9A\x9b2J\x85\u202egnp\u2028\n[/bold] [red]実験 \x1bc"
+EXECUTED = ("\x1b]", "\x07", "\x1b[9A", "\x9b", "\x85", "\u202e", "\u2028", "\x1bc")
+COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")
+# What puts a terminal back: no mouse, no pasting in brackets, the first screen, a cursor.
+RESTORED = (b"\x1b[?1000l", b"\x1b[?2004l", b"\x1b[?1049l", b"\x1b[?25h")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleHome:
+    return make_home(tmp_path_factory.mktemp("top") / "home")
+
+
+@pytest.fixture
+def home(sample: SampleHome, tmp_path: Path) -> SampleHome:
+    return copy_home(sample, tmp_path / "home")
+
+
+def test_a_person_reads_runs_logs_and_help_at_80_columns(home: SampleHome) -> None:
+    with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("Slurm ")
+        assert terminal.lines[0].startswith("1 created  1 pending  1 running")
+        assert "jobs of higher" in terminal.line_with("pending     pending")
+        assert terminal.lines[-1].startswith("? help  q quit  l logs")
+        terminal.press("/", *"crash", "enter")
+        terminal.wait_for("1 shown: crash")
+        terminal.wait_for("ValueError: bad batch")
+        terminal.press("l")
+        terminal.wait_for("logs of crashed")
+        terminal.wait_for('File "train.py"')
+        terminal.press("t")
+        terminal.wait_for("[1/rank 1]")
+        terminal.press("q", "s")
+        terminal.wait_for("attempt 1  failed (crash)")
+        terminal.press("q", "?")
+        terminal.wait_for("save now, as 'slurmtrain checkpoint'")
+        terminal.press("q", "r")
+        terminal.wait_for("Resume crashed")
+        terminal.press("n")
+        terminal.wait_for(lambda text: "Resume crashed" not in text)
+        terminal.resize(60, 20)
+        terminal.wait_for(lambda text: "ID " in text and "METRICS" not in text and "q quit" in terminal.lines[19])
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+    assert home.started() == []
+
+
+def test_a_filtered_run_is_cancelled_after_a_question(home: SampleHome) -> None:
+    with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("created     created")
+        terminal.press("c")
+        terminal.wait_for("Cancel created")
+        terminal.press("y")
+        terminal.wait_for("created     cancelled")
+        terminal.press("ctrl+c")
+        assert terminal.wait_for_end() == 0
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A directory whose runs root has a run that says nothing but evil."""
+    run = SimulatedRun(RunsRoot(tmp_path / "runs").run(RUN_ID), spec={"requeue": {"enabled": False}}, executor="local")
+    run.created(name=EVIL).submitted(host=EVIL).started(host=EVIL)
+    assert run.directory is not None
+    attempt = run.directory.attempt(run.job, 0)
+    attempt.logs.mkdir(parents=True)
+    attempt.rank_log(0).write_bytes(f"\x1b[32mgreen\x1b[0m {EVIL}\n".encode() + b"\xff\nlast line\n")
+    run.node("end", cause="crash", reason=EVIL, failed_at=9.0, failures=[{"rank": 0, "last_lines": [EVIL]}])
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 40)])
+def test_nothing_of_names_reasons_and_logs_is_executed_by_the_terminal(evil: Path, size: tuple[int, int]) -> None:
+    columns, lines = size
+    with on_terminal("--runs", "runs", "top", cwd=evil, columns=columns, lines=lines) as terminal:
+        terminal.wait_for("last line")
+        terminal.press("l")
+        terminal.wait_for("logs of")
+        terminal.press("q", "s")
+        terminal.wait_for("attempt 1")
+        terminal.press("q", "c")
+        terminal.wait_for("Cancel")
+        terminal.press("y")
+        terminal.wait_for("is failed")
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
+    # textual itself sets the shape of the mouse's pointer.
+    drawn = re.sub(r"\x1b\]22;[a-z]+\x07", "", terminal.raw.decode())
+    assert [text for text in EXECUTED if text in drawn] == []
+    assert "実験" in drawn
+
+
+def test_without_colour_none_is_drawn_and_with_it_some(evil: Path) -> None:
+    for env, has_colour in (({"NO_COLOR": "1"}, False), ({}, True)):
+        with on_terminal("--runs", "runs", "top", cwd=evil, env=env) as terminal:
+            terminal.wait_for("last line")
+            terminal.press("q")
+            assert terminal.wait_for_end() == 0
+        assert bool(COLOUR.search(terminal.raw)) == has_colour, env
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_page_and_restores_the_terminal(home: SampleHome, number: signal.Signals) -> None:
+    with on_terminal("top", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("Slurm ")
+        terminal.process.send_signal(number)
+        assert terminal.wait_for_end() == 128 + number
+        assert [sequence for sequence in RESTORED if sequence not in terminal.raw[-600:]] == []
+
+
+def test_settings_of_the_terminal_are_those_from_before(home: SampleHome, tmp_path: Path) -> None:
+    # A shell keeps the terminal open while the page runs, and says what it is like before and afterwards.
+    script = f"stty -a > {tmp_path}/before; {sys.executable} -m slurmtrain top; stty -a > {tmp_path}/after"
+    with on_terminal("-c", script, cwd=home.project, env=home.environ(), command=("sh",)) as terminal:
+        terminal.wait_for("Slurm ")
+        terminal.press("q")
+        terminal.wait_for_end()
+    assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
+
+
+def test_the_page_ends_when_its_window_is_closed(home: SampleHome) -> None:
+    with on_terminal("top", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("Slurm ")
+        terminal.close()
+        assert terminal.process.wait(30) != 0
+
+
+def without_terminal(home: SampleHome, **streams: int) -> tuple[int, str]:
+    command = [sys.executable, "-m", "slurmtrain", "top"]
+    environment = {**os.environ, **home.environ()}
+    ended = subprocess.run(
+        command, cwd=home.project, env=environment, stderr=subprocess.PIPE, text=True, check=False, **streams
+    )  # fmt: skip
+    return ended.returncode, ended.stderr
+
+
+def test_without_a_terminal_it_says_what_works_there(home: SampleHome) -> None:
+    code, errors = without_terminal(home, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    assert code == 2
+    assert "needs a terminal" in errors
+    assert "'slurmtrain status --watch'" in errors
+    assert "--json" in errors
+
+
+def breaks_root(home: SampleHome) -> None:
+    home.runs.rename(home.runs.with_name("moved"))
+    home.runs.write_text("a file")
+
+
+def breaks_registry(home: SampleHome) -> None:
+    [registry] = home.project.rglob("registry.db")
+    registry.write_bytes(b"broken" * 1000)
+
+
+@pytest.mark.parametrize(("break_something", "shown"), [(breaks_root, "runs"), (breaks_registry, "not a readable")])
+def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(
+    home: SampleHome, break_something: Callable[[SampleHome], None], shown: str
+) -> None:
+    def problem(terminal: Terminal) -> str:
+        return " ".join(terminal.lines[1:4])
+
+    with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("Slurm ")
+        assert terminal.lines[1].startswith("ID")
+        break_something(home)
+        terminal.wait_for(lambda text: not terminal.lines[1].startswith("ID") and shown in problem(terminal))
+        terminal.press("j", "?")
+        terminal.wait_for("this help")
+        terminal.press("q", "q")
+        assert terminal.wait_for_end() == 0

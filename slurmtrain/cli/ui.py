@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ def command(workspace: Workspace, run: str | None, port: int, host: str, quiet: 
     one, the experiment of the newest run. The curves of runs that train go on growing. If the store is a server that
     runs already, this prints its address and exits.
 
-    Everybody who can connect to the address can read and change what is in the store: on this machine, all accounts.
+    On this machine, and through a tunnel to it, only your own account is served.
     """
     from slurmtrain.ops.ui import find_page, keep_mirroring, mirror_new, show_page, tunnel
 
@@ -79,8 +78,7 @@ def _present(page: Page, address: str, *, as_json: bool, opens: bool) -> None:
 
 def _check_host(host: str) -> None:
     """Warn if ``host`` is not an address of this machine alone."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host != "localhost":
+    from slurmtrain.tracking.server import is_loopback
+
+    if not is_loopback(host):
         output.warn([f"everybody who can connect to {host} can read and change what is in the store"])

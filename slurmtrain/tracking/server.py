@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import re
+import shlex
 import socket
 import sys
 import tempfile
@@ -13,17 +15,20 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from slurmtrain.errors import NotAvailable, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.locks import has_record_locks
 from slurmtrain.system.process_group import ProcessGroup
+from slurmtrain.tracking.account_gate import gate
 
 # Importing MLflow takes seconds, and minutes on a cold network file system.
 _START_S = 300.0
 _POLL_S = 0.1
 _LAST_PORT = 65535
+_LONGEST_PLACE = 80
 # Settings of servers that the user runs elsewhere.
 _OTHERS_SETTINGS = (
     "MLFLOW_ARTIFACTS_", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_EXPOSE_PROMETHEUS", "MLFLOW_GUNICORN_OPTS",
@@ -73,8 +78,7 @@ class RunningServer:
         """Wait until it answers; False if it ends instead, or takes too long."""
         until = time.monotonic() + _START_S
         while not self.ended and time.monotonic() < until:
-            # In this order: a program of another account may answer at this port.
-            if _listens(self._group.pid, self.port) and _answers(self.uri):
+            if _answers(self.uri):
                 return True
             time.sleep(_POLL_S)
         return False
@@ -98,16 +102,34 @@ def serve(
         TrackingError: The server does not start.
     """
     _check_store(uri, root)
+    listener = _listen(host, port)
+    number = int(listener.getsockname()[1])
     with contextlib.ExitStack() as stack:
-        number = _free_port(host, port)
-        while not (server := stack.enter_context(_start(uri, root, host, number))).becomes_ready():
-            if _free_port(host, number) == number:
-                raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
-            # Somebody else has taken the port meanwhile.
-            number = _free_port(host, number)
+        # MLflow asks nobody who they are. On this machine only the user of this process is served; who names another
+        # address wants to serve others.
+        place = Path(stack.enter_context(_private_directory()), "server")
+        stack.enter_context(gate(listener, place, only_own=is_loopback(host)))
+        server = stack.enter_context(_start(uri, root, place, (host, number)))
+        if not server.becomes_ready():
+            raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
         if number != port:
             occupied(port, number)
         yield server
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is an address of this machine alone."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory that only this account can enter, for a socket."""
+    prefix = "slurmtrain-ui-"
+    # The path of a socket has at most 107 bytes (unix(7)).
+    place = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_PLACE else "/tmp"  # noqa: S108
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
 
 
 def _check_store(uri: str, root: RunsRoot) -> None:
@@ -121,13 +143,12 @@ def _check_store(uri: str, root: RunsRoot) -> None:
         )
 
 
-def _free_port(host: str, first: int) -> int:
-    """The first port from ``first`` on that nobody listens on. Raises NotAvailable."""
+def _listen(host: str, first: int) -> socket.socket:
+    """Listen on the first port from ``first`` on that nobody else listens on. Raises NotAvailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, _LAST_PORT + 1):
         try:
-            with socket.create_server((host, port), family=family):
-                return port
+            return socket.create_server((host, port), family=family)
         except PermissionError as error:
             raise NotAvailable(
                 f"port {port} of {host} cannot be used: {error.strerror}; choose one above 1023"
@@ -139,7 +160,8 @@ def _free_port(host: str, first: int) -> int:
 
 
 @contextlib.contextmanager
-def _start(uri: str, root: RunsRoot, host: str, port: int) -> Iterator[RunningServer]:
+def _start(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Iterator[RunningServer]:
+    """Start a server that listens at the path ``place``, and is ``shown`` at an address and a port."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_SETTINGS)}
     environ |= {
         # Not an argument, which every user of this machine can read: it may have a password.
@@ -153,27 +175,14 @@ def _start(uri: str, root: RunsRoot, host: str, port: int) -> Iterator[RunningSe
         # What is in the current directory is no module.
         "PYTHONSAFEPATH": "1",
     }
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    options = ["--workers", "1", "--uvicorn-opts", shlex.join(["--uds", str(place)])]
+    command = [sys.executable, "-m", "mlflow", "server", *options]
     # A file without a name: it ends with the server, whoever is killed.
     with (
         tempfile.TemporaryFile() as output,
         ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
     ):
-        yield RunningServer(host, port, group, output)
-
-
-def _listens(pid: int, port: int) -> bool:
-    """Whether a process, or any that descends from it, listens on a port."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        top = psutil.Process(pid)
-        for process in [top, *top.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                for each in process.net_connections("tcp"):
-                    if each.status == psutil.CONN_LISTEN and each.laddr.port == port:
-                        return True
-    return False
+        yield RunningServer(*shown, group, output)
 
 
 def _answers(uri: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from helpers.accounts import BOB, people
 from helpers.simulated_run import SimulatedRun
 from helpers.site import Site, until
 
@@ -73,6 +75,19 @@ def ask(address: str, method: str, host: str = "", **data: Any) -> Any:
         return json.load(answer)
 
 
+def as_somebody_else(address: str) -> str | None:
+    """The status that another account of this machine gets; None where no test can act as one."""
+    if os.geteuid() != 0:
+        return None
+    code = (
+        "import sys, urllib.error, urllib.request\n"
+        "try: print(urllib.request.urlopen(sys.argv[1]).status)\n"
+        "except urllib.error.HTTPError as error: print(error.code)"
+    )
+    with people(BOB) as (ground, [bob]):
+        return bob.run(sys.executable, "-c", code, address.partition("/#")[0], cwd=ground).stdout.strip()
+
+
 def free_ports() -> tuple[int, int]:
     """Two ports in a row that nobody listens on."""
     while True:
@@ -102,13 +117,18 @@ def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_comman
         make_run(other, OLDER, address.partition("/#")[0])
         page_there = other.call("ui", "digits", cwd=site.path).stdout.strip()
         servers = psutil.Process(process.pid).children(recursive=True)
-        listening = [each.laddr.ip for server in servers for each in server.net_connections("inet")]
+        everybody = [psutil.Process(process.pid), *servers]
+        listening = [
+            each.laddr.ip for one in everybody for each in one.net_connections("inet") if each.status == "LISTEN"
+        ]
+        refused = as_somebody_else(address)
         process.kill()
         _, errors = process.communicate(timeout=60)
         until(lambda: have_ended(servers), "the end of the server")
     assert (named, len(shown)) == ("digits", 2)
     assert shown[0]["data"]["metrics"][0]["value"] == 0.5
-    assert set(listening) == {"127.0.0.1"}
+    assert listening == ["127.0.0.1"]
+    assert refused in (None, "403")
     # A server that runs already is not started: it has the run of the other runs root, too.
     assert page_there.startswith(f"{address.partition('?')[0]}/")
     assert f"port {port} is in use, {following} is used instead\n" in errors

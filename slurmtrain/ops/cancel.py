@@ -11,7 +11,7 @@ from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDo
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_all, refuse_others
+from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -48,7 +48,8 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
         names: names and patterns that :func:`slurmtrain.ops.shared.find.choose_all` accepts.
 
     Raises:
-        RunNotFound: a name or pattern refers to no run, and is not an id; or to a run of somebody else.
+        RunNotFound: a name or pattern refers to no run, and is not an id; to a run of somebody else; or every run of a
+            sweep has ended.
     """
     observed = observe(workspace, ask_slurm=False)
     refuse_others(workspace, observed, names)
@@ -57,7 +58,7 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
         try:
             chosen |= dict.fromkeys(choose_all(observed.runs.index, [name], live=True))
         except RunNotFound:
-            if not is_run_id(name):
+            if not is_run_id(name) or of_sweep(observed.runs.index, name):
                 raise
             chosen[name] = None
     return list(chosen), observed

@@ -150,7 +150,7 @@ def read_logs(
             itself: a command such as ``sync`` must start it.
 
     Raises:
-        RunNotFound: there is no such attempt or rank.
+        RunNotFound: there is no such attempt or rank, or the files of the run were deleted.
     """
     # How many attempts there were when ``waits`` was last called; -1: it was not called.
     announced = -1
@@ -158,6 +158,8 @@ def read_logs(
     reader = LogReader(workspace, choice, follows=follow)
     while True:
         run = observe_run(workspace, run_id, ask_slurm=True)
+        if run.deleted_at is not None:
+            raise RunNotFound(f"the logs of run {run_id} were deleted with its other files")
         # The run's state is read before its files: if it has ended, this reads everything that it has written.
         ended = run.ended or not follow
         yield from reader.read(run, last=ended)

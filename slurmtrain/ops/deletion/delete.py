@@ -14,6 +14,7 @@ A run that is to be forgotten gets the name of a directory that was never finish
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,9 @@ from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
 from slurmtrain.slurm.command import is_installed
-from slurmtrain.system.files import describe_os_error, fsync_directory
+from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
 from slurmtrain.system.locks import locked
-from slurmtrain.system.owned_files import read_checked
+from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
 
 _WHY = "the run was deleted"
 
@@ -216,6 +217,11 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
 def _forget(workspace: Workspace, run_id: str) -> Removal:
     """Remove the directory of a run, and what the registry knows about it."""
     directory, condemned = workspace.root.run(run_id), workspace.root.unborn(run_id)
+    if _is_no_directory(directory.path):
+        directory.path.unlink()
+        workspace.store.write(lambda transaction: transaction.remove([run_id]))
+        return Removal()
+    _close_to_others(directory.path)
     with _locked_now(directory):
         # Its lock is renamed with it, so that no 'sync' interferes.
         directory.path.rename(condemned.path)
@@ -225,6 +231,21 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
             condemned.path.unlink() if condemned.path.is_symlink() else condemned.path.rmdir()
     workspace.store.write(lambda transaction: transaction.remove([run_id]))
     return removal
+
+
+def _is_no_directory(path: Path) -> bool:
+    """Whether something else has the name of a run, such as a link that leads nowhere. Raises UntrustedPath."""
+    check_owner(path.lstat(), path)
+    return not path.is_dir()
+
+
+def _close_to_others(path: Path) -> None:
+    """Let nobody else write to a directory of one's own, whose lock is refused otherwise. Raises UntrustedPath."""
+    handle = open_directory(path, check=check_owner)
+    try:
+        os.fchmod(handle, DIRECTORY_MODE)
+    finally:
+        os.close(handle)
 
 
 def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmtrain.errors import UntrustedPath
+from slurmtrain.errors import PathError
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import check_owner, open_directory
 
@@ -52,7 +52,7 @@ def remove_tree(directory: Path, keep: Callable[[str], bool], *, dry: bool = Fal
         handle = open_directory(directory, check=check_owner)
     except FileNotFoundError:
         return tree.removal
-    except (OSError, UntrustedPath) as error:
+    except (OSError, PathError) as error:
         tree.note(directory, error)
         return tree.removal
     try:
@@ -90,7 +90,7 @@ class _Tree:
                 self._remove(handle, name, path, status.st_dev)
             except FileNotFoundError:
                 continue  # something else removed it first
-            except (OSError, UntrustedPath) as error:
+            except (OSError, PathError) as error:
                 self.note(self._directory / path, error)
 
     def _remove(self, handle: int, name: str, path: str, device: int) -> None:

@@ -47,6 +47,13 @@ def test_a_pattern_means_all_that_have_not_ended(workspace: Workspace) -> None:
     assert live(workspace) == set()
 
 
+def test_a_sweep_of_which_every_run_has_ended_is_no_run_that_only_slurm_knows(workspace: Workspace) -> None:
+    SimulatedRun(workspace.root.run("0000000006"), executor="local").created(sweep="0000000005").submitted().ended(
+        "completed"
+    )
+    assert "all 1 runs of sweep 0000000005 have ended" in str(call(workspace, "0000000005").exception)
+
+
 def test_all_is_all(workspace: Workspace) -> None:
     result = call(workspace, "--all")
     assert live(workspace) == set()

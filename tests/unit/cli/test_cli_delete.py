@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import delete, resume, status
+from slurmtrain.cli import delete, logs, resume, status
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
@@ -80,6 +82,13 @@ def test_files_go_and_what_says_what_the_run_was_and_did_stays(workspace: Worksp
     assert files(workspace, B) >= {"checkpoints/step-5/rank-0.bin", "output.png"}
 
 
+def test_its_logs_are_said_to_be_deleted(workspace: Workspace) -> None:
+    assert "step 5" in call(workspace, logs, A).stdout
+    call(workspace, delete, A, "-y")
+    error = call(workspace, logs, A).exception
+    assert str(error) == f"the logs of run {A} were deleted with its other files"
+
+
 def test_a_second_time_there_is_nothing_to_delete(workspace: Workspace) -> None:
     call(workspace, delete, SWEEP, "-y")
     before = files(workspace, A)
@@ -142,16 +151,43 @@ def test_on_a_terminal_it_is_asked_with_the_space_that_is_freed(
     assert "output.png" in files(workspace, A)
 
 
-def test_a_run_that_cannot_be_read_can_only_be_forgotten(workspace: Workspace) -> None:
-    # It was read before, so that it is known where its processes would be.
-    assert A in listed(workspace)
-    [journal, *_] = workspace.root.run(A).journals.glob("*.jsonl")
+def _no_journal(run: Path) -> None:
+    [journal, *_] = (run / "journal").glob("*.jsonl")
     journal.unlink()
     journal.mkdir()
+
+
+def _link_to_itself(run: Path) -> None:
+    shutil.rmtree(run)
+    run.symlink_to(run.name)
+
+
+def _file(run: Path) -> None:
+    shutil.rmtree(run)
+    run.write_text("x")
+
+
+@pytest.mark.parametrize("damage", [_no_journal, _link_to_itself, _file, lambda run: run.chmod(0o777)])
+def test_a_run_that_cannot_be_read_can_only_be_forgotten(workspace: Workspace, damage: Callable[[Path], None]) -> None:
+    # It was read before, so that it is known where its processes would be.
+    assert A in listed(workspace)
+    damage(workspace.root.run(A).path)
     assert isinstance(call(workspace, delete, A, "-y").exception, RunUnreadable)
     result = call(workspace, delete, A, "-y", "--forget")
     assert result.exception is None, result.output
     assert set(listed(workspace)) == {B, LIVE}
+    assert not os.path.lexists(workspace.root.run(A).path)
+    assert workspace.unborn() == []
+
+
+def test_a_run_directory_that_is_a_link_is_emptied_where_it_is(workspace: Workspace, tmp_path: Path) -> None:
+    place, elsewhere = workspace.root.run(A).path, tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    call(workspace, delete, A, "-y", "--forget")
+    assert list(elsewhere.iterdir()) == []
+    assert not os.path.lexists(place)
+    assert workspace.unborn() == []
 
 
 def test_a_checkpoint_that_another_run_shares_by_hard_links_is_whole_there(workspace: Workspace) -> None:

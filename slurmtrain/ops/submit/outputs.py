@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from slurmtrain.errors import PathError
+from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.spec.command_paths import NamedPath, paths_written
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
@@ -37,7 +37,10 @@ def _used_by_others(workspace: Workspace, by_path: dict[str, NamedPath]) -> Iter
     """Notes on paths, each with how it is written, that live runs write to."""
     if not by_path:
         return
-    index = observe(workspace, ask_slurm=False).runs.index
+    try:
+        index = observe(workspace, ask_slurm=False).runs.index
+    except (SlurmtrainError, OSError):  # what is only noted must not keep a run from starting
+        return
     live = [run_id for run_id, row in index.items() if not row.ended][-_MOST:]
     for run_id in reversed(live):
         for path in _outputs_in(workspace, run_id) & by_path.keys():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
+from slurmtrain.errors import RegistryNewer
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit import notes as notes_module
@@ -109,6 +110,16 @@ def test_a_run_that_has_ended_or_writes_elsewhere_is_not_noted(workspace: Worksp
 def test_a_run_whose_plan_cannot_be_read_is_passed_over(workspace: Workspace, spec: Path) -> None:
     live(workspace, "bash -c x --output_dir out")
     workspace.root.run(RUN_ID).plan.write_text('{"spec": 3}')
+    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
+
+
+def test_runs_that_cannot_be_read_keep_no_other_from_starting(
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RegistryNewer("a newer registry")
+
+    monkeypatch.setattr("slurmtrain.ops.submit.outputs.observe", fail)
     assert notes(workspace, spec, "bash -c pass --output_dir out") == []
 
 

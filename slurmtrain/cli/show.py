@@ -187,7 +187,11 @@ def _print_network(network: dict[str, Any] | None) -> None:
 
 def _period(begin: str | None, end: str | None) -> str:
     """When an attempt ran; empty if it has not started."""
-    return f"{times.calendar(begin)} to {times.calendar(end) if end else 'now'}" if begin else ""
+    if not begin:
+        return ""
+    if not end:
+        return f"{times.calendar(begin)} to now"
+    return f"{times.calendar(begin)} to {times.calendar(end)} ({formatting.duration(times.between(begin, end))})"
 
 
 def _steps(first: int | None, last: int | None) -> str:

@@ -100,7 +100,7 @@ def merge(texts: Sequence[tuple[str, str]]) -> str:
         return match[0] if low == high else f"{low:g} to {high:g}"
 
     largest = texts[differing[0].index(max(differing[0]))][0]
-    return f"{_FIGURE.sub(spread, first)}, the largest on {largest}"
+    return f"{_FIGURE.sub(spread, first)} (the largest on {largest})"
 
 
 def _is_measured(measured: Mapping[str, Any]) -> bool:

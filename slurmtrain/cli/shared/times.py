@@ -56,3 +56,8 @@ def calendar(moment: str | None, now: float | None = None, *, seconds: bool = Fa
 def localized(text: str, now: float | None = None) -> str:
     """A sentence with the ISO times in it replaced by what :func:`calendar` makes of them at ``now``."""
     return _ISO.sub(lambda match: calendar(match[0], now), text)
+
+
+def between(begin: str, end: str) -> float:
+    """How many seconds lie between two ISO times."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()

@@ -36,7 +36,7 @@ def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
 
 def test_figures_of_nodes_that_pass_are_a_range() -> None:
     checks = {f"n{i}": [finding("disk", "pass", f"{i} GB free")] for i in range(3)}
-    assert check_rows(checks) == [("disk", "pass", "all 3", "0 to 2 GB free, the largest on n2")]
+    assert check_rows(checks) == [("disk", "pass", "all 3", "0 to 2 GB free (the largest on n2)")]
 
 
 def test_of_nodes_that_pass_with_other_words_one_is_shown() -> None:
@@ -54,7 +54,7 @@ def test_nodes_with_the_same_finding_share_a_line_whatever_its_figures() -> None
     }
     assert check_rows(checks) == [
         ("clock", "pass", "n[0,2]", "ok"),
-        ("clock", "fail", "n[1,3]", "5.5 to 9 s ahead (limit 1 s), the largest on n3"),
+        ("clock", "fail", "n[1,3]", "5.5 to 9 s ahead (limit 1 s) (the largest on n3)"),
         ("clock", "warn", "n4", "it was not measured"),
     ]
 

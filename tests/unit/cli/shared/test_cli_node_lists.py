@@ -62,7 +62,7 @@ def test_of_many_clocks_the_range_is_told_and_which_is_furthest_off() -> None:
 
 def test_figures_that_differ_are_a_range_and_the_node_with_the_largest_is_named() -> None:
     texts = [("n1", "52 ms, 1.04 times the median (limit 2)"), ("n2", "96 ms, 1.92 times the median (limit 2)")]
-    assert merge(texts) == "52 to 96 ms, 1.04 to 1.92 times the median (limit 2), the largest on n2"
+    assert merge(texts) == "52 to 96 ms, 1.04 to 1.92 times the median (limit 2) (the largest on n2)"
     assert merge(texts[:1]) == texts[0][1]
 
 

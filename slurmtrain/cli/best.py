@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, run_table
+from slurmtrain.cli.shared import complete, formatting, options, output, run_table
 from slurmtrain.cli.shared.fit import Column
 from slurmtrain.cli.shared.question_options import where_option
 from slurmtrain.ops.shared.workspace import Workspace
@@ -16,7 +16,12 @@ from slurmtrain.ops.shared.workspace import Workspace
     epilog=options.examples("best 'cnn*' --by acc", "best --by val_loss --top 5 --where 'state = completed'"),
 )
 @options.some_runs_argument
-@click.option("--by", metavar="METRIC", help="The metric; by default the only one that the runs have.")
+@click.option(
+    "--by",
+    metavar="METRIC",
+    shell_complete=complete.complete_metric,
+    help="The metric; by default the only one that the runs have.",
+)
 @click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")
 @where_option

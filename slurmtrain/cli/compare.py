@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, run_table, tables
+from slurmtrain.cli.shared import complete, formatting, options, output, run_table, tables
 from slurmtrain.cli.shared.fit import GAP, Column
 from slurmtrain.cli.shared.question_options import split_words, where_option
 from slurmtrain.model.query.comparison import is_seed
@@ -25,8 +25,19 @@ if TYPE_CHECKING:
     epilog=options.examples("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc"),
 )
 @options.runs_argument
-@click.option("--metrics", metavar="NAME[,NAME]", callback=split_words, help="The metrics to compare.")
-@click.option("--by", metavar="METRIC", help="The metric to sort by; by default the first of those compared.")
+@click.option(
+    "--metrics",
+    metavar="NAME[,NAME]",
+    callback=split_words,
+    shell_complete=complete.complete_metrics,
+    help="The metrics to compare.",
+)
+@click.option(
+    "--by",
+    metavar="METRIC",
+    shell_complete=complete.complete_metric,
+    help="The metric to sort by; by default the first of those compared.",
+)
 @click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
 @where_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")

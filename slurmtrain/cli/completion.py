@@ -4,15 +4,53 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import output
+
+# Bash splits words at "=" and ":", and replaces the last part only; the program is asked about, and answers with, whole
+# words. No space follows what can go on.
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' type value response line=${COMP_LINE:0:COMP_POINT} words
+    local word=${line##*[[:space:]]}
+    local before=${word%%"${word##*[=:]}"}
+    IFS=$' \\t\\n' read -r -a words <<< "$line"
+    [[ -n $word ]] || words+=("")
+    COMPREPLY=()
+    response=$(env COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    for value in $response; do
+        IFS=',' read -r type value <<< "$value"
+        if [[ $type == dir ]]; then
+            compopt -o dirnames
+        elif [[ $type == file ]]; then
+            compopt -o default
+        else
+            COMPREPLY+=("${value#"$before"}")
+            [[ $value != *[=./] ]] || compopt -o nospace
+        fi
+    done
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+# What click's own script for zsh does, and the same without a space behind what can go on.
+_ZSH = "compadd -U -V unsorted -a completions"
+_ZSH_OPEN = """\
+local -a open=(${(M)completions:#*[=./]})
+        completions=(${completions:#*[=./]})
+        compadd -U -S '' -V unsorted -a open
+        """
 
 
-@click.command("completion", short_help="Print a shell completion script.", epilog=options.examples("completion bash"))
+@click.command("completion", short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print a script that completes commands, options and runs.
+    """Print a script that completes commands, options, runs, sweeps, tags, metrics and keys of the spec.
 
     For bash, add to ~/.bashrc: eval "$(slurmtrain completion bash)"
+
+    For zsh, add to ~/.zshrc after compinit: eval "$(slurmtrain completion zsh)"
+
+    For fish: slurmtrain completion fish > ~/.config/fish/completions/slurmtrain.fish
     """
     from click.shell_completion import get_completion_class
 
@@ -20,5 +58,7 @@ def command(shell: str) -> int:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    output.echo(*kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source().split("\n"))
+    own = _BASH if shell == "bash" else kind.source_template.replace(_ZSH, _ZSH_OPEN + _ZSH)
+    script = own % kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source_vars()
+    output.echo(*script.split("\n"))
     return 0

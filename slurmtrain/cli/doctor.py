@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, tables, times
+from slurmtrain.cli.shared import complete, formatting, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _OTHERS = 10
     short_help="Predict what interruptions do here, or explain why a run failed.",
     epilog=options.examples("doctor exp.yaml", "doctor @last"),
 )
-@click.argument("target", metavar="[SPEC|RUN]", required=False)
+@click.argument("target", metavar="[SPEC|RUN]", required=False, shell_complete=complete.complete_run_or_spec)
 @options.overrides_argument
 @click.option(
     "--attempt", type=click.IntRange(min=1), help="The attempt of RUN to explain; by default the last that failed."

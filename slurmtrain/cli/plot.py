@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import formatting, options, output, tables
+from slurmtrain.cli.shared import complete, formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ _CSV_ROWS = 10_000
 )
 @options.runs_and_metric_argument
 @click.option(
-    "-m", "--metric", "metrics", metavar="NAME", multiple=True, help="A metric; repeatable. All words are runs then."
+    "-m",
+    "--metric",
+    "metrics",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=complete.complete_metric,
+    help="A metric; repeatable. All words are runs then.",
 )
 @click.option(
     "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."

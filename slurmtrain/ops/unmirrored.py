@@ -10,7 +10,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 # Who has sent something less than this long ago, such as a watch with its usual pause, is about to send again.
 _SENDING_S = 120.0
-_CURES = "'slurmtrain sync' sends them, 'ui' sends and shows them, 'watch' keeps on sending"
+_CURES = "'slurmtrain sync' sends them, 'slurmtrain ui' also shows them"
 
 
 def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]]) -> str:

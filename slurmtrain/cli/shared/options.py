@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from slurmtrain.cli.shared import output, times
-from slurmtrain.cli.shared.printable import printable
+from slurmtrain.cli.shared import complete, output, times
 from slurmtrain.config import EXECUTORS, load_config
-from slurmtrain.errors import SlurmtrainError
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.inherited import current_directory
 
@@ -90,32 +88,28 @@ def default_executor(configured: str | None) -> str:
     return "slurm" if shutil.which("sbatch") else "local"
 
 
-def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids and names of runs from the registry; completion does not observe runs."""
-    # Without warnings and errors, which would appear on the line that is being typed.
-    try:
-        default = Workspace(load_config(cwd=current_directory(), environ=os.environ))
-        runs = default.store.index() if default.config.registry.exists() else {}
-    except (SlurmtrainError, OSError):
-        return []
-    names = ["@last", *reversed(runs), *{run.name for run in runs.values()}]
-    return [name for name in names if name.startswith(incomplete) and name == printable(name)]
-
-
-run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)
-maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=_complete_run)
-runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_run)
-some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=_complete_run)
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete.complete_run)
+maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=complete.complete_run)
+runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.complete_run)
+some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=complete.complete_run)
 runs_and_tag_argument = click.argument(
-    "words", metavar="RUN... TAG", nargs=-1, required=True, shell_complete=_complete_run
+    "words", metavar="RUN... TAG", nargs=-1, required=True, shell_complete=complete.complete_run_or_tag
 )
 runs_and_metric_argument = click.argument(
-    "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=_complete_run
+    "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=complete.complete_run_or_metric
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
-spec_argument = click.argument("spec", metavar="SPEC", type=click.Path(path_type=Path))
-overrides_argument = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+spec_argument = click.argument(
+    "spec", metavar="SPEC", type=click.Path(path_type=Path), shell_complete=complete.complete_spec
+)
+overrides_argument = click.argument(
+    "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete.complete_override
+)
 sweep_option = click.option(
-    "--sweep", metavar="KEY=VALUE,VALUE", multiple=True, help="Submit a run for each value; several sweeps multiply."
+    "--sweep",
+    metavar="KEY=VALUE,VALUE",
+    multiple=True,
+    help="Submit a run for each value; several sweeps multiply.",
+    shell_complete=complete.complete_override,
 )

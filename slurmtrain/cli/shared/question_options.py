@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from slurmtrain.cli.shared import complete
 from slurmtrain.ops.query.select import Question
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,19 +23,43 @@ where_option = click.option(
     metavar="CONDITION",
     multiple=True,
     help="Only runs of which this holds, such as 'params.lr < 0.1 and state = completed'.",
+    shell_complete=complete.complete_field,
 )
 _OPTIONS = (
     where_option,
-    click.option("--state", "states", metavar="S[,S]", callback=split_words, help="Only runs in one of these states."),
+    click.option(
+        "--state",
+        "states",
+        metavar="S[,S]",
+        callback=split_words,
+        shell_complete=complete.complete_states,
+        help="Only runs in one of these states.",
+    ),
     click.option("--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for it."),
     click.option("--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."),
-    click.option("--tag", "tags", metavar="TAG", multiple=True, help="Only runs with this tag."),
-    click.option("--sweep", metavar="ID", help="Only runs of this sweep."),
+    click.option(
+        "--tag",
+        "tags",
+        metavar="TAG",
+        multiple=True,
+        shell_complete=complete.complete_tag,
+        help="Only runs with this tag.",
+    ),
+    click.option("--sweep", metavar="ID", shell_complete=complete.complete_sweep, help="Only runs of this sweep."),
     click.option("--node", metavar="HOST", help="Only runs on this node; a pattern may match several."),
-    click.option("--sort", metavar="KEY[,KEY]", help="Sort by fields, such as -metrics.val_loss; a minus: descending."),
+    click.option(
+        "--sort",
+        metavar="KEY[,KEY]",
+        shell_complete=complete.complete_fields,
+        help="Sort by fields, such as -metrics.val_loss; a minus: descending.",
+    ),
     click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most this many runs."),
     click.option(
-        "--columns", metavar="FIELD[,FIELD]", callback=split_words, help="Print these fields, such as id,params.lr."
+        "--columns",
+        metavar="FIELD[,FIELD]",
+        callback=split_words,
+        shell_complete=complete.complete_fields,
+        help="Print these fields, such as id,params.lr.",
     ),
 )
 

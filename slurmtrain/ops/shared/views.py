@@ -45,17 +45,17 @@ class RunRecord(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = _FIELDS[name](self)
+            self._values[name] = FIELDS[name](self)
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in _FIELDS
+        return name in FIELDS
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_FIELDS)
+        return iter(FIELDS)
 
     def __len__(self) -> int:
-        return len(_FIELDS)
+        return len(FIELDS)
 
     @cached_property
     def rate(self) -> float | None:
@@ -71,7 +71,7 @@ def _time(name: str) -> Callable[[RunRecord], str | None]:
     return lambda run: iso(run.listed.row[name])
 
 
-_FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
+FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "id": lambda run: run.listed.id,
     "name": lambda run: run.listed.name,
     "state": lambda run: run.listed.state,

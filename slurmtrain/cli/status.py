@@ -78,7 +78,7 @@ def command(
             output.note(describe_unmirrored(workspace, selection.runs))
         return 0
     workspace = workspace.looking_again()
-    if output.is_terminal(sys.stdout) and show is _as_table and not question.columns:
+    if output.is_terminal(sys.stdout) and show is _as_table:
         return _live(workspace, question, interval)
     while True:
         show(question, _look(workspace, question))
@@ -137,6 +137,7 @@ def _live(workspace: Workspace, question: Question, interval: float) -> int:
             selection = _look(workspace, question)
             room = run_table.rows_on(live.console.height)
             others = [run["state"] for run in selection.runs[room:]] + list(selection.cut)
-            drawn = run_table.screen(selection.runs[:room], live.console.width, others, selection.fields)
+            shown, width = selection.runs[:room], live.console.width
+            drawn = run_table.screen(shown, width, others, selection.fields, question.columns)
             live.update(drawn, refresh=True)
             time.sleep(interval)

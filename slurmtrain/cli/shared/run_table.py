@@ -58,8 +58,7 @@ def print_fields(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Non
         runs: RUN of the JSON.
         names: The names of the fields.
     """
-    columns = [Column(name, room=None if name in ("id", "state") else _ROOM_OF_FIELDS) for name in names]
-    print_rows(columns, [[field_cell(run, name) for name in names] for run in runs])
+    print_rows(*_field_table(runs, names))
 
 
 def field_cell(run: Mapping[str, Any], name: str) -> str:
@@ -86,7 +85,13 @@ def rows_on(height: int) -> int:
     return max(1, height - _OTHER_LINES)
 
 
-def screen(runs: Sequence[Mapping[str, Any]], width: int, others: Sequence[str], fields: Sequence[str] = ()) -> Any:
+def screen(
+    runs: Sequence[Mapping[str, Any]],
+    width: int,
+    others: Sequence[str],
+    fields: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> Any:
     """Runs, a line each, and a line that counts those that are not shown: a rich renderable.
 
     Args:
@@ -94,11 +99,12 @@ def screen(runs: Sequence[Mapping[str, Any]], width: int, others: Sequence[str],
         width: How wide the screen is, in cells.
         others: The states of the runs that are not shown.
         fields: Names of further fields that matter to who asked for the runs.
+        columns: The names of all fields to show; empty: the usual columns.
     """
     from rich.console import Group
     from rich.text import Text
 
-    drawn = tables.one_line_rows(*_table(runs, fields), width)
+    drawn = tables.one_line_rows(*(_field_table(runs, columns) if columns else _table(runs, fields)), width)
     if not others:
         return drawn
     return Group(drawn, Text(count_states(others), style="dim", no_wrap=True, overflow="ellipsis"))
@@ -120,6 +126,11 @@ def _table(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[li
         for run, row in zip(runs, (_run_row(run, params) for run in runs), strict=True)
     ]
     return [*COLUMNS[:_FIRST], *further, *COLUMNS[_FIRST:]], rows
+
+
+def _field_table(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[list[Column], list[tuple[str, ...]]]:
+    columns = [Column(name, room=None if name in ("id", "state") else _ROOM_OF_FIELDS) for name in names]
+    return columns, [tuple(field_cell(run, name) for name in names) for run in runs]
 
 
 def _run_row(run: Mapping[str, Any], params: Sequence[str]) -> tuple[str, ...]:

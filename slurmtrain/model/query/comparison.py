@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,10 @@ class SeedGroup:
         values = [value for score in scores if (value := score.best if best else score.last) is not None]
         if not values:
             return None
-        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        mean = math.fsum(values) / len(values)
+        if len(values) == 1:
+            return Spread(mean, None)
+        return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
 
 
 @dataclass(frozen=True, slots=True)

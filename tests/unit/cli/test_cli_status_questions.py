@@ -5,13 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import pty
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 from helpers.queried_runs import SWEEP, write_run, write_sweep
+from helpers.screens import screen
 from helpers.workspaces import make_workspace
 from rich.cells import cell_len
 from unit.cli.test_cli_status import on_a_terminal
@@ -118,6 +125,43 @@ def test_a_mistake_is_shown_under_the_expression(root: Path, capsys: pytest.Capt
         "error:   state = running and params.lrr < 1",
         "error:                       ^",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers"),
+    [
+        (("--sort", "-metrics.acc"), ["ID", "NAME", "STATE", "metrics.acc"]),
+        (("--sort", "-metrics.acc", "--columns", "id,params.lr,tags"), ["id", "params.lr", "tags"]),
+    ],
+)
+def test_watch_answers_the_question_again_and_again(root: Path, arguments: tuple[str, ...], headers: list[str]) -> None:
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (5, 80))
+    argv = [
+        sys.executable,
+        "-m",
+        "slurmtrain",
+        "--runs",
+        str(root),
+        "status",
+        "--watch",
+        "--interval",
+        "0.5",
+        *arguments,
+    ]
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    with subprocess.Popen([*argv, *arguments], stdout=terminal, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(terminal)
+        drawn = b""
+        # The table is drawn once, and once more over it.
+        while drawn.count(b"and 5 more: 3 completed") < 2:
+            drawn += os.read(controller, 4096)
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    os.close(controller)
+    header, *lines = screen(drawn.decode(), 80, 5)
+    assert header.split()[: len(headers)] == headers
+    assert [line.split()[0] for line in lines[:2]] == ["0000000004", "0000000003"]
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()

@@ -28,7 +28,7 @@ def check_field(name: str, records: Sequence[Record]) -> None:
     sections = [record[head] for record in records if dot and head in record]
     if sections and not any(sections):
         return
-    raise QueryError(f"no run has a field {name!r}{_nearest(name, names_in(records))}")
+    raise QueryError(f"none of these runs has a field {name!r}{_nearest(name, names_in(records))}")
 
 
 def check_condition(condition: Condition, text: str, records: Sequence[Record]) -> None:

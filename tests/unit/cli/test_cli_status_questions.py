@@ -121,7 +121,7 @@ def test_a_mistake_is_shown_under_the_expression(root: Path, capsys: pytest.Capt
     code, out, err = status(root, capsys, "--where", "state = running and params.lrr < 1")
     assert (code, out) == (2, "")
     assert err.splitlines() == [
-        "error: no run has a field 'params.lrr'; did you mean 'params.lr'?",
+        "error: none of these runs has a field 'params.lrr'; did you mean 'params.lr'?",
         "error:   state = running and params.lrr < 1",
         "error:                       ^",
     ]

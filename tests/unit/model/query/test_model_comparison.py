@@ -77,7 +77,7 @@ def test_a_metric_is_named_with_or_without_its_section() -> None:
     ("name", "message"),
     [
         ("lr", "the name of metrics.lr does not show whether larger or smaller values are better: --max or --min"),
-        ("acd", "no run has a field 'acd'"),
+        ("acd", "none of these runs has a field 'acd'"),
         (None, "choose a metric with --by: metrics.acc, metrics.loss, metrics.lr"),
     ],
 )

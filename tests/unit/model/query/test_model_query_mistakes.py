@@ -37,7 +37,7 @@ def test_fields_that_a_run_has_or_may_get_are_known(name: str) -> None:
 def test_a_field_that_no_run_has_is_refused_with_the_nearest(name: str, advice: str) -> None:
     with pytest.raises(QueryError) as error:
         check_field(name, RUNS)
-    assert str(error.value) == f"no run has a field {name!r}; {advice}"
+    assert str(error.value) == f"none of these runs has a field {name!r}; {advice}"
 
 
 def test_without_runs_every_field_may_exist() -> None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError
+from slurmtrain.errors import PathError, RunNotFound, SlurmtrainError, UserError
 from slurmtrain.model.metrics.chart import Chart, Series, View, make_chart
 from slurmtrain.model.metrics.curves import Points
 from slurmtrain.model.query.differing import differing, write_settings
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.history import History, read_history
+from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.find import choose, find_all
 from slurmtrain.ops.shared.observe import Observed, check_readable
 from slurmtrain.ops.shared.views import SCHEMA, iso
@@ -68,7 +69,7 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     for run in runs:
         check_readable(run)
     if not names:
-        raise SlurmtrainError("; ".join(_why_nothing(run) for run in runs))
+        raise SlurmtrainError("; ".join(_why_nothing(workspace, run) for run in runs))
     chosen = list(metrics) if last is None else [last]
     for name in chosen:
         if name not in names:
@@ -87,11 +88,15 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"there is no metric {name!r}{suggestion(name, names)}; there are {', '.join(names[:_LISTED])}{more}"
 
 
-def _why_nothing(run: Run) -> str:
+def _why_nothing(workspace: Workspace, run: Run) -> str:
     """Why a run has no metrics, as a sentence without a full stop."""
     begin = f"run {run.id} has logged no metric"
     if not run.ended and run.state != "running":
         return f"{begin} yet: it is {run.state}" + (f" ({run.reason})" if run.reason else "")
+    with contextlib.suppress(PathError):
+        if (reads := current_plan(workspace.root.run(run.id), run).spec.tracking.metrics) is not None:
+            where = f"the pattern {reads.pattern!r}" if reads.pattern is not None else f"the file {reads.file}"
+            return f"{begin}: nothing in its output has matched {where} of tracking.metrics"
     yet = "" if run.ended else " yet"
     return f"{begin}{yet}: docs/scripts.md says how to log some"
 

@@ -10,7 +10,7 @@ from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.checkpoint_formats import OWN
+from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find

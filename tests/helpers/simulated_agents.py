@@ -269,6 +269,9 @@ class Host:
     def find_checkpoint(self) -> tuple[str, Newest]:
         return f"step-{self.world.committed}", self.newest_checkpoint()
 
+    def resumed_at(self) -> float | None:
+        return None
+
     def newest_checkpoint(self) -> Newest:
         return Newest(self.world.committed)
 

@@ -31,6 +31,7 @@ from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.events.rank import ExceptionRaised, RankStopped, SessionStarted, TrainingStarted
+from slurmtrain.model.run.events.script import ScriptProgressed
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint
@@ -265,7 +266,8 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
     for event in events:
         newest, payload = rounds[-1], event.payload
         if isinstance(payload, RanksRestarted):
-            newest.until, newest.reached = event.time, payload.reached
+            newest.until = event.time
+            newest.reached = payload.reached if payload.reached is not None else newest.reached
             rounds.append(_Round(until=end))
         elif isinstance(payload, SessionStarted):
             newest.has_session = True
@@ -275,6 +277,10 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
             newest.begin = payload.step
         elif isinstance(payload, TrainingStarted) and newest.trained_at is None:
             newest.begin, newest.trained_at = newest.begin or 0, event.time
+        elif isinstance(payload, ScriptProgressed):
+            if payload.step is not None and newest.trained_at is None:
+                newest.begin, newest.trained_at = payload.step, event.time
+            newest.reached = payload.last_step if payload.last_step is not None else newest.reached
     newest = rounds[-1]
     if progress.last_time is not None and newest.trained_at is not None and progress.last_time >= newest.trained_at:
         newest.reached, newest.reached_at = progress.last_step, progress.last_time

@@ -29,6 +29,7 @@ from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver, CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.events.rank import SessionStarted
+from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
@@ -252,6 +253,16 @@ def _apply_session(payload: SessionStarted, attempt: Attempt, _event: AnyEvent) 
 @_apply.register
 def _apply_restored(payload: CheckpointRestored, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return _at_step(attempt, payload.step or 0)
+
+
+@_apply.register
+def _apply_script_steps(payload: ScriptProgressed, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return attempt if payload.step is None else _at_step(attempt, payload.step)
+
+
+@_apply.register
+def _apply_unread(payload: ScriptUnread, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _running(attempt, payload.why)
 
 
 def _at_step(attempt: Attempt, step: int) -> Attempt:

@@ -27,6 +27,7 @@ from slurmtrain.model.run.events.command import (
     Unstarted,
 )
 from slurmtrain.model.run.events.rank import TrainingStarted
+from slurmtrain.model.run.events.script import ScriptProgressed
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.marks import read_marks
@@ -98,7 +99,7 @@ class RunBuilder:
         created = next(iter(select(events, RunCreated)), None)
         origin = created.payload if created else RunCreated()
         mlflow = select(events, MlflowRunLinked)
-        totals = select(events, TrainingStarted)
+        totals = [event.payload for event in events if isinstance(event.payload, TrainingStarted | ScriptProgressed)]
         lost = [attempt.lost_steps for attempt in attempts if attempt.lost_steps is not None]
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
@@ -116,7 +117,7 @@ class RunBuilder:
             started_at=min((a.started_at for a in attempts if a.started_at is not None), default=None),
             ended_at=cancels[-1] if cancels else None,
             step=steps[-1] if steps else None,
-            total_steps=totals[-1].payload.total_steps if totals else None,
+            total_steps=totals[-1].total_steps if totals else None,
             metrics=metrics,
             lost_steps=sum(lost) if lost else (0 if steps else None),
             mlflow_run_id=mlflow[-1].payload.mlflow_run_id if mlflow else None,

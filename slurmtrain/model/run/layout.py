@@ -255,6 +255,11 @@ class AttemptDir:
         """A rank's journal. A journal has one writer, so ranks restarted inside the allocation get new ones."""
         return self.path / (f"rank-{rank}.{self.round}.jsonl" if self.round else f"rank-{rank}.jsonl")
 
+    @property
+    def script_journal(self) -> Path:
+        """The journal of the process that reads a script's metrics; like a rank's, one for each round."""
+        return self.path / (f"script.{self.round}.jsonl" if self.round else "script.jsonl")
+
     def rank_log(self, rank: int) -> Path:
         """A rank's output."""
         return self.logs / f"rank-{rank}.log"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto, read_every
-from slurmtrain.model.spec.checkpoint_formats import AUTO, FORMATS, OWN, check_step_pattern
+from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, read_every
+from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, OWN, check_step_pattern
 from slurmtrain.model.spec.kinds import (
     Conflict,
     Entries,
@@ -28,6 +28,7 @@ from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
+from slurmtrain.model.spec.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,
@@ -293,6 +294,11 @@ class TrackingSpec:
     """Experiment tracking."""
 
     mlflow: MlflowSpec = declare_key(MlflowSpec(), Section(MlflowSpec), "MLflow.")
+    metrics: ScriptMetricsSpec | None = declare_key(
+        None,
+        ScriptMetricsSection(ScriptMetricsSpec),
+        "Where step and metrics of a script stand that does not report them itself; null: it does.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

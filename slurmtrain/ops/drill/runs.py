@@ -23,7 +23,7 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.checkpoint_formats import OWN
+from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.names import NAME_LIMIT
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import cancel

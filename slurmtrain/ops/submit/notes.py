@@ -73,7 +73,7 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     """A note if a new run's checkpoint pattern already matches a checkpoint, maybe written by another run."""
     if plan.spec.checkpoint.glob is None:
         return []
-    from slurmtrain.model.spec.checkpoint_formats import OWN
+    from slurmtrain.model.spec.checkpoint.formats import OWN
     from slurmtrain.runtime.checkpoint.external import Search, newest
 
     checkpoint = newest(Search.from_plan(plan, run))

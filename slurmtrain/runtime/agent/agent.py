@@ -312,8 +312,13 @@ class _Agent:
         self._rounds_begun += 1
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
         from_start = self._node.from_start and self._rounds_begun == 1
+        self._checkpoints.resumed_at = None
         resume_from, self._resumed = (None, Newest()) if from_start else self._checkpoints.choose()
         return resume_from, self._resumed
+
+    def resumed_at(self) -> float | None:
+        """When the script's own checkpoint that ranks resume from was saved; None without one."""
+        return self._checkpoints.resumed_at
 
     def newest_checkpoint(self) -> Newest:
         """The newest checkpoint."""

@@ -8,7 +8,7 @@ from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
-from slurmtrain.model.spec.checkpoint_formats import OWN
+from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
 from slurmtrain.runtime.checkpoint.files import newest_published
@@ -30,6 +30,8 @@ class CheckpointFinder:
         self._journal = journal
         external = plan.spec.checkpoint.glob is not None
         self._search = Search.from_plan(plan, attempt.run, since) if external else None
+        self.resumed_at: float | None = None
+        """When what was chosen last was saved by the script, in seconds since 1970; None if it saved nothing."""
         # Why ranks do not resume from some: by fingerprint, and by path and time of saving.
         self._suspects: Mapping[str, str] = {}
         self._damaged: Mapping[tuple[str, float], str] = {}
@@ -96,6 +98,7 @@ class CheckpointFinder:
 
     def _note(self, checkpoint: ExternalCheckpoint | None) -> Newest:
         """Journal a checkpoint that was found; returns what it is."""
+        self.resumed_at = checkpoint.saved_at if checkpoint is not None else None
         newest = _describe(checkpoint)
         if checkpoint is not None:
             self._journal.write(

@@ -34,6 +34,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
 from slurmtrain.system.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
@@ -80,6 +81,9 @@ class RoundHost(Protocol):
 
     def find_checkpoint(self) -> tuple[str | None, Newest]:
         """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
+
+    def resumed_at(self) -> float | None:
+        """When the script's own checkpoint that :meth:`find_checkpoint` returned last was saved; None without one."""
 
     def newest_checkpoint(self) -> Newest:
         """The newest checkpoint."""
@@ -194,10 +198,16 @@ class Round:
             context.flag,
             self,
         )
+        script_metrics = (
+            read_script_metrics(config.spec, self._attempt, context.host.resumed_at()) if config.node == 0 else None
+        )
         try:
             workers.run()
         finally:
             workers.end_leftovers()
+            if script_metrics is not None:
+                in_grace = workers.request is not None and workers.request.signal is not None
+                script_metrics.end(in_grace=in_grace)
         exits = workers.exits()
         if workers.request is not None:
             command = f"node {config.node}"

@@ -17,7 +17,7 @@ import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
-from slurmtrain.runtime.job.environment import environment_of_writer
+from slurmtrain.runtime.job.environment import environment_of_helper
 from slurmtrain.system.process import block_signals
 
 _PAGE = mmap.PAGESIZE
@@ -153,7 +153,7 @@ class ShardWriter:
         # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.
         with block_signals(IGNORED):
             self._process = subprocess.Popen(
-                command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_writer(), start_new_session=True
+                command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_helper(), start_new_session=True
             )
         theirs.close()
         self._socket, self._received, self._unanswered = ours, b"", 0

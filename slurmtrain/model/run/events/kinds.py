@@ -10,10 +10,13 @@ from slurmtrain.model.run.events.base import Payload, UnknownEvent
 from slurmtrain.model.run.events.checkpoint import CHECKPOINT_EVENTS
 from slurmtrain.model.run.events.command import COMMAND_EVENTS
 from slurmtrain.model.run.events.rank import RANK_EVENTS
+from slurmtrain.model.run.events.script import SCRIPT_EVENTS
 from slurmtrain.model.run.events.values import is_plain, is_text
 
 KINDS: Mapping[str, type[Payload]] = {
-    cls.KIND: cls for group in (COMMAND_EVENTS, AGENT_EVENTS, RANK_EVENTS, CHECKPOINT_EVENTS) for cls in group
+    cls.KIND: cls
+    for group in (COMMAND_EVENTS, AGENT_EVENTS, RANK_EVENTS, SCRIPT_EVENTS, CHECKPOINT_EVENTS)
+    for cls in group
 }
 
 

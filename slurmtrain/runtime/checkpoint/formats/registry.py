@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from slurmtrain.model.spec.checkpoint_formats import AUTO, OWN
+from slurmtrain.model.spec.checkpoint.formats import AUTO, OWN
 from slurmtrain.runtime.checkpoint.formats.accelerate import Accelerate
 from slurmtrain.runtime.checkpoint.formats.base import Contents, Format
 from slurmtrain.runtime.checkpoint.formats.dcp import DcpDirectory

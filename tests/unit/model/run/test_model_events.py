@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
-from slurmtrain.model.run.events import agent, checkpoint, command, rank
+from slurmtrain.model.run.events import agent, checkpoint, command, rank, script
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
 from slurmtrain.model.run.events.kinds import KINDS, read_payload
@@ -122,7 +122,7 @@ def test_events_sort_by_time_then_by_journal_then_by_place() -> None:
 
 
 def test_every_class_of_an_event_is_among_the_kinds_and_each_kind_stands_once() -> None:
-    modules = (command, agent, rank, checkpoint)
+    modules = (command, agent, rank, script, checkpoint)
     classes = {
         cls
         for module in modules

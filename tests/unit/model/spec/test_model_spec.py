@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.checkpoint_every import EveryAuto
+from slurmtrain.model.spec.checkpoint.every import EveryAuto
 from slurmtrain.model.spec.kinds import HOMES, default_of
 from slurmtrain.model.spec.names import is_secret_param
 from slurmtrain.model.spec.other_names import OTHER_NAMES
@@ -158,7 +158,8 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
     keep = {"best": {"metric": "loss"}}
-    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": keep}}))
+    tracking = {"metrics": {"file": "metrics.csv"}}
+    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking}))
     for path, _ in walk_keys():
         inside: Any = plain
         for key in path:

@@ -1,0 +1,1 @@
+"""Keys of the section ``checkpoint`` that are more than one value."""

@@ -1,0 +1,98 @@
+r"""The section ``tracking.metrics``: where the metrics of a script stand that does not report them itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.spec import kinds
+from slurmtrain.model.spec.kinds import Conflict, KeyPath, Nullable, NullableSection, Report, declare_key
+from slurmtrain.model.spec.values import POSITIVE
+
+# Groups of a pattern that are no metrics.
+STEP, TOTAL = "step", "total"
+CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
+_SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES)
+
+
+def _check_pattern(text: str) -> None:
+    """Raise ValueError unless ``text`` is a regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def _check_file(text: str) -> None:
+    """Raise ValueError unless the name of the file says in which format it is."""
+    if not text.lower().endswith(_SUFFIXES):
+        raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}, found {text!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptMetricsSpec:
+    """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
+
+    pattern: str | None = declare_key(
+        None,
+        Nullable(kinds.text("regular expression", _check_pattern)),
+        r"A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for "
+        "in each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and "
+        "how many there will be.",
+    )
+    file: str | None = declare_key(
+        None,
+        Nullable(kinds.text("path", _check_file)),
+        "A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; "
+        "relative to `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics.",
+    )
+    step: str | None = declare_key(
+        None,
+        Nullable(kinds.text("regular expression, or column")),
+        "With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in "
+        "others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics "
+        "are counted.",
+    )
+    total: int | None = declare_key(
+        None, Nullable(POSITIVE), "How many steps there will be; null: the group `total`, else unknown."
+    )
+
+    @property
+    def may_count(self) -> bool:
+        """Whether steps may be the number of lines with metrics, since none of the keys says what else they are."""
+        return self.step is None and (self.pattern is None or STEP not in re.compile(self.pattern).groupindex)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        if self.pattern is not None and self.file is not None:
+            yield "file", "'file' and 'pattern' exclude each other: metrics are read either from a file or from the log"
+        elif self.pattern is not None:
+            yield from self._conflicts_of_patterns(set(re.compile(self.pattern).groupindex))
+
+    def _conflicts_of_patterns(self, groups: set[str]) -> Iterator[Conflict]:
+        if not groups - {STEP, TOTAL}:
+            yield "pattern", r"it names no metric: give each a named group, such as 'loss=(?P<loss>\S+)'"
+        if self.step is None:
+            return
+        if STEP in groups:
+            yield "step", "'pattern' has a group 'step' already"
+        try:
+            pattern = re.compile(self.step)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield "step", f"{self.step!r} is not a regular expression: {error}"
+            return
+        if pattern.groups != 1 and STEP not in pattern.groupindex:
+            yield "step", rf"expected one group, the number of finished steps, such as 'step (\d+)': {self.step!r}"
+
+
+class ScriptMetricsSection(NullableSection):
+    """The section, which has to say what is read."""
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`.kinds.Kind.read` with its ``value``, ``at`` and ``report``."""
+        # Not a conflict of what was read: a pattern with a mistake has been reported already.
+        if isinstance(value, Mapping) and value.get("pattern") is None and value.get("file") is None:
+            report(at, r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
+        return super().read(value, at, report)

@@ -1,0 +1,1 @@
+"""Reading the metrics of a script from what it prints or writes."""

@@ -254,8 +254,10 @@ def load(persistent):
 @pytest.mark.parametrize("guarded", [_GUARDED, _LOADERS_GUARDED], ids=["all", "loaders"])
 @pytest.mark.parametrize(("method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)])
 def test_a_data_loader_goes_on_when_all_processes_are_signalled(
-    method: str, persistent: bool, guarded: str, tmp_path: Path
+    method: str, persistent: bool, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # At the end Python's tracker of semaphores may look between the deletion of one and the message about it.
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
     with rank(
         f"""
 loader = load({persistent})

@@ -49,11 +49,12 @@ def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] =
 
 
 def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
+    settings = run_settings(plan)
+    # Every run has a learning rate of its own, so that a column shows what differs.
+    settings["params"] = {**settings["params"], "lr": round(int(run.id[-4:], 36) / 36**4, 4)}
     with Journal(run.journals / "created.jsonl", durable=False) as journal:
         journal.write(
-            RunCreated(
-                name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", **run_settings(plan)
-            )
+            RunCreated(name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", **settings)
         )
 
 

@@ -19,11 +19,12 @@ def command(workspace: Workspace, names: tuple[str, ...], undo: bool, as_json: b
     A RUN may be a sweep, or a pattern such as 'cnn-*'. Nothing else changes; 'slurmtrain delete' frees space.
     """
     from slurmtrain.ops.marks import archive
+    from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
-    runs = archive(workspace, names, undo=undo)
+    run_ids = archive(workspace, names, undo=undo)
     if as_json:
-        output.print_json(runs_json(workspace, runs))
+        output.print_json(runs_json(workspace, observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids)))
     else:
-        output.echo(f"{'listed again' if undo else 'archived'}: {', '.join(runs)}", err=True)
+        output.echo(f"{'listed again' if undo else 'archived'}: {', '.join(run_ids)}", err=True)
     return 0

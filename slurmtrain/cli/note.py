@@ -22,18 +22,20 @@ def command(workspace: Workspace, run: str, words: tuple[str, ...], as_json: boo
     """
     from slurmtrain.ops.marks import write_note
     from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
+    text = " ".join(words)
     if words:
-        listed = write_note(workspace, run, " ".join(words))
+        run_id = write_note(workspace, run, text)
     else:
-        [run_id], observed = find(workspace, [run], ask_slurm=False)
-        listed = observed.runs[run_id]
-    note = str(listed.row["note"])
+        [run_id], _ = find(workspace, [run], ask_slurm=False)
+    if words and not as_json:
+        output.echo(f"{'wrote the note' if text else 'removed the note'} on run {run_id}", err=True)
+        return 0
+    listed = observe(workspace, [run_id], ask_slurm=False).runs[run_id]
     if as_json:
-        output.print_json(runs_json(workspace, {listed.id: listed}))
-    elif words:
-        output.echo(f"{'wrote the note' if note else 'removed the note'} on run {listed.id}", err=True)
-    elif note:
-        output.echo(note)
+        output.print_json(runs_json(workspace, {run_id: listed}))
+    elif listed.row["note"]:
+        output.echo(str(listed.row["note"]))
     return 0

@@ -20,20 +20,20 @@ def command(workspace: Workspace, words: tuple[str, ...], remove: bool, as_json:
     """
     from slurmtrain.ops.marks import add_tag, remove_tag
     from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
     *names, tag = words
     if names:
-        runs = (remove_tag if remove else add_tag)(workspace, names, tag)
+        run_ids = (remove_tag if remove else add_tag)(workspace, names, tag)
     else:
-        [run_id], observed = find(workspace, [tag], ask_slurm=False)
-        runs = observed.runs.fetch([run_id])
+        run_ids, _ = find(workspace, [tag], ask_slurm=False)
+    if names and not as_json:
+        output.echo(f"{'removed' if remove else 'added'} tag {tag}: {', '.join(run_ids)}", err=True)
+        return 0
+    runs = observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids)
     if as_json:
         output.print_json(runs_json(workspace, runs))
-    elif names:
-        output.echo(f"{'removed' if remove else 'added'} tag {tag}: {', '.join(runs)}", err=True)
-    else:
-        for listed in runs.values():
-            for each in listed.tags:
-                output.echo(each)
+    for each in () if as_json else runs[run_ids[0]].tags:
+        output.echo(each)
     return 0

@@ -11,7 +11,7 @@ from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.marks import tag_problem
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.find import LAST, find, find_all
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
 
@@ -19,8 +19,8 @@ from slurmtrain.registry.store import Listed
 _LONGEST_NOTE = 10_000
 
 
-def add_tag(workspace: Workspace, names: Sequence[str], tag: str) -> dict[str, Listed]:
-    """Tag runs; returns them as they are then.
+def add_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str]:
+    """Tag runs; returns their ids.
 
     Args:
         workspace: where the runs are.
@@ -40,8 +40,8 @@ def add_tag(workspace: Workspace, names: Sequence[str], tag: str) -> dict[str, L
     return _mark(workspace, observed, run_ids, ("tag", change), lambda listed: tag not in listed.tags)
 
 
-def remove_tag(workspace: Workspace, names: Sequence[str], tag: str) -> dict[str, Listed]:
-    """Remove a tag from runs; returns them as they are then.
+def remove_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str]:
+    """Remove a tag from runs; returns their ids.
 
     Args:
         workspace: where the runs are.
@@ -61,8 +61,8 @@ def remove_tag(workspace: Workspace, names: Sequence[str], tag: str) -> dict[str
     return _mark(workspace, observed, run_ids, ("tag", change), lambda listed: tag in listed.tags)
 
 
-def write_note(workspace: Workspace, name: str, text: str) -> Listed:
-    """Write a note on a run, in place of the one before; returns the run as it is then.
+def write_note(workspace: Workspace, name: str, text: str) -> str:
+    """Write a note on a run, in place of the one before; returns the run's id.
 
     Args:
         workspace: where the run is.
@@ -77,11 +77,12 @@ def write_note(workspace: Workspace, name: str, text: str) -> Listed:
         raise UserError(f"a note has at most {_LONGEST_NOTE} characters, this one has {len(text)}")
     [run_id], observed = find(workspace, [name], ask_slurm=False)
     change = NoteWritten(text=text, by=person())
-    return _mark(workspace, observed, [run_id], ("note", change), lambda listed: listed.row["note"] != text)[run_id]
+    _mark(workspace, observed, [run_id], ("note", change), lambda listed: listed.row["note"] != text)
+    return run_id
 
 
-def archive(workspace: Workspace, names: Sequence[str], *, undo: bool = False) -> dict[str, Listed]:
-    """Leave runs out of lists once they have ended; returns them as they are then.
+def archive(workspace: Workspace, names: Sequence[str], *, undo: bool = False) -> list[str]:
+    """Leave runs out of lists once they have ended; returns their ids.
 
     Args:
         workspace: where the runs are.
@@ -102,8 +103,10 @@ def _mark(
     run_ids: Sequence[str],
     change: tuple[str, Payload],
     changes: Callable[[Listed], bool],
-) -> dict[str, Listed]:
-    """Journal an event in each of these runs that it changes; returns them as they are then.
+) -> list[str]:
+    """Journal an event in each of these runs that it changes; returns their ids.
+
+    The registry takes it in with the next command.
 
     Args:
         workspace: where the runs are.
@@ -121,4 +124,4 @@ def _mark(
         if changes(listed):
             with workspace.journal(workspace.root.run(run_id), command) as journal:
                 journal.write(event)
-    return observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids)
+    return list(runs)

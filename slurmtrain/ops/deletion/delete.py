@@ -26,12 +26,9 @@ from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
 from slurmtrain.ops.shared.find import choose_all, refuse_others
-from slurmtrain.ops.shared.local_jobs import processes_of
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
-from slurmtrain.slurm.command import is_installed
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
@@ -150,11 +147,19 @@ def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bo
 
 def _check_nothing_runs(workspace: Workspace, run_id: str, run: Run | None) -> None:
     """Raise RunBusy if a process here, or a job in Slurm, belongs to a run. Raises SlurmDown."""
+    from slurmtrain.ops.shared.local_jobs import processes_of
+
     executor = run.executor if run is not None else ""
     if executor != "slurm" and (processes := processes_of(workspace.root.run(run_id), run)):
         pids = ", ".join(str(process.pid) for process in processes)
         raise RunBusy(f"processes of run {run_id} still run ({pids}); 'slurmtrain cancel {run_id}' ends them")
-    if executor != "local" and is_installed("squeue") and (jobs := live_jobs(workspace, run_id, run)):
+    if executor == "local":
+        return
+    # Imported here: most runs that are deleted have ended long ago, and their jobs with them.
+    from slurmtrain.ops.shared.slurm_jobs import live_jobs
+    from slurmtrain.slurm.command import is_installed
+
+    if is_installed("squeue") and (jobs := live_jobs(workspace, run_id, run)):
         raise RunBusy(
             f"job {', '.join(jobs)} of run {run_id} has not ended yet; 'scancel' ends it; nothing was deleted"
         )
@@ -187,9 +192,7 @@ def _delete(workspace: Workspace, run_id: str, frees: int) -> Removal:
         run = _read(workspace, run_id)
         if not run.ended:
             raise RunBusy(f"it is {run.state} meanwhile")
-        removal = _delete_files(workspace, directory, run, requested=run.deleted_at is not None, frees=frees)
-    observe(workspace, [run_id], ask_slurm=False)
-    return removal
+        return _delete_files(workspace, directory, run, requested=run.deleted_at is not None, frees=frees)
 
 
 def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requested: bool, frees: int = 0) -> Removal:

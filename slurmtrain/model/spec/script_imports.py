@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,10 @@ def script_imports(source: bytes) -> list[ScriptImport]:
     Of a script that this version of Python cannot parse there are none.
     """
     try:
-        body = ast.parse(source).body
+        with warnings.catch_warnings():
+            # Such as that of an invalid escape sequence, which Python itself prints when the script runs.
+            warnings.simplefilter("ignore")
+            body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     imports = []

@@ -36,28 +36,58 @@ _INTERPRETERS = {".py": "python", ".sh": "bash"}
 _LONGEST = 1 << 20
 # A Python on a busy file server takes some seconds to start; one that takes longer is not waited for.
 _TIMEOUT_S = 10.0
+# Variables by which Python finds modules, besides those that begin with PYTHON.
+_OF_PYTHON = ("HOME", "LD_LIBRARY_PATH")
 # Finds modules without importing any. With -c, the first entry of the path is the current directory.
 _PROBE = """
-import importlib.util, json, sys
-sys.path = [entry for entry in sys.path if entry]
+import importlib.util, json, os, sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
 def has(name):
     try:
         return importlib.util.find_spec(name) is not None
     except Exception:
         return True
-print(json.dumps({"path": sys.path, "present": [name for name in sys.argv[1:] if has(name)]}))
+path, present = [os.path.abspath(entry) for entry in sys.path], [name for name in sys.argv[1:] if has(name)]
+print(json.dumps({"path": path, "present": present}))
 """
+
+
+class Interpreter(NamedTuple):
+    """A Python, as ranks start it.
+
+    ``path``: where it is; empty if that is not known. ``flags``: those that change where it looks for modules.
+    ``workdir``: the directory in which it runs, which decides what shims such as pyenv's start. ``env``: the variables
+    that the spec sets.
+    """
+
+    path: str
+    flags: tuple[str, ...]
+    workdir: str
+    env: tuple[tuple[str, str], ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that it gets."""
+        return {**os.environ, **dict(self.env)}
+
+    @property
+    def key(self) -> list[Any]:
+        """What its answer depends on, besides the directories in which it finds modules."""
+        variables = {
+            name: value for name, value in self.environment.items() if name.startswith("PYTHON") or name in _OF_PYTHON
+        }
+        return [identity(self.path), list(self.flags), self.workdir, variables]
 
 
 class Script(NamedTuple):
     """What the Python in a command runs.
 
-    ``python``: the interpreter's path. ``flags``: those that change where it looks for modules. ``path``: the script's;
-    of a module, the directory in which ``-m`` finds it first. ``module``: empty for a script.
+    ``python``: the interpreter. ``path``: the script's; of a module, the directory in which ``-m`` finds it first.
+    ``module``: empty for a script.
     """
 
-    python: str
-    flags: tuple[str, ...]
+    python: Interpreter
     path: Path
     module: str = ""
 
@@ -78,12 +108,12 @@ def find_script(plan: Plan) -> Script | None:
         python = shutil.which(words[0], path=path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
     at = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
     flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
-    workdir = Path(plan.workdir)
+    interpreter = Interpreter(python, flags, plan.workdir, tuple(plan.spec.env.items()))
     first, second = [*words[at : at + 2], "", ""][:2]
     if first == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", second):
-        return Script(python, flags, workdir, second)
+        return Script(interpreter, Path(plan.workdir), second)
     if first.endswith(".py") and "{" not in first and not first.startswith("-"):
-        return Script(python, flags, workdir / first)
+        return Script(interpreter, Path(plan.workdir, first))
     return None
 
 
@@ -107,7 +137,7 @@ def check_script(plan: Plan, executor: str) -> None:
         return
     if is_missing(script.path):
         raise PathError(_no_script(script.path))
-    missing = missing_import(script, plan.spec.env) if executor == "local" else None
+    missing = missing_import(script) if executor == "local" else None
     if missing is not None and missing.certain:
         raise NotAvailable(_no_module(script, missing))
 
@@ -117,7 +147,7 @@ def note_script(plan: Plan, executor: str) -> list[str]:
     unless = ["'setup' adds it" if plan.spec.setup else "", "the nodes have it" if executor == "slurm" else ""]
     fine = " or ".join(filter(None, unless))
     script = find_script(plan)
-    missing = None if script is None else missing_import(script, plan.spec.env)
+    missing = None if script is None else missing_import(script)
     problem = program_problem(plan)
     if script is not None and missing is not None:
         problem = _no_module(script, missing)
@@ -158,19 +188,16 @@ def is_missing(path: Path) -> bool:
     return False
 
 
-def missing_import(script: Script, env: Mapping[str, str]) -> ScriptImport | None:
-    """The first import that fails, of those that tell something about the run; None if there is none, or nobody knows.
-
-    ``env``: the variables that the spec sets.
-    """
-    if not script.python:
+def missing_import(script: Script) -> ScriptImport | None:
+    """The first import that fails, of those that tell something about the run; None if none is known to fail."""
+    if not script.python.path:
         return None
     imports = [
         each
         for each in _imports(script, tuple(map(str, identity(str(script.path)))))
         if (each.certain or each.package in _NEEDED) and not _is_beside(script.directory, each.package)
     ]
-    absent = _absent(script.python, script.flags, tuple(each.package for each in imports), _search_variables(env))
+    absent = _absent(script.python, tuple(each.package for each in imports))
     return next((each for each in imports if each.package in absent), None)
 
 
@@ -200,45 +227,35 @@ def _search_path(env: Mapping[str, str]) -> str | None:
     return env.get("PATH", os.environ.get("PATH"))
 
 
-def _search_variables(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The variables by which Python finds modules, as the ranks will have them."""
-    variables = {**os.environ, **env}
-    return tuple(sorted((name, variables[name]) for name in ("PYTHONPATH", "PYTHONHOME", "HOME") if name in variables))
-
-
 @functools.cache
-def _absent(
-    python: str, flags: tuple[str, ...], packages: tuple[str, ...], variables: tuple[tuple[str, str], ...]
-) -> frozenset[str]:
+def _absent(python: Interpreter, packages: tuple[str, ...]) -> frozenset[str]:
     """Those of the packages that a Python does not have; none if it does not answer.
 
     That it has a package is remembered, until its directories change; that it lacks one is asked anew by each command.
     """
     if not packages:
         return frozenset()
-    name = f"python-{python.strip('/').replace('/', '-')[-200:]}"
-    key: list[Any] = [identity(python), list(flags), [list(pair) for pair in variables]]
-    kept = load(name, key)
+    name = f"python-{python.path.strip('/').replace('/', '-')[-200:]}"
+    kept = load(name, python.key)
     # Damaged files are those of nobody.
     with contextlib.suppress(TypeError, KeyError, IndexError):
         if {*packages} <= {*kept["present"]} and kept["path"] == [identity(entry[0]) for entry in kept["path"]]:
             return frozenset()
-    answer = _ask(python, flags, packages, dict(variables))
+    answer = _ask(python, packages)
     if answer is None:
         return frozenset()
     path, present = answer
-    store(name, key, {"path": [identity(entry) for entry in path], "present": sorted(present)})
+    store(name, python.key, {"path": [identity(entry) for entry in path], "present": sorted(present)})
     return frozenset(packages) - present
 
 
-def _ask(
-    python: str, flags: Sequence[str], packages: Sequence[str], variables: Mapping[str, str]
-) -> tuple[list[str], frozenset[str]] | None:
+def _ask(python: Interpreter, packages: Sequence[str]) -> tuple[list[str], frozenset[str]] | None:
     """Where a Python looks for modules, and which of these packages it has; None if it does not answer."""
     try:
         completed = subprocess.run(
-            [python, *flags, "-c", _PROBE, *packages],
-            env={**os.environ, **variables},
+            [python.path, *python.flags, "-c", _PROBE, *packages],
+            env=python.environment,
+            cwd=python.workdir,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -263,8 +280,10 @@ def _no_script(path: Path) -> str:
 def _no_module(script: Script, missing: ScriptImport) -> str:
     cure = "install it there, or activate the environment that has it"
     with contextlib.suppress(ImportError, ValueError):
-        if script.python != sys.executable and importlib.util.find_spec(missing.package) is not None:
+        if script.python.path != sys.executable and importlib.util.find_spec(missing.package) is not None:
             cure = f"activate the environment of {sys.executable}, which has it"
     if script.module:
-        return f"{script.python} has no module {missing.package}, nor has {script.path}; {cure}"
-    return f"{script.path.name}, line {missing.line}, imports {missing.package}, which {script.python} lacks; {cure}"
+        return f"{script.python.path} has no module {missing.package}, nor has {script.path}; {cure}"
+    return (
+        f"{script.path.name}, line {missing.line}, imports {missing.package}, which {script.python.path} lacks; {cure}"
+    )

@@ -51,6 +51,11 @@ def test_what_no_python_can_read_has_no_imports(source: bytes) -> None:
     assert script_imports(source) == []
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_warns_of_in_a_script_is_not_printed() -> None:
+    assert imports("import torch\nx = '\\d'\ny = 1 is 1\n") == [("torch", 1, True)]
+
+
 def test_several_names_in_one_import_come_in_their_order() -> None:
     assert imports("import numpy, torch\nfrom torch import nn\n") == [
         ("numpy", 1, True),

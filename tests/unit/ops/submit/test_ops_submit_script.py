@@ -114,6 +114,23 @@ def test_the_path_of_the_ranks_is_searched(tmp_path: Path, monkeypatch: pytest.M
         )
 
 
+def test_a_relative_path_is_that_of_the_ranks_which_run_in_the_directory_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / f"src/{ABSENT}.py").touch()
+    env = {"PYTHONPATH": "src"}
+    check_script(plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", env=env), "local")
+
+
+def test_a_wrapper_sees_the_variables_of_the_spec(tmp_path: Path, python: Path) -> None:
+    (tmp_path / f"{ABSENT}.py").touch()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH=$ZZ_LIB exec {sys.executable} "$@"\n')
+    (tmp_path / "sub").mkdir()
+    text = f"import {ABSENT}\n"
+    check_script(plan_for(tmp_path / "sub", python, text, env={"ZZ_LIB": str(tmp_path)}), "local")
+    with pytest.raises(NotAvailable):
+        check_script(plan_for(tmp_path / "sub", python, text), "local")
+
+
 def test_an_environment_is_that_of_the_python_that_is_named(tmp_path: Path, python: Path) -> None:
     check_script(plan_for(tmp_path, python, "import torch\n", command=f"{sys.executable} train.py"), "local")
     plan = plan_for(tmp_path, sys.executable, "import torch\n", command=f"{python} train.py")

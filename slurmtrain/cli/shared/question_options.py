@@ -35,7 +35,9 @@ _OPTIONS = (
         shell_complete=complete.complete_states,
         help="Only runs in one of these states.",
     ),
-    click.option("--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for it."),
+    click.option(
+        "--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for one of them."
+    ),
     click.option("--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."),
     click.option(
         "--tag",

@@ -48,6 +48,7 @@ CALLS = {
     "completion": ("completion", "bash"),
     "help": ("--help",),
 }
+QUESTIONS = ("--where", "--state", "--since", "--sweep", "--node", "--sort", "--columns", "--limit")
 # What a command takes besides its name, with each of its arguments odd in turn.
 ODD_ARGUMENTS = [
     *[(name, text) for name in COMMANDS if name != "completion" for text in (LONG, "\udcff", "")],
@@ -55,6 +56,7 @@ ODD_ARGUMENTS = [
     *[("submit", "gpus.yaml", text) for text in (f"name={LONG}", f"params.{LONG}=1", f"workdir={LONG}", LONG)],
     *[("submit", f"{text}.yaml") for text in (LONG, "a/" * 3000, "gpus.yaml/x")],
     *[("doctor", f"{text}.yaml") for text in (LONG, "gpus.yaml/x")],
+    *[("status", option, text) for option in QUESTIONS for text in (LONG, "", "'", "[" * 99, f"id={HUGE}", HUGE)],
     ("export", RUN_ID, "--to", f"{LONG}.pt"),
     ("export", RUN_ID, "--to", "x.pt", "--object", LONG),
     ("nodes", "forgive", f"n[1-{HUGE}]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from helpers.queried_runs import SWEEP, write_run, write_sweep
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import QueryError, RunNotFound
+from slurmtrain.ops import colleagues
 from slurmtrain.ops.query.select import Question, Selection, select
 from slurmtrain.ops.shared import views
 from slurmtrain.ops.shared.observe import observe
@@ -93,6 +95,17 @@ def test_without_a_question_only_the_newest_of_many_runs_are_listed(tmp_path: Pa
         write_run(workspace, number, state="created" if number == 2 else "completed")
     assert numbers(workspace) == [2, *range(25, 5, -1)]
     assert len(numbers(workspace, states=["completed"])) == 24
+
+
+def test_runs_of_others_in_a_shared_root_answer_too(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = {"id": "0000000010", "user": "bob", "state": "running", "name": "vit", "params": {"lr": 0.2}}
+    monkeypatch.setattr(colleagues, "runs_of_colleagues", lambda _: ([theirs], ["a run of eve cannot be read"]))
+    shared = Workspace(replace(workspace.config, shared_root=workspace.root.path.parent))
+    selection = answer(shared, all_runs=True, where=["params.lr >= 0.1"], sort="-params.lr,id")
+    assert [int(run["id"]) for run in selection.runs] == [5, 6, 10, 3, 4]
+    assert selection.notes == ["a run of eve cannot be read"]
+    assert numbers(shared, all_runs=True, where=["user = bob"]) == [10]
+    assert 10 not in numbers(shared, sort="id")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 @options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Only lines written since 10m ago or 2026-11-22T10:30, to half a minute, of all attempts.",
+)
 @click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression is found.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
@@ -47,8 +53,8 @@ def command(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen:
     return 0 if observed.runs[run_id].state == "completed" else 1
 
 
-def _choice(*, lines: int | None, grep: str | None, rank: int | None, attempt: int | None) -> Choice:
-    """What the options choose. Raises UserError if ``grep`` is no regular expression."""
+def _choice(*, lines: int | None, since: str | None, grep: str | None, rank: int | None, attempt: int | None) -> Choice:
+    """What the options choose. Raises UserError if ``since`` is no time, or ``grep`` no regular expression."""
     from slurmtrain.errors import UserError
     from slurmtrain.ops.logs import Choice
 
@@ -56,4 +62,15 @@ def _choice(*, lines: int | None, grep: str | None, rank: int | None, attempt: i
         pattern = None if grep is None else re.compile(grep)
     except re.error as error:
         raise UserError(f"--grep {grep!r} is not a regular expression: {error}") from error
-    return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern)
+    return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern, since=_moment(since))
+
+
+def _moment(text: str | None) -> float | None:
+    """The time that a person has typed, in seconds since 1970. Raises UserError."""
+    from slurmtrain.errors import UserError
+    from slurmtrain.model.query.quantities import read_span
+
+    try:
+        return None if text is None else read_span(text, time.time()).begin
+    except ValueError as error:
+        raise UserError(f"--since: {error}") from error

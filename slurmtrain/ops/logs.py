@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmtrain.errors import RunNotFound
+from slurmtrain.errors import PathError, RunNotFound
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe_run
@@ -42,13 +43,15 @@ class Choice:
 
     ``rank``: only those of this rank. ``attempt``: only those of this attempt, counted from 1; by default the newest
     and, when following, later ones too. ``newest``: only this many at the end of each log that exists already.
-    ``pattern``: only those in which it is found.
+    ``pattern``: only those in which it is found. ``since``: only those written since then, in seconds since 1970, as
+    far as agents have noted how long logs were at what time, and of all attempts that had not ended by then.
     """
 
     rank: int | None = None
     attempt: int | None = None
     newest: int | None = None
     pattern: re.Pattern[str] | None = None
+    since: float | None = None
 
     def has(self, line: Line) -> bool:
         """Whether the line has what is looked for."""
@@ -64,6 +67,25 @@ class _Tail:
         self._origin = origin
         self._offset = 0
         self._rest = b""
+
+    def skip_until(self, since: float) -> None:
+        """Begin with the first line that may have been written at this time, in seconds since 1970, or later."""
+        with contextlib.suppress(OSError), open_readable(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if os.fstat(file.fileno()).st_mtime < since:
+                self._offset = size
+                return
+            noted = max((noted for at, noted in _noted_sizes(self.path) if at <= since), default=0)
+            # In the middle of a line, if that was being written.
+            place = min(noted, size)
+            while place:
+                start = max(0, place - _CHUNK_BYTES)
+                file.seek(start)
+                before, line_break, _ = file.read(place - start).rpartition(b"\n")
+                place = start + len(before) + len(line_break) if line_break else start
+                if line_break:
+                    break
+            self._offset = place
 
     def skip_to(self, newest: int) -> None:
         """Begin with the last ``newest`` lines of the file, which are read from its end: logs grow to gigabytes."""
@@ -193,24 +215,39 @@ def _has_logs(workspace: Workspace, run: Run, choice: Choice) -> bool:
 
 
 def _tails(workspace: Workspace, run: Run, choice: Choice, *, follow: bool, started: bool) -> Iterator[_Tail]:
-    for each in _choose(run, choice.attempt, follow=follow, started=started):
+    for each in _choose(run, choice, follow=follow, started=started):
         directory = workspace.root.run(run.id).attempt(each.job_id, each.restart)
         for path, origin in _files(directory, each, choice.rank):
             yield _Tail(path, each.number, origin)
 
 
+def _noted_sizes(log: Path) -> Iterator[tuple[float, int]]:
+    """How long a log was at what times, as far as an agent has noted it."""
+    for path in log.parent.glob("sizes-*.jsonl"):
+        with contextlib.suppress(OSError, PathError), open_readable(path) as file:
+            for line in file:
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    note = json.loads(line)
+                    yield float(note["t"]), int(note["sizes"][log.name])
+
+
 def _read(tail: _Tail, choice: Choice, *, is_new: bool, last: bool) -> Iterator[Line]:
     """What is new in a log; ``is_new``: of the whole log, only the newest lines that were asked for."""
+    if is_new and choice.since is not None:
+        tail.skip_until(choice.since)
     if not is_new or choice.newest is None:
         return filter(choice.has, tail.lines(last=last))
-    if choice.pattern is None:
+    if choice.pattern is None and choice.since is None:
         tail.skip_to(choice.newest)
         return tail.lines(last=last)
     return iter(deque(filter(choice.has, tail.lines(last=last)), maxlen=choice.newest))
 
 
-def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Sequence[Attempt]:
+def _choose(run: Run, choice: Choice, *, follow: bool, started: bool) -> Sequence[Attempt]:
     """The attempts whose logs to read. Once following has ``started`` with the newest, all later ones are included."""
+    number, since = choice.attempt, choice.since
+    if number is None and since is not None:
+        return [attempt for attempt in run.attempts if attempt.ended_at is None or attempt.ended_at >= since]
     if number is None:
         return run.attempts if follow and started else run.attempts[-1:]
     chosen = [attempt for attempt in run.attempts if attempt.number == number]

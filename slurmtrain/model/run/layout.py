@@ -268,6 +268,10 @@ class AttemptDir:
         """The output of a command that was started once on this node: of all ranks that it started."""
         return self.logs / f"node-{node}.log"
 
+    def log_sizes(self, node: int) -> Path:
+        """What this node's agent notes of the sizes of its logs, by time."""
+        return self.logs / f"sizes-{node}.jsonl"
+
     def hostfile(self, node: int) -> Path:
         """The list of the nodes that train, for a launcher on this node."""
         return self.path / f"hostfile-{node}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
@@ -18,6 +19,7 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
+from slurmtrain.runtime.agent.log_sizes import LogSizes
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
@@ -57,6 +59,13 @@ class MonitorConfig:
         first = self.members.index(self.node) * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
+    @property
+    def logs(self) -> dict[str, Path]:
+        """The logs of this node, by name."""
+        attempt = self.attempt
+        paths = [attempt.node_log(self.node)] if self.per_node else [attempt.rank_log(rank) for rank in self.ranks]
+        return {path.name: path for path in paths}
+
 
 class RankMonitor:
     """Watches the ranks of one node. Node 0 also compares those of all nodes."""
@@ -79,6 +88,7 @@ class RankMonitor:
         self._pause: Beat | None = None
         self._next_comparison = time.monotonic() + _COMPARE_S
         self._examined_at: float | None = None
+        self._log_sizes = LogSizes(config.attempt.log_sizes(config.node), config.logs)
         self.states: list[RankState] = []
         """What the ranks of this node were doing when the run hung."""
 
@@ -89,6 +99,7 @@ class RankMonitor:
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
+        self._log_sizes.note()
         hang = self._watchdog.look()
         self._measure_slow_ranks()
         self._announce_pauses()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from slurmtrain.errors import RunNotFound
 from slurmtrain.ops import logs
 from slurmtrain.ops.logs import Choice, log_paths, read_logs
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -85,3 +89,44 @@ def test_the_last_lines_are_those_of_the_whole_file(
         lines
         == (expected[:-1] if not expected[-1] else expected)[max(0, len(expected) - (not expected[-1]) - newest) :]
     )
+
+
+def note_sizes(folder: Path, *notes: tuple[float, int]) -> None:
+    lines = [json.dumps({"t": at, "sizes": {"rank-0.log": size}}) for at, size in notes]
+    (folder / "sizes-0.jsonl").write_text("\n".join([*lines, '{"t": 5', '{"t": 7, "sizes": {}}', "[]", ""]))
+
+
+@pytest.mark.parametrize(
+    ("since", "first"), [(0.0, "step 0"), (15.0, "step 0"), (25.0, "step 5"), (35.0, "step 10"), (50.0, "step 10")]
+)
+def test_lines_since_a_time_are_those_after_the_last_size_that_was_noted_before(
+    workspace: Workspace, since: float, first: str
+) -> None:
+    folder = write_logs(workspace)
+    lines = (folder / "rank-0.log").read_text().splitlines(keepends=True)
+    sizes = [len("".join(lines[:count])) for count in (5, 10)]
+    # The second was noted while a line was being written.
+    note_sizes(folder, (20.0, sizes[0]), (30.0, sizes[1] + 3))
+    assert texts(workspace, since=since, rank=0)[0].startswith(f"{first}:")
+    assert texts(workspace, since=since, rank=0, newest=1) == ["no line break at the end"]
+    # Without notes, a log that was written to since then is read whole.
+    assert len(texts(workspace, since=since, rank=1)) == 20
+
+
+def test_a_log_that_was_not_written_to_since_then_has_no_lines(workspace: Workspace) -> None:
+    folder = write_logs(workspace)
+    os.utime(folder / "rank-0.log", (40.0, 40.0))
+    assert texts(workspace, since=50.0, rank=0) == []
+    assert texts(workspace, since=time.time() + 3600) == []
+
+
+def test_lines_since_a_time_are_of_all_attempts_that_had_not_ended_then(workspace: Workspace) -> None:
+    sim = build_run(workspace, executor="local").submitted().started().ended("preempted").started(1)
+    for attempt in (0, 1):
+        folder = sim.directory.attempt(sim.newest.job_id, attempt).logs
+        folder.mkdir(parents=True)
+        (folder / "rank-0.log").write_text(f"attempt {attempt}\n")
+    ended_at = observe_run(workspace, RUN_ID, ask_slurm=False).attempts[0].ended_at
+    assert ended_at is not None
+    assert texts(workspace, since=ended_at - 1) == ["attempt 0", "attempt 1"]
+    assert texts(workspace, since=ended_at + 1) == ["attempt 1"]

@@ -49,8 +49,8 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     Args:
         workspace: Where the runs are.
         observed: The runs, after they have been mirrored.
-        name: A run, for its own page; a name that several runs have, or a pattern, for a list of these; None: the list
-            of runs in the experiment of the newest.
+        name: A run, for its own page; a name that several runs have, a sweep, or a pattern, for a list of these; None:
+            the list of runs in the experiment of the newest.
 
     Raises:
         RunNotFound: There is no such run.

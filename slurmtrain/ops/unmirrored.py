@@ -33,7 +33,7 @@ def describe_next(workspace: Workspace, *, tracked: bool) -> str:
         workspace: Where the run is.
         tracked: Whether its metrics are to be sent to MLflow.
     """
-    return "" if not tracked or _is_sending(workspace) else f"nothing sends its metrics to MLflow by itself: {_CURES}"
+    return "" if not tracked or _is_sending(workspace) else f"metrics are not sent to MLflow by themselves: {_CURES}"
 
 
 def _is_sending(workspace: Workspace) -> bool:

@@ -90,15 +90,16 @@ def _unknown(name: str, names: Sequence[str]) -> str:
 
 def _why_nothing(workspace: Workspace, run: Run) -> str:
     """Why a run has no metrics, as a sentence without a full stop."""
-    begin = f"run {run.id} has logged no metric"
+    begin = f"run {run.id} has logged no metric" + ("" if run.ended else " yet")
     if not run.ended and run.state != "running":
-        return f"{begin} yet: it is {run.state}" + (f" ({run.reason})" if run.reason else "")
+        return f"{begin}: it is {run.state}" + (f" ({run.reason})" if run.reason else "")
+    if run.reason and run.state != "completed":
+        return f"{begin}: {run.reason}"
     with contextlib.suppress(PathError):
         if (reads := current_plan(workspace.root.run(run.id), run).spec.tracking.metrics) is not None:
             where = f"the pattern {reads.pattern!r}" if reads.pattern is not None else f"the file {reads.file}"
-            return f"{begin}: nothing in its output has matched {where} of tracking.metrics"
-    yet = "" if run.ended else " yet"
-    return f"{begin}{yet}: docs/scripts.md says how to log some"
+            return f"{begin}: nothing was found for {where} of tracking.metrics"
+    return f"{begin}: docs/scripts.md says how to log some"
 
 
 def read_plots(workspace: Workspace, subject: Subject, *, keep_superseded: bool) -> list[Plotted]:

@@ -9,6 +9,7 @@ import os
 import re
 import struct
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pyte
@@ -22,6 +23,7 @@ GOLDEN = Path(__file__).parent.parent.parent / "golden" / "plot"
 OTHER_ID = "0123456790"
 WAITING_ID = "0123456791"
 SILENT_ID = "0123456792"
+UNREAD_ID = "0123456793"
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +35,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     waiting = SimulatedRun(RunsRoot(path / "runs").run(WAITING_ID), spec={"name": "later"}, now=1_500.0)
     waiting.created().submitted()
     make_run(path, SILENT_ID, {}, [range(0)], name="silent")
+    make_run(path, UNREAD_ID, {}, [range(0)], name="unread", tracking={"metrics": {"file": "metrics.csv"}})
     return path
 
 
-def make_run(path: Path, run_id: str, params: dict[str, float], attempts: list[range], name: str = "cnn") -> None:
-    spec = {"name": name, "params": params}
+def make_run(
+    path: Path, run_id: str, params: dict[str, float], attempts: list[range], name: str = "cnn", **keys: Any
+) -> None:
+    spec = {"name": name, "params": params, **keys}
     run = SimulatedRun(RunsRoot(path / "runs").run(run_id), spec=spec, executor="local")
     run.created(name=name, params=params).submitted()
     assert run.directory is not None
@@ -91,6 +96,13 @@ def test_on_a_terminal_it_is_in_colour_and_fits_the_screen(commands: Preloaded, 
     assert any("\u2800" <= screen.buffer[y][x].data <= "\u28ff" for y in range(24) for x in range(80))
 
 
+def test_where_only_ascii_can_be_printed_it_is_drawn_with_it(commands: Preloaded, site: Path) -> None:
+    text = plot(commands, site, RUN_ID, "loss", encoding="ascii").stdout
+    assert text.isascii()
+    assert "\\" not in text
+    assert ": attempt 2 began at step 40" in text
+
+
 def test_without_a_metric_it_lists_them(commands: Preloaded, site: Path) -> None:
     assert plot(commands, site, RUN_ID).stdout == "METRIC     LAST\nloss       0.1067\nacc/val_1  1\n"
     runs = json.loads(plot(commands, site, RUN_ID, "--json").stdout)["runs"]
@@ -123,6 +135,7 @@ def test_points_as_csv(commands: Preloaded, site: Path) -> None:
         ((RUN_ID, "los"), 2, "there is no metric 'los'; did you mean 'loss'?; there are loss, acc/val_1"),
         (("later", "loss"), 1, f"run {WAITING_ID} has logged no metric yet: it is pending"),
         (("silent", "loss"), 1, f"run {SILENT_ID} has logged no metric: docs/scripts.md says how to log some"),
+        (("unread", "loss"), 1, f"run {UNREAD_ID} has logged no metric: nothing was found for the file metrics.csv"),
         (("nothing", "loss"), 2, "there is no run 'nothing'"),
         ((RUN_ID, "loss", "--png", "curve.jpg"), 2, "curve.jpg does not end in .png"),
         (

@@ -485,3 +485,24 @@ def test_a_run_that_pauses_says_what_for_until_it_goes_on() -> None:
     assert sim.node("resumed", seconds=80.0).fold(j1=4).reason == ""
     ended = sim.node("paused", ranks=[0]).ended("completed", node=0)
     assert "paused" not in ended.fold(j1=9).reason
+
+
+def test_steps_that_were_read_from_a_scripts_output_count_as_those_of_a_session() -> None:
+    sim = LocalRun().created().submitted()
+    sim.node("agent", node=0, nodes=1, host="n0").node("workers", processes={})
+    sim.write("attempts/j1.0/script.jsonl", "script_steps", step=0, total_steps=30)
+    sim.write("attempts/j1.0/script.jsonl", "script_steps", last_step=17, total_steps=30)
+    sim.node("restart", round=1, members=[0], cause="crash", why="it crashed")
+    sim.node("workers", processes={})
+    sim.write("attempts/j1.0/script.1.jsonl", "script_steps", step=10, total_steps=30)
+    run = sim.fold(j1=12)
+    [attempt] = run.attempts
+    assert (run.step, run.total_steps, run.lost_steps) == (12, 30, 7)
+    assert (attempt.first_step, attempt.round_step, attempt.last_step) == (0, 10, 12)
+
+
+def test_why_nothing_is_read_from_a_scripts_output_is_the_reason_of_a_run_that_trains() -> None:
+    sim = LocalRun().created().submitted()
+    sim.node("agent", node=0, nodes=1, host="n0").node("workers", processes={})
+    run = sim.write("attempts/j1.0/script.jsonl", "script_unread", why="there is no column 'x'").fold()
+    assert (run.state, run.reason) == ("running", "there is no column 'x'")

@@ -1,0 +1,81 @@
+"""What a chart of a metric shows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.metrics.chart import Series, View, make_chart, tick_text, ticks
+from slurmtrain.model.metrics.curves import Curve, Points
+
+
+def points(values: list[float], *, first: int = 1, time: float = 1000.0, attempt: int = 1) -> Points:
+    """A point a second and a step."""
+    result = Points()
+    for index, value in enumerate(values):
+        result.append(attempt, first + index, time + index, value)
+    return result
+
+
+def test_curves_are_drawn_over_steps_or_over_the_time_since_the_run_began() -> None:
+    series = [Series("a", Curve(points([3.0, 2.0])), since=940.0)]
+    assert make_chart("loss", series, View()).traces[0].lines == [[(1, 3.0), (2, 2.0)]]
+    by_time = make_chart("loss", series, View(by_time=True))
+    assert (by_time.x_label, by_time.traces[0].lines) == ("seconds", [[(60.0, 3.0), (61.0, 2.0)]])
+
+
+@pytest.mark.parametrize(("span", "unit"), [(100, "seconds"), (1_000, "minutes"), (20_000, "hours"), (500_000, "days")])
+def test_the_unit_of_time_is_that_of_people(span: float, unit: str) -> None:
+    chart = make_chart("loss", [Series("a", Curve(points([1.0], time=span)), since=0.0)], View(by_time=True))
+    assert chart.x_label == unit
+
+
+def test_a_logarithm_has_gaps_where_there_is_none() -> None:
+    chart = make_chart("loss", [Series("a", Curve(points([100.0, 0.0, 1.0])), since=0.0)], View(log=True))
+    assert chart.traces[0].lines == [[(1, 2.0)], [(3, 0.0)]]
+
+
+def test_attempts_are_marked_of_a_single_run_only() -> None:
+    series = Series("a", Curve(points([1.0, 2.0])), since=1000.0, starts=[(1, 1001.0), (None, 1002.0)])
+    assert make_chart("loss", [series], View()).marks == [1.0]
+    assert make_chart("loss", [series], View(by_time=True)).marks == [1.0, 2.0]
+    assert make_chart("loss", [series, series], View()).marks == []
+
+
+def test_what_was_superseded_is_a_line_for_each_rollback() -> None:
+    superseded = points([1.0, 2.0], first=5)
+    for row in points([3.0, 4.0], first=4, attempt=2).rows():
+        superseded.append(*row)
+    chart = make_chart("loss", [Series("a", Curve(points([9.0]), superseded), since=0.0)], View())
+    assert chart.traces[0].faint == [[(5, 1.0), (6, 2.0)], [(4, 3.0), (5, 4.0)]]
+
+
+def test_a_chart_has_an_extent_even_of_one_point_and_of_none() -> None:
+    assert make_chart("loss", [Series("a", Curve(points([0.0])), since=0.0)], View()).limits == (
+        (0.9, 1.1),
+        (-1.0, 1.0),
+    )
+    assert make_chart("loss", [Series("a", Curve(), since=0.0)], View()).limits == ((-1.0, 1.0), (-1.0, 1.0))
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12))
+def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> None:
+    high = low + span
+    places = ticks(low, high, most)
+    assert len(places) <= most + 1
+    assert all(low - span / 100 <= place <= high + span / 100 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (1e-6, "1e-06"), (0.30000000000000004, "0.3"), (250_000, "250k"), (2e6, "2M")]
+)
+def test_numbers_at_ticks_are_short(value: float, text: str) -> None:
+    assert tick_text(value) == text
+
+
+def test_smoothing_leaves_what_is_not_a_number() -> None:
+    chart = make_chart("loss", [Series("a", Curve(points([0.0, 3.0, math.nan, 3.0])), since=0.0)], View(smooth=2))
+    assert [len(line) for line in chart.traces[0].lines] == [2, 1]

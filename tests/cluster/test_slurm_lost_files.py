@@ -1,4 +1,4 @@
-"""Runs on a cluster while files are lost: a broken registry, a run directory that was deleted."""
+"""Runs on a cluster while files are lost or deleted: a broken registry, a directory that is removed, ``delete``."""
 
 from __future__ import annotations
 
@@ -61,3 +61,27 @@ def test_the_job_of_a_run_whose_directory_was_deleted_while_it_trains_ends_by_it
         shutil.rmtree(site.runs / run_id, ignore_errors=True)
     until(lambda: not cluster.jobs(), "the end of its job")
     assert run_id not in site.call("status", "--all").stdout
+
+
+def test_a_sweep_is_cancelled_by_its_id_and_deleted_once_its_jobs_have_ended(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.spec(
+        "held",
+        slurm={"hold": True},
+        resources={"nodes": 1, "time": "00:05:00"},
+        params={"lr": 1},
+        sweep={"params.lr": [1, 2]},
+    )
+    submitted = site.call("submit", str(spec), "--executor", "slurm")
+    first, second = submitted.stdout.split()
+    sweep = site.status(first)["sweep"]
+    assert f"'slurmtrain status {sweep}' lists this sweep of 2 runs" in submitted.stderr
+    assert f"'slurmtrain cancel {first}' ends it first" in site.call("delete", sweep, "-y", code=2).stderr
+    site.call("cancel", sweep)
+    assert cluster.jobs() == {}
+    site.call("delete", sweep, "-y")
+    assert not list((site.runs / first).rglob("submitit"))
+    assert site.status(second)["reason"].startswith("its files were deleted")
+    site.call("delete", sweep, "--forget", "-y")
+    assert site.json("status")["runs"] == []

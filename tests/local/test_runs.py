@@ -282,6 +282,7 @@ def test_a_script_of_ones_own_gets_the_facts_and_its_newest_checkpoint(site: Sit
     assert 'PARAMS={"ms": 0}' in second
     run = site.status(run_id)
     assert (run["state"], run["checkpoint"]["step"]) == ("completed", 50)
+    assert (run["params"], run["sweep"], run["cause"]) == ({"ms": 0}, None, "completed")
 
 
 def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) -> None:
@@ -296,6 +297,16 @@ def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) 
         assert site.show(later["id"])["attempts"][0]["started_at"] is not None
         assert _iso(float(str(workers[0]["t"]))) >= ended
     assert len({run["plan_hash"] for run in runs}) == 4
+    [sweep] = {run["sweep"] for run in runs}
+    assert site.json("status", sweep)["runs"] == site.json("status")["runs"]
+    assert [run["params"] for run in runs][1] == {"steps": 3, "step_ms": 1}
+    # What real agents and ranks leave is all that stays or goes.
+    site.call("delete", sweep, "-y")
+    left = {path.name for run in runs for path in Path(run["dir"]).rglob("*") if path.is_file()}
+    assert {name for name in left if not name.endswith((".jsonl", ".json"))} == {".lock", "spec.yaml"}
+    before = site.json("status")["runs"]
+    site.call("registry", "rebuild")
+    assert site.json("status")["runs"] == before
 
 
 def _iso(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from slurmtrain.cli.shared import formatting, output, tables, times
 from slurmtrain.cli.shared.fit import Column
 from slurmtrain.model.query.differing import differing
-from slurmtrain.model.query.fields import value_of
+from slurmtrain.model.query.fields import is_time, value_of
 
 # What to show of runs, in order. PARAMS and METRICS get room for one of them: on 80 columns there is not more.
 COLUMNS = (
@@ -62,8 +62,11 @@ def print_fields(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Non
 
 
 def field_cell(run: Mapping[str, Any], name: str) -> str:
-    """The value of the field ``name`` of a run (RUN of the JSON)."""
-    return formatting.field(name, value_of(run, name))
+    """The value of the field ``name`` of a run (RUN of the JSON); times are local on a terminal, and ISO elsewhere."""
+    value = value_of(run, name)
+    if is_time(name) and isinstance(value, str) and output.is_terminal(sys.stdout):
+        return times.calendar(value)
+    return formatting.field(name, value)
 
 
 def print_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -66,6 +66,12 @@ def test_chosen_columns_are_shown_also_if_they_are_empty(root: Path) -> None:
     assert lines[0].split() == ["0000000007", "oom", "-", "12"]
 
 
+def test_times_are_local_on_a_terminal_and_iso_elsewhere(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("--columns", "id,submitted_at", "--where", "id = 0000000001")
+    assert re.fullmatch(r"0000000001  \w{3} \d\d:\d\d\s*", on_a_terminal(root, 60, *question)[1])
+    assert re.fullmatch(r"0000000001  [\d-]{10}T[\d:.]{12}Z", status(root, capsys, *question)[1].splitlines()[1])
+
+
 def test_two_thousand_runs_with_wide_names_are_a_line_each(tmp_path: Path) -> None:
     from slurmtrain.cli.shared import run_table
     from slurmtrain.ops.shared.views import iso

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.command_paths import paths_read
+from slurmtrain.model.spec.command_paths import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.outputs import shared_outputs
+from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.system.locking.mounts import mount_of
@@ -36,7 +36,7 @@ def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list
     variables = {**os.environ, **plans[0].spec.env}
     return [
         *notes_on_plans(plans, executor),
-        *shared_outputs(workspace, plans),
+        *shared_with_others(workspace, plans),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),
     ]
@@ -45,14 +45,14 @@ def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list
 def notes_on_plans(plans: Sequence[Plan], executor: str) -> list[str]:
     """The notes that need no more than the plans and the files of this machine; ``executor`` as above."""
     counts = Counter(note for plan in plans for note in dict.fromkeys(_notes_on_plan(plan, executor)))
-    return [_of_runs(note, count, len(plans)) for note, count in counts.items()]
+    notes = [_of_runs(note, count, len(plans)) for note, count in counts.items()]
+    return [*notes, *_missing_files(plans), *shared_by_runs(plans)]
 
 
 def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
     yield from plan.launcher_notes()
     yield from note_script(plan, executor)
     yield from _other_python(plan)
-    yield from _missing_files(plan)
     if executor == "slurm":
         # sbatch refuses a slip itself, and at once; srun only in the job.
         yield from unknown_srun_options(plan.spec.slurm, _read_srun_options)
@@ -86,15 +86,30 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     ]
 
 
-def _missing_files(plan: Plan) -> Iterator[str]:
-    """Files that the command seems to read, and that are not there. Lines of setup may make them, or go elsewhere."""
+def _missing_files(plans: Sequence[Plan]) -> Iterator[str]:
+    """A note for each option of the command whose files are not there, whatever they are called in each run."""
+    by_option: dict[str, list[tuple[int, NamedPath, Path]]] = {}
+    for run, plan in enumerate(plans):
+        for named, path in _missing_in(plan):
+            by_option.setdefault(named.option, []).append((run, named, path))
+    for missing in by_option.values():
+        _, named, first = missing[0]
+        more = len({path for _, _, path in missing}) - 1
+        note = f"there is no {first}, which the command names ({named})" + (
+            f", nor {more} more like it" if more else ""
+        )
+        yield _of_runs(note, len({run for run, _, _ in missing}), len(plans))
+
+
+def _missing_in(plan: Plan) -> Iterator[tuple[NamedPath, Path]]:
+    """Files that a command seems to read, and that are not there. Lines of setup may make them, or go elsewhere."""
     if plan.spec.setup or runs_in_container(plan.spec.slurm):
         return
     script = find_script(plan)
     for named in paths_read(plan.words):
         path = Path(plan.workdir, named.path)
         if is_missing(path) and (script is None or path != script.path):
-            yield f"there is no {path}, which the command names ({named})"
+            yield named, path
 
 
 def _other_python(plan: Plan) -> list[str]:

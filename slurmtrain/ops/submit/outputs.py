@@ -23,29 +23,37 @@ _MOST = 200
 _PATTERN = "checkpoint.glob"
 
 
-def shared_outputs(workspace: Workspace, plans: Sequence[Plan]) -> list[str]:
-    """Notes on where runs of these plans would write what other runs, or each other, write."""
-    outputs = Counter(output for plan in plans for output in dict(_outputs_of(plan)).items())
-    notes = [
-        f"{count} runs write to the same {named}; {_cure(named)}" for (_, named), count in outputs.items() if count > 1
-    ]
-    by_path = {path: named for (path, named), count in outputs.items() if count == 1}
-    return notes + list(_used_by_others(workspace, by_path))
+def shared_by_runs(plans: Sequence[Plan]) -> list[str]:
+    """Notes on where runs of these plans would write what others of them write."""
+    counts = _counts(plans)
+    return [f"{n} runs write to the same {named}; {_cure(named)}" for (_, named), n in counts.items() if n > 1]
 
 
-def _used_by_others(workspace: Workspace, by_path: dict[str, NamedPath]) -> Iterator[str]:
-    """Notes on paths, each with how it is written, that live runs write to."""
+def shared_with_others(workspace: Workspace, plans: Sequence[Plan]) -> list[str]:
+    """A note if a run of these plans would write what an earlier one writes that has not ended.
+
+    What the plans share is left out: it is a mistake of its own, with the same cure.
+    """
+    by_path = {path: named for (path, named), n in _counts(plans).items() if n == 1}
     if not by_path:
-        return
+        return []
     try:
         index = observe(workspace, ask_slurm=False).runs.index
     except (SlurmtrainError, OSError):  # what is only noted must not keep a run from starting
-        return
+        return []
     live = [run_id for run_id, row in index.items() if not row.ended][-_MOST:]
-    for run_id in reversed(live):
-        for path in _outputs_in(workspace, run_id) & by_path.keys():
-            named = by_path.pop(path)
-            yield f"run {run_id}, which has not ended, writes to the same {named}; {_cure(named)}"
+    used = {path: run_id for run_id in live for path in _outputs_in(workspace, run_id) & by_path.keys()}
+    if not used:
+        return []
+    path = next(path for path in by_path if path in used)
+    named, more = by_path[path], len(used) - 1
+    likewise = f", and likewise {more} more" if more else ""
+    return [f"run {used[path]}, which has not ended, writes to the same {named}{likewise}; {_cure(named)}"]
+
+
+def _counts(plans: Sequence[Plan]) -> Counter[tuple[str, NamedPath]]:
+    """How many of the plans write to each path."""
+    return Counter(output for plan in plans for output in dict(_outputs_of(plan)).items())
 
 
 def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:

@@ -56,9 +56,8 @@ def test_a_note_on_several_runs_is_one_line_with_their_number(workspace: Workspa
     command = "bash -c pass --data ${params.a}.bin --config none.yaml"
     (spec.parent / "2.bin").touch()
     assert notes(workspace, spec, command, sweep="params.a=1,2,3") == [
-        f"1 of 3 runs: there is no {spec.parent}/1.bin, which the command names (--data 1.bin)",
+        f"2 of 3 runs: there is no {spec.parent}/1.bin, which the command names (--data 1.bin), nor 1 more like it",
         f"3 runs: there is no {spec.parent}/none.yaml, which the command names (--config none.yaml)",
-        f"1 of 3 runs: there is no {spec.parent}/3.bin, which the command names (--data 3.bin)",
     ]
 
 
@@ -93,6 +92,14 @@ def test_a_directory_that_a_live_run_writes_to_is_noted_with_the_run(
     live(workspace, f"bash -c x {written.format(dir=spec.parent)}")
     assert notes(workspace, spec, "bash -c pass --output_dir out") == [
         f"run {RUN_ID}, which has not ended, writes to the same --output_dir out; '{{run_dir}}/out' keeps them apart"
+    ]
+
+
+def test_directories_that_live_runs_write_to_are_one_note_for_a_whole_sweep(workspace: Workspace, spec: Path) -> None:
+    live(workspace, "bash -c x --out_dir out/1 --save_dir out/2")
+    assert notes(workspace, spec, "bash -c pass --out_dir out/${params.a}", sweep="params.a=1,2,3") == [
+        f"run {RUN_ID}, which has not ended, writes to the same --out_dir out/1, and likewise 1 more; '{{run_dir}}/1' "
+        "keeps them apart"
     ]
 
 

@@ -80,7 +80,7 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
     _check_not_needed(workspace, observed, run_ids)
     todo = {run_id: listed for run_id, listed in chosen.items() if forget or listed.row["freed"] is None}
     return {
-        run_id: Deletable(listed, _remove(workspace.root.run(run_id), forget=forget, dry=True))
+        run_id: Deletable(listed, _would_remove(workspace.root.run(run_id), listed, forget=forget))
         for run_id, listed in todo.items()
     }
 
@@ -96,7 +96,12 @@ def delete(workspace: Workspace, runs: Mapping[str, Deletable], *, forget: bool)
     deleted = Deleted()
     for run_id, run in runs.items():
         try:
-            removal = _forget(workspace, run_id) if forget else _delete(workspace, run_id, run.removal.bytes)
+            if _leads_anywhere(workspace.root.run(run_id), run.listed):
+                removal = _unlink(workspace, run_id)
+            elif forget:
+                removal = _forget(workspace, run_id)
+            else:
+                removal = _delete(workspace, run_id, run.removal.bytes)
         except (SlurmtrainError, OSError) as error:
             why = describe_os_error(error) if isinstance(error, OSError) else str(error)
             deleted.problems.append(f"run {run_id} was not deleted: {why}")
@@ -249,6 +254,29 @@ def _close_to_others(path: Path) -> None:
         os.fchmod(handle, DIRECTORY_MODE)
     finally:
         os.close(handle)
+
+
+def _leads_anywhere(directory: RunDir, listed: Listed) -> bool:
+    """Whether a run directory is a link to something that is no run, such as one from an archive to a home directory.
+
+    What is there is not removed, nor a lock created in it.
+    """
+    return listed.unreadable and directory.path.is_symlink()
+
+
+def _unlink(workspace: Workspace, run_id: str) -> Removal:
+    """Remove the link to what is no run, and what the registry knows about it."""
+    path = workspace.root.run(run_id).path
+    check_owner(path.lstat(), path)
+    path.unlink()
+    workspace.store.write(lambda transaction: transaction.remove([run_id]))
+    return Removal(links=[str(path)])
+
+
+def _would_remove(directory: RunDir, listed: Listed, *, forget: bool) -> Removal:
+    if _leads_anywhere(directory, listed):
+        return Removal(links=[str(directory.path)])
+    return _remove(directory, forget=forget, dry=True)
 
 
 def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:

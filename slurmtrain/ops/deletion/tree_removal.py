@@ -92,6 +92,8 @@ class _Tree:
                 continue  # something else removed it first
             except (OSError, PathError) as error:
                 self.note(self._directory / path, error)
+            except RecursionError:
+                self.removal.problems.append(f"{self._directory} has directories too deep in each other: 'rm -r' it")
 
     def _remove(self, handle: int, name: str, path: str, device: int) -> None:
         """Remove an entry of an open directory.

@@ -253,3 +253,20 @@ def test_a_new_runs_root_is_nothing_to_git_and_an_existing_file_stays(tmp_path: 
     ignored.write_text("mine")
     workspace.prepare()
     assert ignored.read_text() == "mine"
+
+
+def test_a_link_in_the_place_of_a_run_goes_and_what_it_leads_to_stays_as_it_is(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As an archive may bring one: it leads to what is no run.
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "precious.txt").write_text("precious")
+    link = workspace.root.run("0000000009").path
+    link.symlink_to(home)
+    monkeypatch.setattr("slurmtrain.ops.deletion.delete.is_installed", lambda _: False)
+    answer = json.loads(call(workspace, delete, "0000000009", "--forget", "-y", "--json").stdout)
+    assert answer["runs"] == [{"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)]}]
+    assert not link.is_symlink()
+    assert [path.name for path in home.iterdir()] == ["precious.txt"]
+    assert "0000000009" not in listed(workspace)

@@ -93,3 +93,16 @@ def test_what_is_somebody_elses_stays(tree: Path) -> None:
 
 def test_a_directory_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
     assert remove_tree(tmp_path / "nowhere", nothing).problems == []
+
+
+def test_directories_too_deep_in_each_other_are_a_problem_in_a_sentence(tree: Path) -> None:
+    handle = os.open(tree, os.O_RDONLY)
+    for _ in range(700):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    problems = remove_tree(tree, nothing).problems
+    assert f"{tree} has directories too deep in each other: 'rm -r' it" in problems
+    assert not (tree / "note").exists()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Where nothing is typed yet, names say more than ids.
 _NEWEST_IDS = 20
+# What no shell takes for anything but itself, and the home directory in front of a path.
+_WORD = re.compile(r"(?:~/)?[\w@%+=:,./-]*")
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 Candidates = Callable[[click.Context, str], Iterable[CompletionItem]]
@@ -38,10 +41,19 @@ def _completing(candidates: Candidates) -> Complete:
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         with contextlib.suppress(SlurmtrainError, OSError, ValueError):
             items = candidates(context, incomplete)
-            return [item for item in items if item.value.startswith(incomplete) and item.value == printable(item.value)]
+            return [
+                CompletionItem(item.value, help=item.help and printable(item.help))
+                for item in items
+                if item.value.startswith(incomplete) and _is_word(item.value, incomplete)
+            ]
         return []
 
     return complete
+
+
+def _is_word(text: str, incomplete: str) -> bool:
+    """Whether a shell takes a text as it is: bash inserts it unquoted, and would run what some names of runs say."""
+    return _WORD.fullmatch(text) is not None and (not text.startswith("-") or incomplete.startswith("-"))
 
 
 def _in_lists(candidates: Candidates) -> Candidates:

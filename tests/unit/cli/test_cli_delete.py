@@ -264,7 +264,7 @@ def test_a_link_in_the_place_of_a_run_goes_and_what_it_leads_to_stays_as_it_is(
     (home / "precious.txt").write_text("precious")
     link = workspace.root.run("0000000009").path
     link.symlink_to(home)
-    monkeypatch.setattr("slurmtrain.ops.deletion.delete.is_installed", lambda _: False)
+    monkeypatch.setattr("slurmtrain.slurm.command.is_installed", lambda _: False)
     answer = json.loads(call(workspace, delete, "0000000009", "--forget", "-y", "--json").stdout)
     assert answer["runs"] == [{"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)]}]
     assert not link.is_symlink()

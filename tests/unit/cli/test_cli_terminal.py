@@ -99,6 +99,37 @@ def test_completion_offers_no_name_that_would_control_the_terminal(commands: Pre
     assert called.stdout.splitlines() == ["plain,@last", f"plain,{RUN_ID}"]
 
 
+def test_completion_offers_no_name_that_a_shell_would_run_or_take_for_an_option(
+    commands: Preloaded, tmp_path: Path
+) -> None:
+    names = (
+        "lr-0.1_b=2",
+        "x;touch${IFS}pwned",
+        "$(pwned)",
+        "`pwned`",
+        "a b",
+        "a\tb",
+        "--all",
+        "q'",
+        "*",
+        "~",
+        "x&",
+        "x\nplain\n;y\nz",
+    )
+    for number, name in enumerate(names):
+        run = SimulatedRun(RunsRoot(tmp_path / "runs").run(f"{number:010}"), spec={})
+        run.created(name=name)
+    assert commands.call("status", cwd=tmp_path, env=environment(tmp_path)).code == 0
+    words = {"_SLURMTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "slurmtrain show ", "COMP_CWORD": "2"}
+    offered = commands.call(cwd=tmp_path, env=environment(tmp_path, **words)).stdout.splitlines()
+    assert [word for word in offered if not word.startswith("plain,0")] == ["plain,@last", "plain,lr-0.1_b=2"]
+    # zsh gets three lines for each: a kind, a word, and what is said of it, here the name of the run.
+    lines = commands.call(
+        cwd=tmp_path, env=environment(tmp_path, **{**words, "_SLURMTRAIN_COMPLETE": "zsh_complete"})
+    ).stdout.splitlines()
+    assert set(lines[::3]) == {"plain"}
+
+
 def test_a_live_table_is_as_safe(commands: Preloaded, site: Path) -> None:
     called = commands.call(
         "status", "--watch", cwd=site, env=environment(site), stdout="terminal", interrupt_after=RUN_ID

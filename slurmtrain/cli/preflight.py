@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli.shared import check_tables, node_lists, options, output, tables, times
+from slurmtrain.cli.describe import check_tables, node_lists
+from slurmtrain.cli.shared import options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli.shared import attempt_problems, check_tables, formatting, node_lists, options, output, tables, times
+from slurmtrain.cli.describe import attempt_problems, check_tables, node_lists
+from slurmtrain.cli.shared import formatting, options, output, tables, times
 from slurmtrain.ops.shared.workspace import Workspace
 
 _GARBAGE_SHOWN = 5

@@ -78,7 +78,7 @@ def field(name: str, value: Any) -> str:
     if value is None or value == []:
         return "-"
     if name == "nodes":
-        from slurmtrain.cli.shared.node_lists import describe_nodes
+        from slurmtrain.cli.describe.node_lists import describe_nodes
 
         return describe_nodes(value)
     if isinstance(value, list | tuple):

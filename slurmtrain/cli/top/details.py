@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from slurmtrain.cli.shared import attempt_problems, formatting, times
+from slurmtrain.cli.describe import attempt_problems
+from slurmtrain.cli.shared import formatting, times
 from slurmtrain.cli.shared.printable import printable
 from slurmtrain.model.hostlist import compress_hostlist
 

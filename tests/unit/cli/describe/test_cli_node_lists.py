@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.cli.shared.node_lists import count_and_nodes, describe_clocks, describe_nodes, describe_values, merge
+from slurmtrain.cli.describe.node_lists import count_and_nodes, describe_clocks, describe_nodes, describe_values, merge
 
 TB = [f"tb{i}" for i in range(1, 17)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.cli.shared.attempt_problems import (
+from slurmtrain.cli.describe.attempt_problems import (
     describe_evidence,
     describe_hang,
     describe_restart,

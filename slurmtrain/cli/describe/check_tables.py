@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.cli.shared.node_lists import describe_clock, describe_nodes, merge, pattern
+from slurmtrain.cli.describe.node_lists import describe_clock, describe_nodes, merge, pattern
 from slurmtrain.model.hostlist import compress_hostlist
 
 # The findings by host, each with check, status and summary.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.cli.shared.check_tables import (
+from slurmtrain.cli.describe.check_tables import (
     check_rows,
     describe_count,
     excluded_addresses,

@@ -15,7 +15,7 @@ from slurmtrain.model.run.events.base import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
-HEAVY = {"torch", "mlflow", "alembic", "numpy"}
+HEAVY = {"torch", "mlflow", "alembic", "numpy", "textual"}
 # Runs a command as its console script does, and then, on standard error, names all that it has imported.
 RUN_AND_TELL = """
 import json, sys
@@ -70,6 +70,12 @@ def test_help_imports_none_of_the_heavy_libraries_and_no_database(tmp_path: Path
     printed, imported = modules_loaded_by(RUN_AND_TELL, tmp_path, "--help")
     assert "Usage: slurmtrain" in printed
     assert not imported & (HEAVY | {"sqlalchemy", "omegaconf", "submitit", "rich", "jinja2", "psutil", "yaml"})
+
+
+def test_only_a_page_on_a_terminal_imports_what_draws_it(tmp_path: Path) -> None:
+    printed, imported = modules_loaded_by(RUN_AND_TELL, tmp_path, "top", "--help")
+    assert "live page" in printed
+    assert not imported & HEAVY
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])

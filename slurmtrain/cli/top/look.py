@@ -62,11 +62,11 @@ class Looker:
             observed = observe(self._workspace)
             read = self._read(observed)
         except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
-            self._last = replace(self._last, problems=(*self._warnings, describe(error)), read=0)
+            self._last = replace(self._last, problems=(describe(error), *self._warnings), read=0)
             return self._last
         rows = {run_id: cached.row for run_id, cached in self._cache.items()}
         unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
-        self._last = Snapshot(rows, self._slurm_at(), (*self._warnings, *observed.problems, *unreadable), read)
+        self._last = Snapshot(rows, self._slurm_at(), (*observed.problems, *unreadable, *self._warnings), read)
         return self._last
 
     def _is_registry_due(self) -> bool:

@@ -113,7 +113,7 @@ def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Wo
     runs.write_text("not a directory")
     look = looker.look()
     assert look.rows == before.rows
-    assert str(runs) in look.problems[-1]
+    assert str(runs) in look.problems[0]
 
 
 def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: Workspace, slurm: SlurmCommands) -> None:

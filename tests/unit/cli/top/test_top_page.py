@@ -297,10 +297,9 @@ def test_a_run_that_is_new_or_gone_changes_the_table_and_not_what_is_selected(ro
     drive(root, driver)
 
 
-@pytest.mark.parametrize("size", [(60, 24), (80, 24), (200, 50), (20, 5), (300, 100)])
-def test_every_size_of_screen_shows_the_table(root: Path, size: tuple[int, int]) -> None:
+def test_every_size_of_screen_shows_the_table(root: Path) -> None:
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
-        for width, height in (size, (80, 24), size):
+        for width, height in ((60, 24), (200, 50), (20, 5), (300, 100), (80, 24)):
             await pilot.resize_terminal(width, height)
             await pilot.press("G", "k", "g")
             table = app.table
@@ -326,7 +325,7 @@ def test_refreshes_take_no_more_memory(root: Path) -> None:
             gc.collect()
             return len(gc.get_objects())
 
-        before = await objects_after(20)
-        assert await objects_after(60) - before < 1000
+        before = await objects_after(10)
+        assert await objects_after(30) - before < 600
 
     drive(root, driver)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Compared, SeedGroup, Spread
     from slurmtrain.ops.query.compare import Answer
 
+# Cells of a run in a table with a line for each difference, before it is cut.
+_LEAST_OF_RUN = 16
+# How much of a commit is shown.
+_COMMIT = 12
+
 
 @click.command(
     "compare",
@@ -87,18 +92,31 @@ def _print(answer: Answer) -> None:
         output.echo(str(answer.criterion), err=True)
     columns, rows = _columns(answer), list(_rows(answer))
     lines = [tuple(column.header for column in columns), *rows]
-    upright = list(zip(*lines, strict=True))
-    if output.is_terminal(sys.stdout) and not _fits(lines) and _fits(upright):
-        # Few runs with many differences: a line for each difference.
-        columns, rows = [Column(header) for header in upright[0]], upright[1:]
+    if output.is_terminal(sys.stdout) and _is_better_upright(lines, tables.console().width):
+        first, *others = zip(*lines, strict=True)
+        columns, rows = [Column(first[0]), *(Column(header, room=_LEAST_OF_RUN) for header in first[1:])], others
     run_table.print_rows(columns, rows)
 
 
-def _fits(lines: Sequence[Sequence[str]]) -> bool:
+def _is_better_upright(lines: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a table should have a line for each difference, not for each run: then more of it fits.
+
+    Args:
+        lines: The table with a line for each run, header first.
+        width: How wide the terminal is.
+    """
+    upright = list(zip(*lines, strict=True))
+    names = _width([line[:1] for line in upright])
+    return _width(lines) > width and (
+        _width(upright) <= width or names + (len(lines) - 1) * (GAP + _LEAST_OF_RUN) <= width
+    )
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """How wide a table is, in cells."""
     from rich.cells import cell_len
 
-    widths = [max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)]
-    return sum(widths) - GAP <= int(tables.console().width)
+    return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
 
 
 def _columns(answer: Answer) -> list[Column]:
@@ -143,7 +161,7 @@ def _row(answer: Answer, group: SeedGroup) -> tuple[str, ...]:
 
 def _setting(name: str, runs: Sequence[Compared]) -> str:
     values = dict.fromkeys(formatting.field("params.", run.settings.get(name)) for run in runs)
-    return ",".join(values)
+    return ",".join(value[:_COMMIT] if name == "git.commit" else value for value in values)
 
 
 def _scores(answer: Answer, group: SeedGroup) -> list[str]:

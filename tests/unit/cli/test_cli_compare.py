@@ -77,6 +77,21 @@ def test_few_runs_with_many_differences_are_columns_on_a_narrow_terminal(root: P
     assert wide[0].split()[:3] == ["ID", "NAME", "STATE"]
 
 
+def test_long_settings_of_two_runs_are_cut_and_none_is_left_out(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "runs")
+    for number in (1, 2):
+        command = f"python train.py --config configs/experiments/{number}/a-long-name-of-a-configuration.yaml"
+        git = {"commit": str(number) * 40, "dirty": number == 1}
+        write_run(workspace, number, spec={"command": command}, git=git, metrics={"loss": number})
+    lines = on_a_terminal(workspace.root.path, 80, "cn*", command="compare")
+    assert [line.split()[0] for line in lines] == [
+        "ID", "NAME", "STATE", "command", "git.commit", "git.dirty", "loss", "best",
+    ]  # fmt: skip
+    assert lines[4].split() == ["git.commit", "1" * 12, "2" * 12]
+    assert lines[3].count("…") == 2
+    assert max(map(cell_len, lines)) <= 80
+
+
 def test_runs_that_differ_only_in_seeds_are_listed_with_their_mean(root: Path) -> None:
     lines = on_a_terminal(root, 140, SWEEP, "--where", "params.lr = 0.1", "--metrics", "acc", command="compare")
     assert [line.split()[0] for line in lines] == ["ID", "0000000004", "0000000003", "mean"]

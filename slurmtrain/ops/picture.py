@@ -70,8 +70,9 @@ def _draw(chart: Chart, axes: object) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text in which nothing is a formula, which matplotlib takes for one if it is between two dollar signs.
+    """A text in which nothing is a formula, which matplotlib finds between dollar signs, or has no place in XML.
 
     A label that begins with an underscore would be left out of the legend.
     """
-    return text.replace("$", r"\$").replace("_", "\u200b_", 1) if text.startswith("_") else text.replace("$", r"\$")
+    visible = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return visible.replace("$", r"\$").replace("_", "\N{ZERO WIDTH SPACE}_", text.startswith("_"))

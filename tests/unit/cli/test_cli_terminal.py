@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -34,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert attempt is not None
     attempt.logs.mkdir(parents=True, exist_ok=True)
     attempt.rank_log(0).write_bytes(f"\x1b[32mgreen\x1b[0m {EVIL}\nCUDA out of memory {EVIL}\n".encode() + b"\xff\n")
-    attempt.metrics.write_text("")
+    attempt.metrics.write_text(json.dumps({"t": 5.0, "step": 3, "metrics": {EVIL: 1.0}}) + "\n")
     run.node("end", cause="crash", reason=EVIL, failed_at=9.0,
              failures=[{"rank": 0, "host": EVIL, "exit_code": 1, "last_lines": [EVIL]}])  # fmt: skip
     run.command("no such kind " + EVIL)
@@ -50,6 +51,8 @@ def environment(site: Path, **more: str) -> dict[str, str]:
 CALLS = [
     ("status",),
     ("show", RUN_ID),
+    ("plot", RUN_ID),
+    ("plot", RUN_ID, EVIL),
     ("doctor", RUN_ID),
     ("wait", RUN_ID),
     ("checkpoints", RUN_ID),

@@ -272,3 +272,17 @@ def test_a_run_is_killed_at_once_where_force_is_asked_for(site: ClusterSite, clu
     assert cancelled.stderr.startswith(f"run {run_id} is cancelled")
     until(lambda: not cluster.jobs(), "the end of the job")
     assert site.status(run_id)["state"] == "cancelled"
+
+
+def test_steps_of_a_script_that_only_prints_them_are_read_over_two_attempts(site: ClusterSite) -> None:
+    spec = site.commanding(
+        f"python {site.scripts / 'counting.py'} {{run_dir}}/output log",
+        checkpoint={"glob": "{run_dir}/output/state"},
+        tracking={"metrics": {"pattern": r"loss=(?P<loss>\S+)", "step": r"step (?P<step>\d+)/(?P<total>\d+)"}},
+        requeue={"backoff_s": 0, "restarts_in_place": 0},
+    )
+    run = site.show(site.submit(spec, "--wait"))
+    assert (run["state"], run["step"], run["total_steps"], run["lost_steps"]) == ("completed", 30, 30, 7)
+    [plotted] = site.json("plot", run["id"], "loss")["runs"]
+    assert plotted["metrics"]["loss"]["step"] == list(range(1, 31))
+    assert set(plotted["metrics"]["loss"]["attempt"]) == {1, 2}

@@ -8,18 +8,22 @@ has left:
 3. The files go, except those that :func:`~slurmtrain.model.run.layout.outlives_deletion` names.
 4. The ``deleted`` event.
 
+On a full disk 1 and 2 come after 3.
+
 A run that is to be forgotten gets the name of a directory that was never finished, which ``sync`` removes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RunBusy, RunUnreadable, SlurmtrainError
+from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.events.command import DeletionRequested, FilesDeleted
 from slurmtrain.model.run.layout import RunDir, outlives_deletion
@@ -30,10 +34,12 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
+from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
 
 _WHY = "the run was deleted"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +216,31 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
         requested: whether its journals say already that it is deleted.
         frees: how many bytes that frees.
     """
+    events: list[Payload] = [] if requested else [DeletionRequested(bytes=frees, by=person())]
+    events += [
+        CheckpointPruned(path=each.path, step=each.step, why=_WHY)
+        for each in run.on_disk
+        if not Path(each.path).is_absolute()
+    ]
     with workspace.journal(directory, "delete") as journal:
-        if not requested:
-            journal.write(DeletionRequested(bytes=frees, by=person()))
-        for checkpoint in run.on_disk:
-            if not Path(checkpoint.path).is_absolute():
-                journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=_WHY))
+        try:
+            _write(journal, events)
+        except OSError as error:
+            # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
+            if error.errno not in _FULL:
+                raise
         removal = _remove(directory, forget=False)
+        _write(journal, events)
         if not removal.problems:
             journal.write(FilesDeleted())
     return removal
+
+
+def _write(journal: Journal, events: list[Payload]) -> None:
+    """Journal events, and take each off the list."""
+    while events:
+        journal.write(events[0])
+        del events[0]
 
 
 def _forget(workspace: Workspace, run_id: str) -> Removal:

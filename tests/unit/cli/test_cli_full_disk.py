@@ -30,6 +30,9 @@ COMMANDS = (
     ("cancel", id_of("pending")),
     ("resume", id_of("crashed")),
     ("prune", id_of("crashed")),
+    ("delete", id_of("crashed"), "-y"),
+    ("delete", id_of("completed"), "--forget", "-y"),
+    ("tag", id_of("crashed"), "good"),
     ("export", id_of("completed"), "--to", "model.pt"),
     ("registry", "rebuild"),
     ("checkpoint", id_of("elsewhere"), "--no-wait"),
@@ -61,7 +64,7 @@ def test_a_full_disk_loses_nothing_and_leaves_no_run_unmentioned(
                 ended = disturbed.call(*command)
             printed = (ended.output + ended.errors).decode()
             assert [run_id for run_id in disturbed.new_runs() if run_id not in printed] == [], (level, printed)
-            if command[0] in ("status", "show"):
+            if command[0] in ("status", "show", "delete"):
                 assert ended.code == 0, (level, printed)
             disturbed.settle()
             disturbed.check(command)

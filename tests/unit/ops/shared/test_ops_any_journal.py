@@ -119,7 +119,7 @@ def show_all(workspace: Workspace, run_ids: Sequence[str]) -> None:
         facts.append(show_json(workspace, observed.runs[each], loaded))
         facts.append(checkpoints_json(workspace, loaded, deleted_too=True))
         facts.append(diagnose(workspace, each).to_dict())
-        show._print(facts[-3])
+        show.print_run(facts[-3], each_node=False)
     facts.append(runs_json(workspace, observed.runs))
     facts.append({"nodes": nodes_json(workspace, inactive_too=True)})
     for each in facts:

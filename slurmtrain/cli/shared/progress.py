@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 # The cells of a bar; on a narrower terminal there is none, so that names, states and steps have room.
 _BAR, _WIDE_ENOUGH = 20, 80
+# The longest state.
+_STATE = len("completed")
 # Fewer bytes than this are read before a user would suspect a hang.
 _LARGE_BYTES = 1 << 30
 
@@ -115,7 +117,8 @@ def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
                     tasks[run["id"]] = progress.add_task("", total=None, state="", details="")
                 progress.update(
                     tasks[run["id"]],
-                    description=printable(f"{run['name']} {run['id']} {run['state']}"),
+                    # The name comes last, since the end of a long line is cut.
+                    description=printable(f"{run['id']} {run['state']:<{_STATE}} {run['name']}"),
                     total=run["total_steps"],
                     completed=run["step"] or 0,
                     state=run["state"],

@@ -32,10 +32,10 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        (run("completed"), "quick 6ak4bkw7h3 completed"),
-        (run("pending", reason="waits for nodes"), "quick 6ak4bkw7h3 pending  waits for nodes"),
-        (run("completed", step=60, total_steps=60), f"quick 6ak4bkw7h3 completed {'━' * 20} 60/60"),
-        (run("running"), f"quick 6ak4bkw7h3 running {'━' * 20}"),
+        (run("completed"), "6ak4bkw7h3 completed quick"),
+        (run("pending", reason="waits for nodes"), "6ak4bkw7h3 pending quick  waits for nodes"),
+        (run("completed", step=60, total_steps=60), f"6ak4bkw7h3 completed quick {'━' * 20} 60/60"),
+        (run("running"), f"6ak4bkw7h3 running quick {'━' * 20}"),
     ],
     ids=lambda value: value["state"] if isinstance(value, dict) else "",
 )

@@ -73,3 +73,8 @@ def test_runs_beyond_the_height_are_counted_by_state() -> None:
         == "and 3 more: 2 completed, 1 failed"
         == count_states(["completed", "failed", "completed"])
     )
+
+
+def test_times_in_a_reason_are_local_for_people() -> None:
+    [_, line] = lines([run(1, reason="Priority; estimated start 2023-11-14T22:13:20.000Z")], 200)
+    assert "Priority; estimated start 2023-11-14 22:13" in line

@@ -60,7 +60,6 @@ CALLS = [
     ("prune", RUN_ID),
     ("tag", RUN_ID, EVIL),
     ("note", RUN_ID, EVIL),
-    ("delete", RUN_ID, "-y"),
     ("delete", EVIL, "-y"),
     ("cancel", RUN_ID),
     ("nodes", "--all"),

@@ -38,8 +38,8 @@ def command(
 ) -> int:
     """Print the best run by the newest value of a metric, with the parameters in which the runs differ.
 
-    RUN may also be a pattern such as 'cnn*', or the id of a sweep; without it, all runs are compared. Exits with 1 if
-    none of them has a value.
+    RUN is a name, for all runs of that name, a pattern such as 'cnn*', or a sweep; without it, all runs are compared.
+    Exits with 1 if none of them has a value.
     """
     from slurmtrain.ops.query.best import rank
     from slurmtrain.ops.query.select import Question
@@ -48,7 +48,7 @@ def command(
 
     observed = observe(workspace)
     output.warn_about(observed)
-    question = Question(names=names, where=where, for_programs=True)
+    question = Question(names=names, namesakes=True, where=where, for_programs=True)
     ranking = rank(workspace, observed.runs, question, by, larger)
     criterion, runs = ranking.criterion, ranking.runs[:top]
     if criterion.guessed:

@@ -60,10 +60,10 @@ def command(
 ) -> int:
     """Compare runs: the settings in which they differ, and their metrics, the best run first.
 
-    RUN may also be a pattern such as 'cnn*', or the id of a sweep. Settings are the keys of the spec, the commit of the
-    code, and the versions that the preflight saw. Runs that differ only in a seed are one line, with the mean of each
-    metric and its standard deviation. A metric's newest value is compared; "best" is the best one that remained after
-    interruptions, with its step.
+    RUN may also be a pattern such as 'cnn*', or a sweep; a single name stands for all runs of that name. Settings are
+    the keys of the spec, the commit of the code, and the versions that the preflight saw. Runs that differ only in a
+    seed are one line, with the mean of each metric and its standard deviation. A metric's newest value is compared;
+    "best" is the best one that remained after interruptions, with its step.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
@@ -73,7 +73,8 @@ def command(
 
     observed = observe(workspace)
     output.warn_about(observed)
-    question = Question(names=names, where=where, for_programs=True)
+    # A run alone cannot be compared with anything.
+    question = Question(names=names, namesakes=len(names) == 1, where=where, for_programs=True)
     answer = compare(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
     if as_json:

@@ -81,7 +81,7 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
     yield "checkpoint", formatting.newest_checkpoint(run)
-    yield "submitted", f"{times.when(run['submitted_at'])}  ({run['executor']})"
+    yield "submitted", f"{times.when(run['submitted_at'])}  (executor {run['executor']})"
     yield "ended", times.when(run["ended_at"])
     yield "command", run["command"]
     yield "sweep", run["sweep"]

@@ -27,6 +27,8 @@ class Question:
 
     names: Sequence[str] = ()
     """Names, patterns and sweeps; empty: all runs."""
+    namesakes: bool = False
+    """A name means all runs of that name, not the newest."""
     where: Sequence[str] = ()
     """Conditions, which all must hold."""
     states: Sequence[str] = ()
@@ -158,7 +160,7 @@ def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stat
     if question.names:
         from slurmtrain.ops.shared.find import choose_all
 
-        groups = [choose_all(index, [name]) for name in question.names]
+        groups = [choose_all(index, [name], namesakes=question.namesakes) for name in question.names]
         if not archived_too:
             groups = [[run_id for run_id in ids if not _is_put_away(index[run_id])] or ids for ids in groups]
         return list(dict.fromkeys(run_id for ids in groups for run_id in ids))

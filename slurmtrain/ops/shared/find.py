@@ -83,7 +83,9 @@ def is_pattern(name: str) -> bool:
     return bool(_WILDCARDS & set(name))
 
 
-def choose_all(runs: Mapping[str, Named], names: Sequence[str], *, live: bool = False) -> list[str]:
+def choose_all(
+    runs: Mapping[str, Named], names: Sequence[str], *, live: bool = False, namesakes: bool = False
+) -> list[str]:
     """The ids of the runs that names, sweeps and patterns refer to, without duplicates.
 
     Args:
@@ -91,13 +93,15 @@ def choose_all(runs: Mapping[str, Named], names: Sequence[str], *, live: bool = 
         names: Names that :func:`choose` accepts; ids of sweeps, for all their runs; and patterns, for all runs whose
             name or id they match.
         live: Sweeps and patterns refer only to runs that have not ended.
+        namesakes: The name of a run refers to all runs of that name.
 
     Raises:
         RunNotFound: A name, sweep or pattern refers to no run.
     """
     ids: dict[str, None] = {}
     for name in names:
-        ids |= dict.fromkeys(_all_of(runs, name, live=live))
+        of_name = [run_id for run_id, listed in runs.items() if listed.name == name] if namesakes else []
+        ids |= dict.fromkeys(of_name or _all_of(runs, name, live=live))
     return list(ids)
 
 

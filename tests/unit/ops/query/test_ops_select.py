@@ -56,6 +56,7 @@ def numbers(workspace: Workspace, **question: Any) -> list[int]:
         ({"names": ["cnn*"], "where": ["metrics.acc > 0.7"]}, [6, 4, 3]),
         ({"names": [SWEEP], "limit": 2}, [6, 5]),
         ({"names": ["gpt"]}, [8]),
+        ({"names": ["gpt"], "namesakes": True}, [8, 7]),
     ],
 )
 def test_conditions_names_and_order_combine(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyte
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 # What terminals send for keys that are not characters.
 KEYS = {"enter": "\r", "escape": "\x1b", "up": "\x1b[A", "down": "\x1b[B", "ctrl+c": "\x03"}
 
@@ -61,6 +61,10 @@ class Terminal:
         self._screen.resize(lines, columns)
         termios.tcsetwinsize(self._controller, (lines, columns))
         self.process.send_signal(signal.SIGWINCH)
+
+    def clear(self) -> None:
+        """Forget what is on the screen."""
+        self._screen.reset()
 
     def close(self) -> None:
         """Close the window."""

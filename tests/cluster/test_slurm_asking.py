@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.cluster import Cluster, ClusterSite, Person
 from helpers.site import until
+from helpers.terminal import on_terminal
 
 from slurmtrain.model.spec.plan import make_plan
 from slurmtrain.model.spec.spec import read_spec
@@ -127,6 +128,28 @@ def test_commands_that_wait_share_one_answer_of_slurm(site: ClusterSite) -> None
     assert recorder.since() == {"squeue": 1}
     site.call("cancel", run_id)
     assert waiting.wait(timeout=120) == 1
+
+
+def test_the_live_page_asks_no_more_often_and_cancels_with_one_scancel(site: ClusterSite) -> None:
+    recorder = Recorder(site)
+    site.submit(site.spec(slurm={"hold": True}))
+    environ = {**site.environment(), **recorder.environment, "SLURMTRAIN_SLURM_INTERVAL": "600"}
+    environ["XDG_CONFIG_HOME"] = str(site.path / "no-config")
+    page = on_terminal(
+        "top", "--interval", "0.5", env=environ, cwd=site.path, identity=site.identity,
+        columns=140, command=(site.python, "-m", "slurmtrain"),
+    )  # fmt: skip
+    with page as terminal:
+        terminal.wait_for("held")
+        terminal.wait_for("Slurm 3s ago")
+        assert recorder.since() == {"squeue": 1}
+        terminal.press("c")
+        terminal.wait_for("Cancel")
+        terminal.press("y")
+        terminal.wait_for("is cancelled")
+        assert recorder.since() == {"scontrol": 1, "scancel": 1, "squeue": 1}
+        terminal.press("q")
+        assert terminal.wait_for_end() == 0
 
 
 REFUSED = {

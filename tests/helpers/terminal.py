@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyte
 
@@ -107,11 +108,13 @@ def on_terminal(
     lines: int = 24,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    identity: Mapping[str, Any] | None = None,
     command: Sequence[str] = (sys.executable, "-m", "slurmtrain"),
 ) -> Iterator[Terminal]:
     """Start a command of slurmtrain on a terminal of its own; it is killed at the end if it is still there.
 
-    ``env``: added to this environment, in which nothing speaks of another terminal.
+    ``env``: added to this environment, in which nothing speaks of another terminal. ``identity``: its user, as
+    arguments of Popen.
     """
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (lines, columns))
@@ -122,6 +125,7 @@ def on_terminal(
         env={**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8", **(env or {})},
         # The terminal becomes its own, as in a window: it is sent SIGHUP when that is closed.
         preexec_fn=_own_terminal,
+        **(identity or {}),
     ) as process:  # fmt: skip
         os.close(terminal)
         started = Terminal(process, controller, columns, lines)

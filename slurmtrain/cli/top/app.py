@@ -64,7 +64,7 @@ class TopApp(App[int]):
     #pane > LinesView { height: 1fr; width: 1fr; scrollbar-size: 0 0; }
     #pane.wide > #facts { margin-right: 2; }
     Prompt { height: 1; border: none; padding: 0; }
-    QuestionScreen { align: center middle; }
+    QuestionScreen { align: center middle; background: transparent; }
     .question { width: auto; max-width: 90%; height: auto; max-height: 90%; border: solid ansi_yellow; padding: 0 1; background: ansi_default; }
     .question > Static { width: auto; max-width: 100%; height: auto; }
     Toast { max-width: 90%; padding: 0 1; }

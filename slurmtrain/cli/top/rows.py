@@ -30,10 +30,10 @@ COLUMNS = (
     Column("STEP", rank=1),
     Column("PROGRESS", rank=6),
     Column("AGE", rank=5),
-    Column("ETA", rank=3),
+    Column("ETA", rank=4),
     Column("RATE", rank=7),
     Column("METRICS", rank=8, room=20),
-    Column("REASON", rank=4, room=14),
+    Column("REASON", rank=3, room=14),
 )
 _HEADERS = [column.header for column in COLUMNS]
 STATE = _HEADERS.index("STATE")

@@ -175,3 +175,19 @@ def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(home: SampleHom
         terminal.wait_for("this help")
         terminal.press("q", "q")
         assert terminal.wait_for_end() == 0
+
+
+def test_leaving_waits_for_an_action_and_ctrl_c_leaves_it_to_sync(home: SampleHome) -> None:
+    scancel = home.slurm / "scancel"
+    scancel.write_text(f"#!/bin/sh\nwhile [ ! -e {home.slurm}/answers ]; do sleep 0.05; done\n")
+    with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
+        terminal.wait_for("pending     pending")
+        terminal.press("j", "j", "c")
+        terminal.wait_for("Cancel pending")
+        terminal.press("y")
+        terminal.wait_for("cancelling run")
+        terminal.press("q")
+        terminal.wait_for("still cancelling run")
+        terminal.press("ctrl+c")
+        assert terminal.wait_for_end() == 130
+    (home.slurm / "answers").touch()

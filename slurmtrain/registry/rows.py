@@ -24,6 +24,7 @@ Row = tuple[Any, ...]
 # Most columns of an attempt are empty, and a look-up takes a tenth of the time of parsing JSON.
 _EMPTY: Mapping[str | None, Callable[[], Any]] = {"{}": dict, "[]": list, "null": lambda: None}
 _EMPTY_TEXTS: Mapping[type, str] = {dict: "{}", list: "[]", tuple: "[]"}
+_MAPPING, _SEQUENCE = "Mapping[str, ", "Sequence["
 T = TypeVar("T", bound="DataclassInstance")
 
 
@@ -41,6 +42,26 @@ def decode(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
+def _decode_as(text: str | None, annotation: str) -> Any:
+    """Decode the value of a field with this annotation. Raises ValueError if it has another shape."""
+    value = decode(text)
+    if value and not _fits(value, annotation):
+        raise ValueError(f"JSON of another shape than {annotation}")
+    return value
+
+
+def _fits(value: object, annotation: str) -> bool:
+    """Whether objects, lists and text are where an annotation has them."""
+    bare = annotation.removesuffix(" | None")
+    if value is None and bare != annotation:
+        return True
+    if bare.startswith(_MAPPING):
+        return isinstance(value, dict) and all(_fits(each, bare[len(_MAPPING) : -1]) for each in value.values())
+    if bare.startswith(_SEQUENCE):
+        return isinstance(value, list) and all(_fits(each, bare[len(_SEQUENCE) : -1]) for each in value)
+    return bare != "str" or isinstance(value, str)
+
+
 class RowFormat(Generic[T]):
     """How records of one class are stored in a table: attributes in columns of the same name, some as JSON."""
 
@@ -52,7 +73,8 @@ class RowFormat(Generic[T]):
         self.columns = (*leading, *self.names)
         self._values = attrgetter(*self.names)
         self._json = [i for i, name in enumerate(self.names) if schema.is_json(table.c[name])]
-        self._decoders = [(name, decode if schema.is_json(table.c[name]) else None) for name in self.names]
+        types = {f.name: str(f.type) for f in fields(record)}
+        self._decoders = [(name, types[name] if schema.is_json(table.c[name]) else "") for name in self.names]
 
     def row(self, record: Any, *leading: Any) -> Row:
         """The row of a record; ``leading`` are the values of the leading columns."""
@@ -62,8 +84,11 @@ class RowFormat(Generic[T]):
         return (*leading, *values)
 
     def read(self, row: Mapping[str, Any], **more: Any) -> T:
-        """The record of a ``row``, whose JSON is text; ``more`` are fields that are stored in other tables."""
-        fields = {name: row[name] if decoder is None else decoder(row[name]) for name, decoder in self._decoders}
+        """The record of a ``row``, whose JSON is text; ``more`` are fields that are stored in other tables.
+
+        Raises ValueError for JSON of another shape than the field has.
+        """
+        fields = {name: _decode_as(row[name], type_) if type_ else row[name] for name, type_ in self._decoders}
         return self._record(**fields, **more)
 
 

@@ -73,6 +73,20 @@ CALLS = [
     ("render", "spec.yaml", EVIL),
     ("export", RUN_ID, "--to", EVIL),
     ("--debug", "show", EVIL),
+    ("status", "--columns", "id,name,reason,tags,note"),
+    ("status", "--where", f"name = '{EVIL}'"),
+    ("status", "--where", EVIL),
+    ("status", "--sort", EVIL),
+    ("best", EVIL),
+    ("best", EVIL, RUN_ID),
+    ("compare", RUN_ID, EVIL),
+    ("compare", RUN_ID, RUN_ID),
+    ("plot", RUN_ID),
+    ("plot", RUN_ID, EVIL),
+    ("tag", RUN_ID, EVIL),
+    ("note", RUN_ID, EVIL),
+    ("archive", EVIL),
+    ("delete", EVIL, "-y"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -38,6 +37,7 @@ def command(workspace: Workspace, run: str | None, port: int, host: str, quiet: 
 
     On this machine, and through a tunnel to it, only your own account is served.
     """
+    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.ui import find_page, keep_mirroring, mirror_new, show_page, tunnel
 
     _check_host(host)
@@ -49,16 +49,16 @@ def command(workspace: Workspace, run: str | None, port: int, host: str, quiet: 
         _present(page, page.address, as_json=as_json, opens=not quiet)
         return 0
 
-    def occupied(port_in_use: int, next_free: int) -> None:
-        output.echo(f"port {port_in_use} is in use, {next_free} is used instead", err=True)
+    def occupied(unavailable: int, next_free: int) -> None:
+        output.echo(f"port {unavailable} is not available, {next_free} is used instead", err=True)
 
     with show_page(workspace, page, host, port, occupied) as (server, address):
         _present(page, address, as_json=as_json, opens=not quiet)
         if line := tunnel(os.environ, server):
             output.echo(f"on your own machine, to open this address there: {line}", err=True)
         output.echo("Ctrl-C ends it", err=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            keep_mirroring(workspace, server, lambda problem: output.warn([problem]))
+        with StopSignal() as stop:
+            keep_mirroring(workspace, server, lambda problem: output.warn([problem]), stop)
     return 0
 
 

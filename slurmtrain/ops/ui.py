@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, TrackingError
 from slurmtrain.ops.shared.find import choose_all
+from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -21,6 +22,7 @@ from slurmtrain.tracking.server import RunningServer, is_server, serve
 
 # How often a page that is open gets new points, in seconds.
 EVERY_S = 15.0
+_POLL_S = 0.5
 _SSH_PORT = "22"
 
 
@@ -109,21 +111,23 @@ def show_page(
         yield server, pages.address(server.uri, page.path)
 
 
-def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[str], None]) -> None:
-    """Send what is new to the tracking stores every so often, as long as the server runs.
+def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[str], None], stop: StopSignal) -> None:
+    """Send what is new to the tracking stores every so often, until told to stop.
 
     Args:
         workspace: Where the runs are.
         server: The server.
         warn: Called with each problem, once.
+        stop: Ends it.
 
     Raises:
         TrackingError: The server has ended.
     """
     reported: set[str] = set()
     due = time.monotonic() + EVERY_S
-    while not server.ended:
-        time.sleep(0.5)
+    while not stop.wait(_POLL_S):
+        if server.ended:
+            raise TrackingError(f"the MLflow server has ended: {server.last_line}")
         if time.monotonic() < due:
             continue
         for problem in _mirror_again(workspace):
@@ -131,7 +135,6 @@ def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[
                 reported.add(problem)
                 warn(problem)
         due = time.monotonic() + EVERY_S
-    raise TrackingError(f"the MLflow server has ended: {server.last_line}")
 
 
 def _mirror_again(workspace: Workspace) -> Sequence[str]:

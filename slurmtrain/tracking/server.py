@@ -28,6 +28,10 @@ from slurmtrain.tracking.account_gate import gate
 _START_S = 300.0
 _POLL_S = 0.1
 _LAST_PORT = 65535
+# Where browsers open no page, since they would talk to other services (https://fetch.spec.whatwg.org/#port-blocking).
+_BLOCKED = frozenset(
+    (1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, *range(6665, 6670), 6679, 6697, 10080)
+)
 _LONGEST_PLACE = 80
 # Settings of servers that the user runs elsewhere.
 _OTHERS_SETTINGS = (
@@ -94,8 +98,8 @@ def serve(
         uri: The store.
         root: The runs root, in which the server runs.
         host: The address to listen on.
-        port: The port to listen on. If it is in use, the next free one is taken.
-        occupied: Called with ``port`` and the next free one if the first is in use.
+        port: The port to listen on. If it is in use, or browsers refuse it, the next free one is taken.
+        occupied: Called with ``port`` and the one that is taken instead.
 
     Raises:
         NotAvailable: No such store can be shown.
@@ -144,9 +148,11 @@ def _check_store(uri: str, root: RunsRoot) -> None:
 
 
 def _listen(host: str, first: int) -> socket.socket:
-    """Listen on the first port from ``first`` on that nobody else listens on. Raises NotAvailable."""
+    """Listen on the first port from ``first`` on that is free, and that browsers open. Raises NotAvailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, _LAST_PORT + 1):
+        if port in _BLOCKED:
+            continue
         try:
             return socket.create_server((host, port), family=family)
         except PermissionError as error:

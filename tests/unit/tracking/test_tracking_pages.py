@@ -20,12 +20,12 @@ def test_some_runs_of_an_experiment_are_a_filter_and_too_many_for_an_address_are
 
 
 @pytest.mark.parametrize(
-    ("server", "expected"),
+    ("uri", "expected"),
     [
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000/#/experiments/1"),
         ("https://me:secret@mlflow.example/prefix/", "https://mlflow.example/prefix/#/experiments/1"),
         ("http://[::1]:5001/?a=b", "http://[::1]:5001/#/experiments/1"),
     ],
 )
-def test_an_address_has_no_password_of_the_server(server: str, expected: str) -> None:
-    assert address(server, "#/experiments/1") == expected
+def test_an_address_has_no_password_of_the_server(uri: str, expected: str) -> None:
+    assert address(uri, "#/experiments/1") == expected

@@ -187,6 +187,8 @@ def test_a_run_that_was_read_before_is_unreadable_until_its_files_are_right_agai
     ground.check_states(read_before=True)
     [run] = json.loads(ground.call("status", ground.bad["fifo"].id, "--json").stdout)["runs"]
     assert (run["name"], run["step"], run["attempt"], run["executor"]) == ("run-1", 1, 1, "local")
+    # What is known of its attempt leads to logs that cannot be looked at.
+    assert "error: " not in ground.call("doctor", ground.bad["closed"].id).stderr
     ground.repair(ground.root.parent / "healthy")
     assert {state for state, _ in ground.states().values()} == {"requeued"}
 

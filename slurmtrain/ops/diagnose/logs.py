@@ -102,7 +102,8 @@ class AttemptLogs:
         for path in _listed(submission.submitit):
             if path.name.startswith(f"{attempt.job_id}_") and path.name.endswith("_log.out"):
                 yield _Log(path, None, attempt.hosts.get(path.name.split("_")[-2], ""), shared=True)
-        if submission.controller_log.exists():
+        # A directory that cannot be entered is an error for Path.exists().
+        if os.path.exists(submission.controller_log):  # noqa: PTH110
             yield _Log(submission.controller_log, None, "", shared=True)
 
     def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:

@@ -23,8 +23,8 @@ CALLS = {
     "submit": ("submit", "gpus.yaml", "--executor", "local"),
     "render": ("render", "gpus.yaml"),
     "status": ("status", "--all"),
-    # On a terminal it would stay there.
-    "top": ("top", "--help"),
+    # On a terminal it would stay there without the mistake.
+    "top": ("top", "--interval", "0"),
     "show": ("show", RUN_ID),
     "best": ("best", RUN_ID, "--by", "loss"),
     "compare": ("compare", RUN_ID, RUN_ID),

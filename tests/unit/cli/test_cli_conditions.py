@@ -17,6 +17,8 @@ from slurmtrain.model.run.layout import RunsRoot
 
 LONG = "x" * 5000
 HUGE = "9" * 400
+# Its files are deleted: those of the other run are not.
+DELETED = "0123456780"
 UNUSUAL = "ünï-速"
 # A call of each command. What would start a job fails before: this machine has no 64 GPUs.
 CALLS = {
@@ -43,7 +45,7 @@ CALLS = {
     "tag": ("tag", RUN_ID, "good"),
     "note": ("note", RUN_ID, "fine"),
     "archive": ("archive", RUN_ID),
-    "delete": ("delete", RUN_ID, "-y"),
+    "delete": ("delete", DELETED, "-y"),
     "export": ("export", RUN_ID, "--to", "x.pt"),
     "preflight": ("preflight", "--spec", "gpus.yaml", "--executor", "local"),
     "doctor": ("doctor", RUN_ID),
@@ -108,9 +110,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs root with one failed run, whose name and reason are not ASCII."""
+    """A runs root with a failed run to delete, and another one, whose name and reason are not ASCII."""
     path = tmp_path_factory.mktemp("conditions")
     run = SimulatedRun(RunsRoot(path / "runs").run(RUN_ID), spec={"requeue": {"enabled": False}}, executor="local")
+    other = SimulatedRun(RunsRoot(path / "runs").run(DELETED), spec={"requeue": {"enabled": False}}, executor="local")
+    other.created(name="deleted").submitted().started().crashed()
     run.created(name=UNUSUAL).submitted().started()
     assert run.directory is not None
     log = run.directory.attempt(run.job, 0).rank_log(0)

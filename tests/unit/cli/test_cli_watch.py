@@ -81,4 +81,4 @@ def test_a_runs_root_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -
     (tmp_path / "runs").write_text("")
     completed = call(cwd=tmp_path)
     assert completed.returncode == 2
-    assert f"cannot create the directory {tmp_path / 'runs'}" in completed.stderr
+    assert f"cannot read the runs root {tmp_path / 'runs'}: not a directory" in completed.stderr

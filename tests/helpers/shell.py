@@ -18,7 +18,7 @@ class Shell:
     """The shell."""
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+        self.terminal = terminal
         terminal.wait_for(self._shows_prompt)
 
     def call(self, command: str, *answers: tuple[str, str]) -> str:
@@ -29,12 +29,12 @@ class Shell:
             answers: What the command asks, and what is typed then.
         """
         # The prompt before the command is no longer there; the next one comes when the command has ended.
-        self._terminal.clear()
-        self._terminal.press(f"{command}\n")
+        self.terminal.clear()
+        self.terminal.press(f"{command}\n")
         for question, answer in answers:
-            self._terminal.wait_for(question)
-            self._terminal.press(f"{answer}\n")
-        screen = self._terminal.wait_for(self._shows_prompt)
+            self.terminal.wait_for(question)
+            self.terminal.press(f"{answer}\n")
+        screen = self.terminal.wait_for(self._shows_prompt)
         return screen.rstrip().removesuffix(_PROMPT).rstrip("\n")
 
     @staticmethod

@@ -44,6 +44,12 @@ class Terminal:
         return [line.rstrip() for line in self._screen.display]
 
     @property
+    def cells(self) -> list[list[pyte.screens.Char]]:
+        """The same, cell by cell, with colours."""
+        buffer, columns = self._screen.buffer, range(self._screen.columns)
+        return [[buffer[line][column] for column in columns] for line in range(self._screen.lines)]
+
+    @property
     def text(self) -> str:
         """The same in one piece."""
         return "\n".join(self.lines)

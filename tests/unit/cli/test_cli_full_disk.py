@@ -56,8 +56,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleHome:
 def test_a_full_disk_loses_nothing_and_leaves_no_run_unmentioned(
     sample: SampleHome, disk: SmallDisk, command: tuple[str, ...]
 ) -> None:
-    for level, has_registry in levels():
-        with disturbed_copy(sample, disk.path / "home") as disturbed:
+    for number, (level, has_registry) in enumerate(levels()):
+        # A directory for each case: processes of the case before, which are named for theirs, may take a while to end.
+        home = disk.path / f"home-{COMMANDS.index(command)}-{number}"
+        with disturbed_copy(sample, home) as disturbed:
             if has_registry:
                 disturbed.call("status")
             with filled(disk, level):

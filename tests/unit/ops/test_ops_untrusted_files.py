@@ -189,7 +189,8 @@ def test_a_directory_above_the_root_may_belong_to_a_group(ground: tuple[Path, Pe
     project = bob.make_directory(place / "project", 0o2770, gid=TEAM)
     alice.make_directory(project / "alice", 0o2750, gid=TEAM)
     result = alice.slurmtrain("status", "--json", cwd=project / "alice")
-    assert (result.returncode, result.stderr) == (0, "")
+    runs = project / "alice" / "runs"
+    assert (result.returncode, result.stderr) == (0, f"no runs in {runs}; 'slurmtrain submit' starts one\n")
 
 
 def test_with_the_umask_002_a_root_of_my_own_private_group_is_fine(ground: tuple[Path, Person, Person]) -> None:

@@ -63,7 +63,6 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     _end_leftovers(workspace, only, synced)
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
     acted += _finish_requeues(workspace, only, synced)
-    acted += _finish_deletions(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
     if track:
@@ -171,22 +170,6 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
                 acted.append(run_id)
         except (SlurmtrainError, OSError) as error:
             synced.problems.append(f"run {run_id} cannot be started again: {error}")
-    return acted
-
-
-def _finish_deletions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Delete what a command that was killed has left of the files of a run."""
-    acted = []
-    for run_id, listed in _chosen(synced, only):
-        if not listed.row["deleted_at"] or listed.row["freed"] is not None or listed.unreadable:
-            continue
-        from slurmtrain.ops.deletion.delete import finish_deletion
-
-        try:
-            if finish_deletion(workspace, run_id):
-                acted.append(run_id)
-        except (SlurmtrainError, OSError) as error:
-            synced.problems.append(f"what is left of run {run_id} cannot be deleted: {error}")
     return acted
 
 

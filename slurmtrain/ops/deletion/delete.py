@@ -1,7 +1,7 @@
 """Deleting runs: their files, or everything, once they have ended.
 
-The files of a run are deleted under its lock, in this order; the next ``delete`` or ``sync`` finishes what a killed one
-has left:
+The files of a run are deleted under its lock, in this order. What a killed ``delete`` has left, the next one deletes,
+and ``status`` says so; no other command does, since nothing is deleted on the word of a journal alone.
 
 1. The ``delete`` event: from now on the run is deleted, and never resumed.
 2. A ``pruned`` event for each checkpoint in the run directory.
@@ -115,26 +115,6 @@ def delete(workspace: Workspace, runs: Mapping[str, Deletable], *, forget: bool)
         deleted.removed[run_id] = removal
         deleted.problems += removal.problems
     return deleted
-
-
-def finish_deletion(workspace: Workspace, run_id: str) -> bool:
-    """Delete what is left of the files of a run; False if the command that deletes them still lives.
-
-    Args:
-        workspace: where the run is.
-        run_id: a run whose deletion was requested.
-
-    Raises:
-        PathError: something cannot be removed.
-    """
-    directory = workspace.root.run(run_id)
-    with locked(directory.lock, wait=False) as lock:
-        if lock is None:
-            return False
-        removal = _delete_files(workspace, directory, _read(workspace, run_id), requested=True)
-    if removal.problems:
-        raise PathError(removal.problems[0])
-    return True
 
 
 def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bool) -> None:

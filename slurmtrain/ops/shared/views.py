@@ -126,7 +126,8 @@ def _reason(listed: Listed) -> str:
     """
     reason, live = listed.reason, listed.live
     if listed.row["deleted_at"] is not None:
-        return "; ".join(filter(None, ("its files were deleted", reason)))
+        rest = "" if listed.row["freed"] is not None else f" in part: 'slurmtrain delete {listed.id}' deletes the rest"
+        return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
     if listed.state == "running":
         return "; ".join(filter(None, (reason, listed.row["save_problem"])))
     if live is None or listed.state not in ("pending", "requeued"):

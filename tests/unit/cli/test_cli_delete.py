@@ -207,7 +207,7 @@ def test_a_deleted_run_is_not_resumed(workspace: Workspace) -> None:
         assert f"the files of run {A} were deleted" in str(error)
 
 
-def test_what_a_killed_delete_has_left_is_deleted_by_sync(
+def test_what_a_killed_delete_has_left_is_listed_and_deleted_by_the_next_one_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from slurmtrain.ops.deletion import delete as verb
@@ -222,6 +222,10 @@ def test_what_a_killed_delete_has_left_is_deleted_by_sync(
         assert call(workspace, delete, A, "-y").exception is not None
     assert "output.png" in files(workspace, A)
     sync(Workspace(workspace.config), track=False)
+    assert "output.png" in files(workspace, A)
+    [run] = json.loads(call(workspace, status, A, "--json").output)["runs"]
+    assert run["reason"] == f"its files were deleted in part: 'slurmtrain delete {A}' deletes the rest"
+    assert call(workspace, delete, A, "-y").exit_code == 0
     assert "output.png" not in files(workspace, A)
     assert observe(workspace, ask_slurm=False).runs[A].row["freed"] == MIB
 

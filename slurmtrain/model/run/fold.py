@@ -30,7 +30,7 @@ from slurmtrain.model.run.events.rank import TrainingStarted
 from slurmtrain.model.run.events.script import ScriptProgressed
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
-from slurmtrain.model.run.marks import read_marks
+from slurmtrain.model.run.marks import Marks, read_marks
 from slurmtrain.model.run.outcome import begin
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
@@ -104,7 +104,6 @@ class RunBuilder:
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
         settings = _settings(origin, events, attempts)
-        marks = read_marks(events)
         is_cancelled = any(time >= (begin(newest) if newest else 0.0) for time in cancels)
         run = Run(
             id=self.run_id,
@@ -134,13 +133,8 @@ class RunBuilder:
             resources=settings.resources or {},
             tracked=settings.tracked,
             sweep=origin.sweep,
-            tags=sorted(marks.tags),
-            note=marks.note,
-            archived=marks.archived,
-            deleted_at=marks.deleted_at,
-            freed=marks.freed,
         )
-        return with_state(run)
+        return with_state(_marked(run, read_marks(events)))
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
@@ -233,6 +227,18 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
         problem = before.requeue_problem if before.excluded else ""
         return newest.state, describe_wait(before.reason, before.excluded, "slurm", problem)
     return newest.state, newest.reason
+
+
+def _marked(run: Run, marks: Marks) -> Run:
+    """The run with what people noted on it."""
+    return replace(
+        run,
+        tags=sorted(marks.tags),
+        note=marks.note,
+        archived=marks.archived,
+        deleted_at=marks.deleted_at,
+        freed=marks.freed,
+    )
 
 
 def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> bool:

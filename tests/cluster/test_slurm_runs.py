@@ -200,10 +200,11 @@ def test_a_job_that_ends_within_its_grace_has_completed_whatever_slurm_says(
     assert len(site.show(run_id)["attempts"]) == 1
 
 
-def test_a_run_whose_directory_was_deleted_says_so(site: ClusterSite) -> None:
+def test_a_run_that_has_ended_and_whose_directory_was_removed_is_listed_no_more(site: ClusterSite) -> None:
     run_id = site.submit(site.commanding("true"), "--wait")
     subprocess.run(["rm", "-rf", str(site.runs / run_id)], check=True)
-    assert "its directory was deleted" in site.status(run_id)["reason"]
+    assert "there is no run" in site.call("status", run_id, code=2).stderr
+    assert site.json("status")["runs"] == []
 
 
 def test_logs_are_followed_over_attempts_with_rank_and_attempt(site: ClusterSite, cluster: Cluster) -> None:

@@ -106,7 +106,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_valid_and_training_continues(site
 def facts(site: Site, run_ids: list[str]) -> tuple[Any, list[Any]]:
     status = site.json("status")
     status.pop("as_of")
-    return status, [site.show(run_id) for run_id in run_ids]
+    runs = [*status["runs"], *(site.show(run_id) for run_id in run_ids)]
+    for run in runs:
+        # What MLflow has is in no run directory: after a rebuild it is sent, and ignored there, once more.
+        del run["mirrored"]
+    return status, runs[len(status["runs"]) :]
 
 
 def test_a_rebuilt_registry_gives_the_same_answers(site: Site) -> None:
@@ -175,13 +179,14 @@ def test_a_registry_that_is_no_database_is_replaced_by_a_rebuild(site: Site) -> 
     assert (site.runs / "registry.db.old").read_text().startswith("these are my notes")
 
 
-def test_a_run_whose_directory_was_deleted_says_so(site: Site) -> None:
+def test_a_run_that_has_ended_and_whose_directory_was_removed_is_listed_no_more(site: Site) -> None:
     import shutil
 
     run_id = site.submit(site.commanding("true"), "--wait")
     until(lambda: not site.processes(run_id), "the end of its processes")
     shutil.rmtree(site.runs / run_id)
-    assert "its directory was deleted" in site.status(run_id)["reason"]
+    assert "there is no run" in site.call("status", run_id, code=2).stderr
+    assert site.json("status")["runs"] == []
 
 
 # --- MLflow ---------------------------------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> N
     high = low + span
     places = ticks(low, high, most)
     assert len(places) <= most + 1
-    assert all(low - span / 100 <= place <= high + span / 100 for place in places)
+    # Far from zero, numbers are further apart than a hundredth of a small span.
+    slack = max(span / 100, 4 * math.ulp(max(abs(low), abs(high))))
+    assert all(low - slack <= place <= high + slack for place in places)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from helpers.forked_commands import Ended
-from helpers.sample_home import SAVED, SampleHome
+from helpers.sample_home import SAVED, STATES, SampleHome, id_of
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, checkpoint_name, is_run_id, is_unborn
 
 # docs/cli.md.
@@ -129,7 +130,7 @@ def _lost(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapsh
         now = after.get(path)
         if now == entry or _may_change(path, inside, arguments):
             continue
-        if now is None and _was_to_go(path, inside, arguments):
+        if now is None and _was_to_go(path, inside, arguments, before):
             continue
         rest = _in_run(path, inside)
         if rest is not None and _is_checkpoint(rest):
@@ -167,11 +168,23 @@ def _may_change(path: str, inside: str, arguments: Sequence[str]) -> bool:
     return of_run is not None and _REWRITTEN.fullmatch(of_run) is not None
 
 
-def _was_to_go(path: str, inside: str, arguments: Sequence[str]) -> bool:
+def _was_to_go(path: str, inside: str, arguments: Sequence[str], before: Snapshot) -> bool:
     """Whether ``delete`` was to delete this."""
-    if "delete" not in arguments or not any(path.startswith(f"{inside}/{word}") for word in arguments):
+    depth = len(PurePath(inside).parts)
+    if "delete" not in arguments or not path.startswith(f"{inside}/"):
+        return False
+    runs = [name for name in map(os.path.basename, before) if is_run_id(name)]
+    if not any(_names(word, PurePath(path).parts[depth], runs) for word in arguments):
         return False
     return "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
+
+
+def _names(word: str, run: str, runs: Sequence[str]) -> bool:
+    """Whether a word of a command line may stand for a run: the newest, or by its id or its name, or a pattern."""
+    if word == "@last":
+        return run == max(runs)
+    name = next((state for state in STATES if id_of(state) == run), "")
+    return word != "" and (run.startswith(word.lower()) or fnmatchcase(run, word.lower()) or fnmatchcase(name, word))
 
 
 def _target(arguments: Sequence[str]) -> str:
@@ -222,5 +235,7 @@ def _open(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapsh
         if new_rights and path.startswith(f"{inside}/") and entry.kind != stat.S_IFLNK:
             yield f"mode: {path} has {entry.mode:o}"
         is_outside = path.startswith(("home/", "elsewhere/")) and not _is_root_file(path, inside)
+        # A directory that its owner has moved there, and that is still used through a link.
+        is_outside = is_outside and not path.startswith("elsewhere/moved/")
         if old is None and (is_outside or path.endswith(".tmp")):
             yield f"litter: {path}"

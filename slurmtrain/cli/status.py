@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 @question_options
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
-@click.option(
-    "--interval",
-    metavar="S",
-    type=options.Seconds(0.5),
-    default=2.0,
-    show_default=True,
-    help="Seconds between refreshes, at least 0.5.",
-)
+@options.interval_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @options.json_option
 @options.in_workspace

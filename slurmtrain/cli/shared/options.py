@@ -98,6 +98,14 @@ runs_and_tag_argument = click.argument(
 runs_and_metric_argument = click.argument(
     "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=complete.complete_run_or_metric
 )
+interval_option = click.option(
+    "--interval",
+    metavar="S",
+    type=Seconds(0.5),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes, at least 0.5.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
 spec_argument = click.argument(

@@ -12,14 +12,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("top", short_help="Watch and steer runs on a live page.", epilog=options.examples("top"))
-@click.option(
-    "--interval",
-    metavar="S",
-    type=options.Seconds(0.5),
-    default=2.0,
-    show_default=True,
-    help="Seconds between refreshes, at least 0.5.",
-)
+@options.interval_option
 @options.in_workspace
 def command(workspace: Workspace, interval: float) -> int:
     """Show all runs on a live page: steps, rates, why they wait or ended, and the end of their logs.

@@ -196,6 +196,8 @@ class SampleRun:
         keys: Mapping[str, Any] = {"name": self.state, "checkpoint": {"keep": 2}, **spec}
         sim = SimulatedRun(self.directory, spec=keys, executor=executor, job=job, now=time.time() - 7200)
         self.directory.spec.write_text(SPEC.replace("digits", self.state))
+        # As a submission leaves it: no command has to make it, which a full disk may not allow.
+        self.directory.lock.touch(mode=0o600)
         return sim.created(name=self.state, plan_hash="h", by="tester@here")
 
     def save(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def train() -> None:
                 raise ValueError("the loss went up to my_token=hunter2 and away")
             run.log(loss=loss)
         digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
-        print(f"weights {digest} of rank {run.rank}", flush=True)
+        # One write, where unbuffered print makes several: ranks that torchrun has started share a log.
+        sys.stdout.write(f"weights {digest} of rank {run.rank}\n")
         if os.environ.get("PRINT_LENGTH"):
             print(len(os.environ["MY_TOKEN"]), flush=True)
 

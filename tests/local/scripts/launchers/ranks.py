@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -62,6 +63,11 @@ def train(rank: int, out: Path, resume: Path | None) -> None:
     dist.destroy_process_group()
 
 
+def say(word: str, values: dict[str, Any]) -> None:
+    """Print a line in one write, where unbuffered print makes several: the ranks of a node share a log."""
+    sys.stdout.write(f"{word} {json.dumps(values)}\n")
+
+
 def save(net: torch.nn.Module, step: int, out: Path) -> None:
     """Save as most scripts do: in place, so that a kill leaves half a file."""
     with (out / f"ckpt-{step}.pt").open("wb") as file:
@@ -76,5 +82,5 @@ if __name__ == "__main__":
     args = parse_args()
     dist.init_process_group("gloo")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
-    print("ranks", json.dumps({name: os.environ.get(name) for name in names}), flush=True)
+    say("ranks", {name: os.environ.get(name) for name in names})
     train(dist.get_rank(), args.out, args.resume)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 import torch
@@ -23,7 +24,8 @@ def rank_main(rank: int, world_size: int) -> None:
         for _ in run.steps(run.params["steps"]):
             threading.Event().wait(run.params["step_ms"] / 1000)
             run.log(loss=float(run.rank))
-        print(f"rank {run.rank} of {run.world_size}", flush=True)
+        # One write, where unbuffered print makes several: the ranks share a log.
+        sys.stdout.write(f"rank {run.rank} of {run.world_size}\n")
     dist.destroy_process_group()
 
 

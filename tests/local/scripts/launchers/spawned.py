@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from ranks import train
+from ranks import say, train
 
 
 def rank_main(rank: int, world_size: int, out: Path, resume: Path | None) -> None:
@@ -17,7 +16,7 @@ def rank_main(rank: int, world_size: int, out: Path, resume: Path | None) -> Non
     # The tutorial has 12355 here, which two runs on one machine cannot share.
     os.environ["MASTER_PORT"] = os.environ.get("SLURMTRAIN_MASTER_PORT", "12355")
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    print("ranks", json.dumps({"RANK": str(rank), "MASTER_PORT": os.environ["MASTER_PORT"]}), flush=True)
+    say("ranks", {"RANK": str(rank), "MASTER_PORT": os.environ["MASTER_PORT"]})
     train(rank, out, resume)
 
 

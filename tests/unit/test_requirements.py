@@ -54,4 +54,4 @@ def test_the_tested_versions_are_ones_that_are_allowed() -> None:
 def test_everything_that_users_install_has_a_lowest_version() -> None:
     extras = PROJECT["optional-dependencies"]
     texts = [*PROJECT["dependencies"], *(text for name, texts in extras.items() if name != "dev" for text in texts)]
-    assert [text for text in texts if not re.match(r"[\w-]+>=[\d.]+(,<[\d.]+)?$", text)] == []
+    assert [text for text in texts if not re.match(r"[\w-]+(\[\w+\])?>=[\d.]+(,<[\d.]+)?$", text)] == []

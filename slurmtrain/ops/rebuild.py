@@ -28,7 +28,7 @@ def rebuild(workspace: Workspace) -> Observed:
         workspace.store = Store(path)
         garbage = _read_again(workspace)
     except RegistryUnusable:
-        from slurmtrain.registry.connection import lock_beside
+        from slurmtrain.registry.sqlite.connections import lock_beside
 
         with locked(lock_beside(path)):
             for suffix in ("-journal", ""):

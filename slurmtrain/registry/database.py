@@ -1,180 +1,29 @@
-"""The SQLite file: created on first use, emptied if its version is older, refused if newer or not a registry.
-
-While it fails, a database in memory takes its place (:class:`~.store.Spare`).
-"""
+"""The database that holds a registry: a SQLite file, or one in memory that takes its place while it fails."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
-from slurmtrain.registry import schema
-from slurmtrain.registry.connection import (
-    NoFileLocks,
-    exclusive_engine,
-    held,
-    lock_beside,
-    patient_engine,
-)
-from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
-from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
-from slurmtrain.system.owned_files import check_entry
+from slurmtrain.registry.sqlite.file import engine_in_memory, open_file
 
-# A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
-_PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
+__all__ = ["engine_in_memory", "open_engine", "reading"]
 
 
 def open_engine(path: Path) -> sa.Engine:
     """Open the registry, creating it if there is none.
 
-    A registry of an earlier version is copied to a backup and emptied: the next command reads all runs again.
+    A registry of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
-        RegistryUnusable: The file is not a registry.
+        RegistryUnusable: It is not a registry.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
-    try:
-        return _open(_with_events(patient_engine(path), path), path)
-    except NoFileLocks:
-        return _open(_with_events(exclusive_engine(path), path), path)
-
-
-def _open(engine: sa.Engine, path: Path) -> sa.Engine:
-    version = _version(engine, path) if _exists(path) else None
-    if version != schema.VERSION:
-        _bring_up_to_date(engine, path)
-    return engine
-
-
-def _exists(path: Path) -> bool:
-    """Whether there is a file. Raises PathError; UntrustedPath if it, or its directory, is somebody else's.
-
-    The directory matters as much: SQLite takes a journal that lies next to the file for what it has to undo.
-    """
-    try:
-        check_entry(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise PathError(f"the registry {path} cannot be used: {describe_os_error(error)}") from error
-    return True
-
-
-def engine_in_memory() -> sa.Engine:
-    """A registry of this process alone, which holds nothing yet."""
-    # One connection: each further one would see an empty database of its own.
-    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    _begin_explicitly(engine)
-    _make_tables(engine)
-    return engine
-
-
-def _with_events(engine: sa.Engine, path: Path) -> sa.Engine:
-    _begin_explicitly(engine)
-
-    @sa.event.listens_for(engine, "handle_error")
-    def _failed(context: sa.engine.ExceptionContext) -> None:
-        error = context.original_exception
-        if isinstance(error, sqlite3.OperationalError):
-            raise RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}") from error
-        if isinstance(error, sqlite3.DatabaseError):
-            raise RegistryUnusable(f"{path} is not a readable database ({error}); {_advice(path)}") from error
-
-    return engine
-
-
-def _begin_explicitly(engine: sa.Engine) -> None:
-    """SQLAlchemy's recipe for SQLite transactions that begin explicitly, and with the write lock."""
-
-    @sa.event.listens_for(engine, "connect")
-    def _connect(connection: sqlite3.Connection, _record: Any) -> None:
-        connection.isolation_level = None
-        for pragma in _PRAGMAS:
-            connection.cursor().execute(pragma)
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        reads = connection.get_execution_options().get("reads", False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    return open_file(path)
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
     """A connection that only reads, and so waits only for a writer that is committing."""
     return engine.connect().execution_options(reads=True)
-
-
-def _version(engine: sa.Engine, path: Path) -> int | None:
-    """The version of the tables; None for an empty file. Raises RegistryUnusable if newer, or not a registry."""
-    with reading(engine) as connection:
-        tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
-        # The first version of the tables was marked differently, and has 0 here.
-        version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
-    if not tables:
-        return None
-    if not {"run", "event", "mirror"} <= tables:
-        raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
-    if version > schema.VERSION:
-        raise RegistryNewer(
-            f"{path} was made by a newer slurmtrain (schema {version}); upgrade slurmtrain, or use another --runs"
-        )
-    return version
-
-
-def _advice(path: Path) -> str:
-    return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
-
-
-def _cure(path: Path, error: sqlite3.OperationalError) -> str:
-    if "full" in str(error):
-        return f"free some space in {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
-    return f"look at {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
-
-
-def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
-    make_directory(path.parent)
-    with held(lock_beside(path)):
-        try:
-            create_private(path)
-        except OSError as error:
-            raise RegistryFailed(f"cannot write the registry {path}: {describe_os_error(error)}") from error
-        version = _version(engine, path)
-        if version is not None and version != schema.VERSION:
-            _back_up(engine, path, version)
-        if version != schema.VERSION:
-            _make_tables(engine)
-
-
-def _make_tables(engine: sa.Engine) -> None:
-    """Replace the tables of an earlier version in one transaction: a kill leaves either the old or the new ones."""
-    with engine.begin() as connection:
-        tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars().all()
-        for name in set(tables) - {schema.mirror.name}:
-            connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
-        schema.metadata.create_all(connection)
-        connection.exec_driver_sql(f"PRAGMA user_version = {schema.VERSION}")
-
-
-def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
-    """Copy the file consistently, using SQLite: it may contain runs whose directories have since been deleted."""
-    backup = path.with_name(f"{path.name}.{version}.bak")
-    try:
-        backup.unlink(missing_ok=True)
-        create_private(backup)
-        # Nobody else has the new file, and its file system may have no locks.
-        target_uri = f"file:{quote(str(backup))}?vfs={SQLITE_WITHOUT_LOCKS}"
-        with engine.connect() as source, contextlib.closing(sqlite3.connect(target_uri, uri=True)) as target:
-            registry = source.connection.driver_connection
-            assert isinstance(registry, sqlite3.Connection)
-            registry.backup(target)
-        fsync_directory(path.parent)
-    except (OSError, sqlite3.Error) as error:
-        raise RegistryFailed(
-            f"cannot copy the registry {path}, which is of an earlier version, to {backup}: {error}"
-        ) from error

@@ -59,16 +59,15 @@ _NAMESAKES = 20
 def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[Any]:
     """Attempts from ``since`` on: ``started_at``, ``until``, ``nodes``, ``cause``; ``failures`` of crashes."""
     attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
-    nodes = sa.select(sa.func.count()).select_from(sa.func.json_each(attempt.c.hosts).table_valued("key"))
     key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
     of_attempt = sa.and_(progress.c.run_id == attempt.c.run_id, progress.c.attempt_key == key)
-    failures = sa.case((attempt.c.cause == "crash", sa.type_coerce(attempt.c.failures, sa.String)))
+    failures = sa.case((attempt.c.cause == "crash", attempt.c.failures))
     until = sa.func.coalesce(attempt.c.ended_at, progress.c.last_time, attempt.c.started_at)
     query = (
         sa.select(
             attempt.c.started_at,
             until.label("until"),
-            nodes.scalar_subquery().label("nodes"),
+            sa.func.length_of(attempt.c.hosts).label("nodes"),
             attempt.c.cause,
             failures.label("failures"),
         )
@@ -78,14 +77,16 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
     )
     if not partition:
         return query
+    # Other events may hold what is JSON for Python only, and conditions are tested in any order.
+    submitting = sa.case((event.c.kind == "submitting", event.c.data))
     # The primary key of events begins with run and journal, so this scans only the few events of commands.
     return query.where(
         sa.exists().where(
             event.c.run_id == attempt.c.run_id,
             event.c.source.between("journal/", "journal0"),
             event.c.kind == "submitting",
-            sa.func.json_extract(event.c.data, "$.submission") == attempt.c.submission,
-            sa.func.json_extract(event.c.data, "$.partition") == partition,
+            sa.func.text_at(submitting, "submission") == sa.cast(attempt.c.submission, sa.String),
+            sa.func.text_at(submitting, "partition") == partition,
         )
     )
 

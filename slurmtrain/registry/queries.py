@@ -1,7 +1,7 @@
 """Rows of many runs in one statement: queries that the registry's readers and its transactions share.
 
-The ids of the runs are passed to SQLite as one JSON array, so there is no limit to their number, and a query about ten
-thousand runs takes as many statements as one about a single run.
+The ids of the runs are passed to the database as one JSON array, so there is no limit to their number, and a query
+about ten thousand runs takes as many statements as one about a single run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[t
 
 def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
     """The condition that a row belongs to one of the runs in the parameter ``ids``, a JSON array of their ids."""
-    ids = sa.func.json_each(sa.bindparam("ids")).table_valued("value")
+    ids = sa.func.texts_in(sa.bindparam("ids")).table_valued("value")
     key = table.c.id if table is schema.run else table.c.run_id
     return key.in_(sa.select(ids.c.value))
 
@@ -92,7 +92,7 @@ def _types(table: sa.Table) -> list[tuple[type, ...]]:
     """The types that the values of each column may have."""
     return [
         (
-            str if schema.is_json(column) else column.type.python_type,
+            column.type.python_type,
             *((int,) if isinstance(column.type, sa.Float) else ()),
             *((type(None),) if column.nullable else ()),
         )
@@ -102,11 +102,7 @@ def _types(table: sa.Table) -> list[tuple[type, ...]]:
 
 @cache
 def _all(table: sa.Table) -> sa.Select[Any]:
-    columns = [
-        sa.type_coerce(column, sa.String).label(column.name) if schema.is_json(column) else column
-        for column in table.columns
-    ]
-    return sa.select(*columns)
+    return sa.select(*table.columns)
 
 
 @cache

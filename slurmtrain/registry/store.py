@@ -214,7 +214,7 @@ REFUSED = "refused"
 
 
 def _mirrored(row: Any) -> Mirrored:
-    offsets = dict(row.offsets)
+    offsets = json.loads(row.offsets)
     refused = offsets.pop(REFUSED, ())
     return Mirrored(row.uri, offsets, row.revision, tuple(refused))
 

@@ -21,6 +21,7 @@ from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
+from slurmtrain.registry.dialects import Conflict, insert
 from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
 from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.builder, schema.checkpoint, schema.ledger)
 _EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
 _SOURCE_COLUMNS = ("run_id", "path", "offset")
+_MIRROR_COLUMNS = ("run_id", "uri", "offsets", "revision")
 _SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
 
 
@@ -128,11 +130,11 @@ class Transaction:
             line: Its line in the journal.
         """
         row = (run_id, event.source, event.offset, event.time, event.kind, line)
-        self._rows[_insert("IGNORE", schema.event, _EVENT_COLUMNS)].append(row)
+        self._add("ignore", schema.event, _EVENT_COLUMNS, [row])
 
     def add_garbage(self, run_id: str, garbage: Iterable[Garbage]) -> None:
         """Store lines of a run's journals that are not records; those already known change nothing."""
-        self._rows[_insert("IGNORE", GARBAGE.table, GARBAGE.columns)] += [GARBAGE.row(line, run_id) for line in garbage]
+        self._add("ignore", GARBAGE.table, GARBAGE.columns, [GARBAGE.row(line, run_id) for line in garbage])
 
     def set_offset(self, run_id: str, source: str, offset: int) -> None:
         """Record how far a file has been read.
@@ -142,7 +144,7 @@ class Transaction:
             source: The file, relative to the run directory.
             offset: In bytes.
         """
-        self._rows[_insert("REPLACE", schema.source, _SOURCE_COLUMNS)].append((run_id, source, offset))
+        self._add("replace", schema.source, _SOURCE_COLUMNS, [(run_id, source, offset)])
 
     def set_progress(self, run_id: str, attempt_key: str, progress: Progress) -> None:
         """Store the summary of an attempt's metrics.
@@ -153,11 +155,11 @@ class Transaction:
             progress: The summary.
         """
         row = PROGRESS.row(progress, run_id, attempt_key)
-        self._rows[_insert("REPLACE", PROGRESS.table, PROGRESS.columns)].append(row)
+        self._add("replace", PROGRESS.table, PROGRESS.columns, [row])
 
     def set_builder_facts(self, run_id: str, facts: Mapping[str, Any]) -> None:
         """Store the facts from which a run that has not ended is built. Call :meth:`put` for the run first."""
-        self._rows[_insert("ABORT", schema.builder, ("run_id", "facts"))].append((run_id, json.dumps(facts)))
+        self._add("fail", schema.builder, ("run_id", "facts"), [(run_id, json.dumps(facts))])
 
     def put(
         self, run: Run, entries: Sequence[LedgerEntry], *, settled: bool, scanned: Sequence[int], revision: int
@@ -175,16 +177,14 @@ class Transaction:
             self.flush()
         self._put.add(run.id)
         for attempt in run.attempts:
-            self._rows[_insert("ABORT", ATTEMPTS.table, ATTEMPTS.columns)].append(ATTEMPTS.row(attempt, run.id))
-            self._rows[_insert("ABORT", schema.attempt_seconds, _SECONDS_COLUMNS)] += [
-                (run.id, attempt.number, kind, seconds) for kind, seconds in attempt.spent.items()
-            ]
-        self._rows[_insert("ABORT", CHECKPOINTS.table, CHECKPOINTS.columns)] += [
-            CHECKPOINTS.row(checkpoint, run.id) for checkpoint in run.checkpoints
-        ]
-        self._rows[_insert("ABORT", LEDGER.table, LEDGER.columns)] += [LEDGER.row(entry) for entry in entries]
+            self._add("fail", ATTEMPTS.table, ATTEMPTS.columns, [ATTEMPTS.row(attempt, run.id)])
+            spent = [(run.id, attempt.number, kind, seconds) for kind, seconds in attempt.spent.items()]
+            self._add("fail", schema.attempt_seconds, _SECONDS_COLUMNS, spent)
+        checkpoints = [CHECKPOINTS.row(checkpoint, run.id) for checkpoint in run.checkpoints]
+        self._add("fail", CHECKPOINTS.table, CHECKPOINTS.columns, checkpoints)
+        self._add("fail", LEDGER.table, LEDGER.columns, [LEDGER.row(entry) for entry in entries])
         row = run_row(run, settled=settled, scanned=scanned, revision=revision)
-        self._rows[_insert("REPLACE", RUNS.table, RUNS.columns)].append(row)
+        self._add("replace", RUNS.table, RUNS.columns, [row])
 
     def set_unreadable(self, run_id: str, reason: str) -> None:
         """Record that a run cannot be read, and why; everything else that is known about it stays.
@@ -192,11 +192,11 @@ class Transaction:
         Nothing is written if that is recorded already.
         """
         self.flush()
-        # A path in the reason may have bytes that are not UTF-8, which SQLite refuses in a text.
+        # A path in the reason may have bytes that are not UTF-8, which no database takes as text.
         storable = reason.encode(errors="backslashreplace").decode()
         run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=storable, executor="")
         row = run_row(run, settled=False, scanned=(), revision=0)
-        self._connection.exec_driver_sql(_mark_unreadable(), row)
+        self._connection.exec_driver_sql(_mark_unreadable(self._connection.dialect.name), row)
 
     def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
         """Record that these runs are settled. ``scanned``: their folders' times (ns), by run."""
@@ -235,8 +235,12 @@ class Transaction:
         from slurmtrain.registry.store import REFUSED
 
         offsets = {**mirrored.offsets, **({REFUSED: list(mirrored.refused)} if mirrored.refused else {})}
-        row = {"run_id": run_id, "uri": mirrored.uri, "offsets": offsets, "revision": mirrored.revision}
-        self._connection.execute(schema.mirror.insert().prefix_with("OR REPLACE"), row)
+        row = (run_id, mirrored.uri, json.dumps(offsets), mirrored.revision)
+        self._add("replace", schema.mirror, _MIRROR_COLUMNS, [row])
+
+    def _add(self, conflict: Conflict, table: sa.Table, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
+        """Note rows of values of ``columns``, to be written with all others of their kind."""
+        self._rows[insert(self._connection.dialect.name, conflict, table, columns)] += rows
 
 
 @cache
@@ -245,18 +249,9 @@ def _delete(table: sa.Table) -> sa.Delete:
 
 
 @cache
-def _mark_unreadable() -> str:
+def _mark_unreadable(dialect: str) -> str:
     """Inserts the row of a run that cannot be read; of one that is known, it changes only what that concerns."""
     changes = "state = excluded.state, reason = excluded.reason, settled = excluded.settled"
     differs = "run.state <> excluded.state OR run.reason <> excluded.reason OR run.settled <> excluded.settled"
-    insert = _insert("ABORT", RUNS.table, RUNS.columns)
-    return f"{insert} ON CONFLICT (id) DO UPDATE SET {changes} WHERE {differs}"
-
-
-@cache
-def _insert(conflict: str, table: sa.Table, columns: tuple[str, ...]) -> str:
-    """An INSERT into ``table`` of tuples of ``columns``. ``conflict``: what SQLite does with a row whose key exists."""
-    names = ", ".join(f'"{name}"' for name in columns)
-    places = ", ".join("?" * len(columns))
-    # Safe, since every name comes from the schema. SQLAlchemy would order the columns differently.
-    return f'INSERT OR {conflict} INTO "{table.name}" ({names}) VALUES ({places})'  # noqa: S608
+    row = insert(dialect, "fail", RUNS.table, RUNS.columns)
+    return f"{row} ON CONFLICT (id) DO UPDATE SET {changes} WHERE {differs}"

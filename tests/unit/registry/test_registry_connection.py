@@ -17,7 +17,7 @@ import pytest
 from helpers import without_locks
 
 from slurmtrain.errors import RegistryFailed
-from slurmtrain.registry import connection
+from slurmtrain.registry.sqlite import connections
 from slurmtrain.registry.store import Spare, Store
 from slurmtrain.system.locking import waiting
 from slurmtrain.system.locks import locked
@@ -49,6 +49,7 @@ with store.begin() as transaction:
     transaction._connection.exec_driver_sql("PRAGMA cache_size = 2")
     for number in range(500):
         transaction.set_mirrored(f"half-{number}", Mirrored("uri" * 100, {}, number))
+    transaction.flush()
     assert Path(sys.argv[1] + "-journal").exists()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -96,7 +97,7 @@ def stopped(registry: Path, transaction: str) -> Iterator[int]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once, and gives up soon."""
     monkeypatch.setattr(waiting, "NOTICE_S", 0.0)
-    monkeypatch.setattr(connection, "LIMIT_S", 0.3)
+    monkeypatch.setattr(connections, "LIMIT_S", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -151,7 +152,7 @@ def test_a_commit_waits_for_who_reads(registry: Path) -> None:
 def test_who_makes_the_tables_keeps_others_away_no_longer_than_a_while(registry: Path) -> None:
     registry.unlink()
     with (
-        locked(connection.lock_beside(registry)),
+        locked(connections.lock_beside(registry)),
         pytest.raises(RegistryFailed, match=r"registry\.db\.lock is still"),
     ):
         Store(registry)

@@ -16,6 +16,8 @@ from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
+from slurmtrain.specfile.from_data import NAME as DATA
+from slurmtrain.specfile.from_data import write_spec
 from slurmtrain.specfile.interpolate import interpolate
 from slurmtrain.specfile.overrides import (
     Override,
@@ -120,7 +122,7 @@ class _Machine:
 
 
 def load_spec(
-    path: Path,
+    spec: Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     sweep: Sequence[str] = (),
     *,
@@ -128,10 +130,10 @@ def load_spec(
     python: str,
     read_options: ReadOptions = lambda _: frozenset(),
 ) -> SpecFile:
-    """Read a spec file and plan all of its runs.
+    """Read a spec and plan all of its runs.
 
     Args:
-        path: The file.
+        spec: Its file, or what would be in it, as plain data.
         overrides: ``a.b=c``.
         sweep: ``a.b=1,2,3``: the keys to vary, with the values of each.
         cwd: The directory that ``workdir`` is relative to.
@@ -140,14 +142,42 @@ def load_spec(
 
     Raises:
         PathError: The file cannot be read.
-        SpecError: Lists all mistakes in the file and on the command line.
+        SpecError: Lists all mistakes in the spec and on the command line.
     """
-    text = read_text(path)
-    if path.suffix in _SCRIPTS:
-        raise PathError(f"{path} is a script; a spec is a YAML file with a line such as 'command: {_command(path)}'")
-    document = parse_yaml(text, str(path))
     machine = _Machine(cwd, python, read_options)
-    runs = _plan_all(document, overrides, sweep, default_name=path.stem, machine=machine)
+    if isinstance(spec, Path):
+        text = read_text(spec)
+        if spec.suffix in _SCRIPTS:
+            script = f"'command: {_command(spec)}'"
+            raise PathError(f"{spec} is a script; a spec is a YAML file with a line such as {script}")
+        return _load(text, str(spec), spec.stem, (overrides, sweep), machine)
+    try:
+        loaded = _load(write_spec(spec), DATA, None, (overrides, sweep), machine)
+    except SpecError as error:
+        raise SpecError(_without_lines(error.mistakes)) from None
+    return replace(loaded, warnings=_without_lines(loaded.warnings))
+
+
+def _without_lines(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
+    """Mistakes in a spec that has no lines which its author knows."""
+    return tuple(replace(each, where=DATA) if each.where.startswith(f"{DATA}:") else each for each in mistakes)
+
+
+def _load(
+    text: str, name: str, default: str | None, changes: tuple[Sequence[str], Sequence[str]], machine: _Machine
+) -> SpecFile:
+    """Read the text of a spec, and plan its runs.
+
+    Args:
+        text: The text.
+        name: What messages call the spec.
+        default: The name of its runs if it has none; None: it must have one.
+        changes: Overrides, and keys to vary.
+        machine: Where it is submitted.
+    """
+    overrides, sweep = changes
+    document = parse_yaml(text, name)
+    runs = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
     warnings = _Mistakes(replace(document, mistakes=[]), on_command_line)
     _warn_of_secrets(runs, on_command_line, warnings)
@@ -231,6 +261,8 @@ def _plan_all(
     for combination in expand_sweep(sweep):
         run_overrides = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
         template = apply_overrides(run_overrides, data)
+        if not template.get("name"):
+            mistakes.add(("name",), "a spec that is not a file needs a name")
         planned = _plan_one(template, run_overrides, mistakes, machine)
         if planned is not None:
             runs.append(planned)

@@ -19,6 +19,12 @@ from slurmtrain.system.files import describe_os_error
 KeyPath = tuple[str, ...]
 # A number in base 60: YAML 1.1 reads 12:00:00 as 43200.
 SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+")
+# A number such as 1e-3: its tag, its pattern, and how it may begin.
+_SHORT_FLOAT = (
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
 # Limits against files whose aliases multiply ("billion laughs"): number of values after expanding aliases, and depth.
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 60
@@ -120,6 +126,11 @@ def parse_value(raw: str) -> Any:
     return value
 
 
+def write_yaml(data: dict[str, Any]) -> str:
+    """The YAML of plain ``data``. :func:`parse_yaml` reads it as the same: text that looks like a number is quoted."""
+    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10_000)
+
+
 class FileLoader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself requires ``1.0e-3``."""
 
@@ -128,13 +139,25 @@ class CommandLineLoader(FileLoader):
     """A :class:`FileLoader` without numbers in base 60."""
 
 
+class FileDumper(yaml.SafeDumper):
+    """Writes what a :class:`FileLoader` reads, without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 (as PyYAML calls it)
+        """Whether to write ``data`` again where it occurs again: always."""
+        return True
+
+
 # Resolvers are class attributes that PyYAML's own methods modify, so they are set up once, when first needed.
 @cache
 def _file_loader() -> type[FileLoader]:
-    FileLoader.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
+    FileLoader.add_implicit_resolver(*_SHORT_FLOAT)
     return FileLoader
+
+
+@cache
+def _dumper() -> type[FileDumper]:
+    FileDumper.add_implicit_resolver(*_SHORT_FLOAT)
+    return FileDumper
 
 
 @cache

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slurmtrain.errors import (
     PathError,
@@ -45,11 +45,11 @@ class Submission(NamedTuple):
     sweep: str | None = None
 
 
-def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
+def load(spec: Path | Mapping[str, Any], overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
     """Read a spec, using this working directory and the ``python`` on this PATH.
 
     Args:
-        path: the spec's file.
+        spec: its file, or what would be in it, as plain data.
         overrides: ``KEY=VALUE`` for all runs.
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
 
@@ -57,7 +57,7 @@ def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
-    return load_spec(path, overrides, sweep, cwd=current_directory(), python=which_python(), read_options=read_options)
+    return load_spec(spec, overrides, sweep, cwd=current_directory(), python=which_python(), read_options=read_options)
 
 
 def which_python() -> str:

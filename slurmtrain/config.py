@@ -88,6 +88,14 @@ class Config:
     shared_root: Path | None = None
     notes: tuple[str, ...] = ()
 
+    def choose_executor(self, requested: str | None = None) -> str:
+        """What starts runs: what is ``requested``, else configured, else slurm if sbatch is found, else local."""
+        if chosen := requested or self.executor:
+            return chosen
+        import shutil
+
+        return "slurm" if shutil.which("sbatch") else "local"
+
 
 @dataclass(frozen=True, slots=True)
 class _File:

@@ -82,7 +82,7 @@ def _examine(
     # Here rather than at the top: ``doctor RUN`` need not load it.
     from slurmtrain.ops.doctor import examine
 
-    chosen = options.default_executor(executor or workspace.config.executor)
+    chosen = workspace.config.choose_executor(executor)
     report = examine(workspace, Path(path) if path is not None else None, overrides, chosen)
     if as_json:
         output.print_json(report.to_dict())

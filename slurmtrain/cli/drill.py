@@ -64,7 +64,7 @@ def command(
     from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.drill.runs import DrillOptions, drill
 
-    chosen = options.default_executor(executor or workspace.config.executor)
+    chosen = workspace.config.choose_executor(executor)
     drill_options = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
     workspace = workspace.looking_again()
     try:

@@ -43,7 +43,7 @@ def command(
     from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.wait import wait
 
-    chosen = options.default_executor(executor or workspace.config.executor)
+    chosen = workspace.config.choose_executor(executor)
     with StopSignal() as stop:
         run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
         output.warn(notes)

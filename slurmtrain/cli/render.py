@@ -30,7 +30,7 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
     """
     from slurmtrain.ops.render import render
 
-    executor = options.default_executor(workspace.config.executor)
+    executor = workspace.config.choose_executor()
     rendered, notes = render(workspace, spec, overrides, sweep, executor=executor)
     output.warn(notes)
     if as_json:

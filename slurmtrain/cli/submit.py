@@ -56,7 +56,7 @@ def command(
     if key is None and not _is_meant(workspace, loaded):
         output.echo("nothing was submitted", err=True)
         return 1
-    chosen = options.default_executor(executor or workspace.config.executor)
+    chosen = workspace.config.choose_executor(executor)
     try:
         run_ids, notes, swept = submit_spec(workspace, loaded, executor=chosen, key=key)
     except SubmitFailed as error:

@@ -73,7 +73,7 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     chosen = list(metrics) if last is None else [last]
     for name in chosen:
         if name not in names:
-            raise UserError(_unknown(name, names))
+            raise UserError(describe_unknown(name, names))
     return Subject(runs, chosen, observed)
 
 
@@ -83,7 +83,8 @@ def _names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for run_id in run_ids for name in runs[run_id].metrics))
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
+def describe_unknown(name: str, names: Sequence[str]) -> str:
+    """That there is no metric of this ``name``, and which ``names`` there are, as a sentence without a full stop."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"there is no metric {name!r}{suggestion(name, names)}; there are {', '.join(names[:_LISTED])}{more}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,19 +23,41 @@ UMASK_VARIABLE = "SLURMTRAIN_UMASK"
 BEFORE_SETUP = f'SLURMTRAIN_CWD="$PWD"; umask "${{{UMASK_VARIABLE}:-$(umask)}}"'
 AFTER_SETUP = f'export {UMASK_VARIABLE}="$(umask)"; umask {PRIVATE:03o}; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD'
 
+# The user's umask, once for each context that has replaced it: threads share the umask, and leave in any order.
 _inherited: list[int] = []
+_replacing = threading.Lock()
 
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """Within this context, new files and directories are accessible to their owner alone."""
-    before = os.umask(PRIVATE)
-    _inherited.append(before)
+    """Within this context, new files and directories are accessible to their owner alone: those of all threads."""
+    _replace_umask()
     try:
         yield
     finally:
-        _inherited.pop()
-        os.umask(before)
+        _restore_umask()
+
+
+@contextlib.contextmanager
+def public_umask() -> Iterator[None]:
+    """Within this context, inside of :func:`private_umask`, the user's umask is in force unless threads forbid it."""
+    _restore_umask()
+    try:
+        yield
+    finally:
+        _replace_umask()
+
+
+def _replace_umask() -> None:
+    with _replacing:
+        _inherited.append(_inherited[0] if _inherited else os.umask(PRIVATE))
+
+
+def _restore_umask() -> None:
+    with _replacing:
+        before = _inherited.pop()
+        if not _inherited:
+            os.umask(before)
 
 
 def enter_agent() -> None:

@@ -79,15 +79,6 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     return Workspace(config, warn=lambda message: output.warn([times.localized(message)]))
 
 
-def default_executor(configured: str | None) -> str:
-    """Slurm if sbatch is found, otherwise this machine."""
-    if configured is not None:
-        return configured
-    import shutil
-
-    return "slurm" if shutil.which("sbatch") else "local"
-
-
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete.complete_run)
 maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=complete.complete_run)
 runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.complete_run)

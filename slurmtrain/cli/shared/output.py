@@ -149,15 +149,7 @@ def warn(messages: Iterable[str]) -> None:
 
 def warn_about(observed: Observed) -> None:
     """Warn about failed queries, unreadable runs, and unreadable lines of journals; 'show --json' has those lines."""
-    warn(observed.problems)
-    warn(f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items())
-    counts: dict[tuple[str, str], list[int]] = {}
-    for run_id, bad in observed.garbage:
-        counts.setdefault((run_id, bad.source), []).append(bad.offset)
-    warn(
-        f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}; the rest was read"
-        for (run_id, source), offsets in counts.items()
-    )
+    warn(observed.warnings())
 
 
 @contextlib.contextmanager

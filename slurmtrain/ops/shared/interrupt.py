@@ -10,18 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Any
 
 
 class StopSignal:
     """While this is entered, the first SIGTERM or SIGINT is only recorded in ``raised``; a second has its usual effect.
 
-    Enter it in the main thread, since Python's handlers must be set there. A command that has work left to do when it
-    is interrupted needs this: an exception raised at an arbitrary point may leave a registry transaction open, which
-    locks the rest of the command out.
+    A command that has work left to do when it is interrupted needs this: an exception raised at an arbitrary point may
+    leave a registry transaction open, which locks the rest of the command out. Outside the main thread, which alone
+    gets signals, it has no effect.
     """
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignal:
         # A wakeup descriptor: a signal that arrives between the check of ``raised`` and select() would not end the
@@ -29,6 +31,8 @@ class StopSignal:
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._handlers = {each: signal.signal(each, self._handle) for each in (signal.SIGTERM, signal.SIGINT)}
         return self
@@ -36,8 +40,9 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._restore()
-        signal.set_wakeup_fd(self._wakeup)
+        if self._handlers:
+            self._restore()
+            signal.set_wakeup_fd(self._wakeup)
         os.close(self._reader)
         os.close(self._writer)
 
@@ -60,13 +65,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off a first SIGTERM or SIGINT until what is done here has succeeded; it then has its usual effect.
-
-    Without effect outside the main thread, which alone gets signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Put off a first SIGTERM or SIGINT until what is done here has succeeded; it then has its usual effect."""
     with StopSignal() as stop:
         yield
     if stop.raised is not None:

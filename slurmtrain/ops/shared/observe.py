@@ -74,6 +74,17 @@ class Observed:
     problems: Sequence[str] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
+    def warnings(self) -> Iterator[str]:
+        """What a user should know about the observation; ``show --json`` has the unreadable lines of journals."""
+        yield from self.problems
+        yield from (f"run {run_id} is unreadable: {reason}" for run_id, reason in self.unreadable.items())
+        counts: dict[tuple[str, str], list[int]] = {}
+        for run_id, bad in self.garbage:
+            counts.setdefault((run_id, bad.source), []).append(bad.offset)
+        for (run_id, source), offsets in counts.items():
+            lines = f"{len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}"
+            yield f"run {run_id}: {lines}; the rest was read"
+
 
 def observe(
     workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False, ask_slurm: bool = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 # How long commands wait for a lock: what they lock takes less than a second, unless a file server or Slurm is slow.
 LIMIT_S = 60.0
@@ -14,6 +15,19 @@ NOTICE_S = 2.0
 _NEXT_NOTICE_S = 60.0
 _FIRST_PAUSE_S = 0.01
 _LAST_PAUSE_S = 0.25
+
+
+_receiver: ContextVar[Callable[[str], None] | None] = ContextVar("receiver of notices", default=None)
+
+
+@contextlib.contextmanager
+def notices_to(receive: Callable[[str], None]) -> Iterator[None]:
+    """Within this context, and in this thread, ``receive`` is called with each notice, and nothing is printed."""
+    token = _receiver.set(receive)
+    try:
+        yield
+    finally:
+        _receiver.reset(token)
 
 
 class Waiting:
@@ -44,7 +58,14 @@ class Waiting:
 
 
 def print_notice(text: str) -> None:
-    """Print a line to standard error, now: the command may be ended before it prints anything else."""
+    """Print a line to standard error, now: the command may be ended before it prints anything else.
+
+    Within :func:`notices_to`, it goes there instead.
+    """
+    receive = _receiver.get()
+    if receive is not None:
+        receive(text)
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be closed
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

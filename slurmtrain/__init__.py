@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.version import __version__
 
-__all__ = ["__version__", "leave", "log", "pause", "progress", "session", "stop_requested"]
+__all__ = ["Registry", "RunHandle", "__version__", "leave", "log", "pause", "progress", "session", "stop_requested"]
 
 if TYPE_CHECKING:
+    from slurmtrain.api.registry import Registry
+    from slurmtrain.api.run_handle import RunHandle
     from slurmtrain.runtime.training.loop import leave, log, pause, progress, stop_requested
     from slurmtrain.runtime.training.session import session
 
 _MODULES = {
+    "Registry": "slurmtrain.api.registry",
+    "RunHandle": "slurmtrain.api.run_handle",
     "leave": "slurmtrain.runtime.training.loop",
     "log": "slurmtrain.runtime.training.loop",
     "pause": "slurmtrain.runtime.training.loop",

@@ -25,9 +25,11 @@ SlurmtrainError            something failed                                     
 +-- SlurmDown              a command of Slurm that failed
 +-- CheckpointError        a checkpoint that could not be written or read
 +-- OutputError            standard output could not be written
++-- WaitTimedOut           runs that had not ended when a wait was to
 +-- TrackingError          the MLflow store did not accept what it was sent
 
-A message is a sentence that names what is wrong, where, and what to do.
+A message is a sentence that names what is wrong, where, and what to do. What is no failure, but should be known, the
+Python interface reports as a SlurmtrainWarning.
 """
 
 from __future__ import annotations
@@ -180,5 +182,13 @@ class OutputError(SlurmtrainError):
     """What a command printed could not be written to standard output."""
 
 
+class WaitTimedOut(SlurmtrainError, TimeoutError):
+    """Some runs had not ended when a wait for them was to end."""
+
+
 class TrackingError(SlurmtrainError):
     """The tracking store did not accept what it was sent; the next ``sync`` sends it again."""
+
+
+class SlurmtrainWarning(UserWarning):
+    """What the caller of the Python interface should know, although nothing has failed."""

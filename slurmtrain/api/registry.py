@@ -1,0 +1,207 @@
+"""The runs of one root: finding, submitting, waiting for and reconciling them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.api.call import calling, warn
+from slurmtrain.api.run_handle import Overrides, RunHandle, assignments, handles_of, wait_for
+from slurmtrain.config import load_config
+from slurmtrain.ops.query.select import Question, select
+from slurmtrain.ops.shared.find import find
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.views import RunRecord
+from slurmtrain.system.inherited import current_directory
+
+Texts = str | Sequence[str]
+"""One text, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """What :meth:`Registry.sync` did, by ids of runs. ``problems``: what could not be done, and is tried again."""
+
+    started: tuple[str, ...]
+    released: tuple[str, ...]
+    cancelled: tuple[str, ...]
+    mirrored: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class Registry:
+    """The runs of one directory, as the commands of slurmtrain find them.
+
+    Nothing is printed: what fails raises a :class:`slurmtrain.errors.SlurmtrainError`, what should be known is a
+    :class:`slurmtrain.errors.SlurmtrainWarning`. Threads may use it at the same time. Slurm is asked at most every
+    ``slurm_interval`` by methods that only look.
+    """
+
+    def __init__(self, runs: str | os.PathLike[str] | None = None) -> None:
+        """Find the runs.
+
+        Args:
+            runs: The directory of all runs, as ``--runs``; None: what ``SLURMTRAIN_RUNS`` or the nearest
+                ``slurmtrain.yaml`` says, else ``runs`` in the current directory.
+
+        Raises:
+            SpecError: The configuration has mistakes.
+            PathError: It cannot be read, or be trusted.
+        """
+        directory = None if runs is None else os.fspath(runs)
+        self._config = load_config(cwd=current_directory(), environ=os.environ, runs=directory)
+        warn(self._config.notes)
+
+    def __repr__(self) -> str:
+        return f"<registry of {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The directory of all runs."""
+        return self._config.runs
+
+    def runs(
+        self,
+        *names: str,
+        where: Texts = (),
+        state: Texts = (),
+        cause: Texts = (),
+        since: str | date | None = None,
+        tag: Texts = (),
+        sweep: str | None = None,
+        node: str | None = None,
+        sort: Texts | None = None,
+        limit: int | None = None,
+    ) -> list[RunHandle]:
+        """The runs that all of this holds for, oldest first; docs/queries.md explains conditions.
+
+        Archived runs are left out unless a condition asks for ``archived``.
+
+        Args:
+            names: Names, ids, patterns such as ``cnn-*``, or ids of sweeps; none: all runs.
+            where: Conditions such as ``params.lr < 0.1 and state = completed``.
+            state: It is in one of these states.
+            cause: Its newest attempt ended for one of these causes.
+            since: It was submitted then or later: ``2w``, ``2026-11-22``, or a date or datetime.
+            tag: It has all of these tags.
+            sweep: The beginning of the id of its sweep.
+            node: Its newest attempt is or was on a node that this pattern matches.
+            sort: Fields, such as ``-metrics.acc``; a minus: descending.
+            limit: At most this many, the first in this order.
+
+        Raises:
+            RunNotFound: A name refers to no run.
+            QueryError: A condition, or the order, means nothing.
+        """
+        question = Question(
+            names=names,
+            namesakes=True,
+            where=_texts(where),
+            states=_texts(state),
+            causes=_texts(cause),
+            since=since.isoformat() if isinstance(since, date) else since,
+            tags=_texts(tag),
+            sweep=sweep,
+            node=node,
+            sort=None if sort is None else ",".join(_texts(sort)),
+            limit=limit,
+            for_programs=True,
+        )
+        with calling(self._config, again=True) as call:
+            observed = observe(call.workspace)
+            call.note_all(observed)
+            selection = select(call.workspace, observed.runs, question)
+            call.notes += selection.notes
+            records = [record for record in selection.runs if isinstance(record, RunRecord)]
+        return [RunHandle(self._config, record) for record in records]
+
+    def run(self, name: str) -> RunHandle:
+        """The run of this ``name``: its id, the beginning of its id, its name, or ``@last``.
+
+        Of several runs of a name, the newest that has not ended is meant or, if all have, the newest.
+
+        Raises:
+            RunNotFound: There is none, or it is not clear which is meant.
+        """
+        with calling(self._config, again=True) as call:
+            [run_id], observed = find(call.workspace, [name])
+            call.note_all(observed)
+            record = RunRecord(call.workspace, observed.runs[run_id])
+        return RunHandle(self._config, record)
+
+    def submit(
+        self,
+        spec: str | os.PathLike[str] | Mapping[str, Any],
+        overrides: Overrides = (),
+        *,
+        sweep: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+        executor: str | None = None,
+        key: str | None = None,
+    ) -> list[RunHandle]:
+        """Submit the runs of a spec: one, or all of a sweep, in its order.
+
+        Args:
+            spec: A YAML file, or what would be in it; then it has a ``name``.
+            overrides: Keys of the spec to change, such as ``{"params.lr": 0.1}``.
+            sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value.
+            executor: ``slurm`` or ``local``; None: as configured, else slurm if sbatch is found.
+            key: An idempotency key: if something was submitted with it before, those runs are returned.
+
+        Raises:
+            SpecError: The spec has mistakes; all of them are named.
+            SubmitFailed: Something failed after runs were created; ``error.run_ids`` names them.
+            SlurmtrainError: Nothing was submitted.
+        """
+        from slurmtrain.ops.submit import load, submit_spec
+        from slurmtrain.ops.submit.recent import find_recent
+
+        with calling(self._config) as call:
+            source = spec if isinstance(spec, Mapping) else Path(os.fspath(spec))
+            loaded = load(source, assignments(overrides), assignments(sweep))
+            if key is None and (recent := find_recent(call.workspace, loaded)) is not None:
+                call.notes.append(f"{recent}; key=... keeps a repeated call from submitting twice")
+            chosen = self._config.choose_executor(executor)
+            submitted = submit_spec(call.workspace, loaded, executor=chosen, key=key)
+            call.notes += submitted.notes
+            return handles_of(self._config, call, submitted.run_ids)
+
+    def wait(self, runs: Sequence[RunHandle], timeout: float | None = None) -> list[RunHandle]:
+        """Wait until all these runs have ended, restarting those that are interrupted, and return them.
+
+        Args:
+            runs: The runs.
+            timeout: The longest wait, in seconds; None: as long as it takes.
+
+        Raises:
+            WaitTimedOut: Some have not ended by then; they continue.
+        """
+        wait_for(self._config, runs, timeout)
+        return list(runs)
+
+    def sync(self) -> SyncOutcome:
+        """Do what ``slurmtrain sync`` does: complete what was left undone, restart runs, send what is new to trackers.
+
+        Raises:
+            SlurmtrainError: The runs cannot be read.
+        """
+        from slurmtrain.ops.sync import sync
+
+        with calling(self._config) as call:
+            synced = sync(call.workspace)
+            call.note_all(synced.observed)
+            call.notes += synced.notes
+            return SyncOutcome(
+                tuple(synced.started),
+                tuple(synced.released),
+                tuple(synced.cancelled),
+                tuple(synced.mirrored),
+                tuple(synced.problems),
+            )
+
+
+def _texts(texts: Texts) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)

@@ -1,0 +1,469 @@
+"""A run as an object: what was known of it when it was last read, and what can be done with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from slurmtrain.api.call import Call, TimeLimit, calling, close, our_errors, warn
+from slurmtrain.api.records import AttemptInfo, CheckpointInfo, attempt_info, checkpoint_info, moment
+from slurmtrain.config import Config
+from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError, WaitTimedOut
+from slurmtrain.model.metrics.curves import Curve
+from slurmtrain.model.run.run import ENDED
+from slurmtrain.ops.logs import Choice, Line, read_logs
+from slurmtrain.ops.shared.observe import Observed, check_readable, observe
+from slurmtrain.ops.shared.views import RunRecord
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from slurmtrain.model.run.run import Run
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""``{"params.lr": 0.1}``, or ``["params.lr=0.1"]`` as on the command line."""
+
+
+class RunHandle:
+    """One run, as it was when it was last read; :meth:`refresh` and every method that changes it read it again.
+
+    Get one from :class:`slurmtrain.Registry`. Methods raise :class:`slurmtrain.errors.SlurmtrainError`.
+    """
+
+    def __init__(self, config: Config, record: RunRecord) -> None:
+        """``config``: where it is; ``record``: what is known of it."""
+        self._config = config
+        self._record = record
+        self._details: Run | None = None
+
+    def __repr__(self) -> str:
+        steps = "" if self.step is None else f", step {self.step}" + f"/{self.total_steps}" * bool(self.total_steps)
+        return f"<run {self.id} {self.name}: {self.state}{steps}>"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._record.listed.id
+
+    @property
+    def name(self) -> str:
+        """Its name, which other runs may have too."""
+        return self._record.listed.name
+
+    @property
+    def state(self) -> str:
+        """``created``, ``pending``, ``running``, ``requeued``, ``completed``, ``failed``, ``cancelled`` or ``lost``.
+
+        ``unreadable``: its files cannot be read now.
+        """
+        return self._record.listed.state
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over; :meth:`resume` may start it again."""
+        return self.state in ENDED
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, as a sentence; may be empty."""
+        return str(self._record["reason"])
+
+    @property
+    def executor(self) -> str | None:
+        """``slurm`` or ``local``; None: not known yet."""
+        return self._text("executor")
+
+    @property
+    def job_id(self) -> str | None:
+        """The job of the newest attempt."""
+        return self._record.listed.job_id
+
+    @property
+    def attempt(self) -> int:
+        """The number of the newest attempt; 0 before the first."""
+        return self._record.listed.attempt
+
+    @property
+    def cause(self) -> str | None:
+        """Why the newest attempt ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."""
+        return self._text("cause")
+
+    @property
+    def nodes(self) -> list[str]:
+        """The hosts of the newest attempt, in the order of their ranks."""
+        return self._record.listed.nodes
+
+    @property
+    def step(self) -> int | None:
+        """How many steps are finished; None: not known."""
+        return self._number("step")
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many it is to do; None: not known."""
+        return self._number("total_steps")
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest value of each metric; :meth:`metrics` has all of them."""
+        return self._record.listed.metrics
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The spec's ``params`` in its newest attempt."""
+        return self._record.listed.params
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """The spec's ``resources`` in its newest attempt."""
+        return self._record.listed.resources
+
+    @property
+    def command(self) -> str | None:
+        """The spec's ``command`` in its newest attempt."""
+        return self._text("command")
+
+    @property
+    def sweep(self) -> str | None:
+        """The id of its sweep; None for a single run."""
+        return self._record.listed.sweep
+
+    @property
+    def tags(self) -> list[str]:
+        """What people have tagged it with."""
+        return self._record.listed.tags
+
+    @property
+    def note(self) -> str:
+        """What a person has noted on it."""
+        return str(self._record["note"])
+
+    @property
+    def lost_steps(self) -> int | None:
+        """How many steps were trained again after interruptions; None: not known yet."""
+        return self._number("lost_steps")
+
+    @property
+    def goodput(self) -> float | None:
+        """The share, 0 to 1, of its time on nodes that went into training that was kept."""
+        goodput = self._record["goodput"]
+        return None if goodput is None else float(goodput)
+
+    @property
+    def submitted_at(self) -> datetime | None:
+        """When it was submitted."""
+        return moment(self._record.listed.row["submitted_at"])
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When it first started on nodes."""
+        return moment(self._record.listed.row["started_at"])
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended."""
+        return moment(self._record.listed.row["ended_at"])
+
+    @property
+    def directory(self) -> Path:
+        """Its directory, with its checkpoints, logs and journals."""
+        return self._record.directory.path
+
+    @property
+    def checkpoint(self) -> CheckpointInfo | None:
+        """The newest checkpoint from which it can resume."""
+        newest = self._record.listed.checkpoint
+        return None if newest is None else checkpoint_info(self._record.directory, newest)
+
+    @property
+    def attempts(self) -> list[AttemptInfo]:
+        """All attempts, oldest first."""
+        return [attempt_info(attempt) for attempt in self._load().attempts]
+
+    @property
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """All checkpoints on disk, by step; a script that saves by itself may have more."""
+        return [checkpoint_info(self._record.directory, each) for each in self._load().on_disk]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as ``slurmtrain status --json`` prints them (docs/runs.md): a row of a table of runs."""
+        return dict(self._record)
+
+    def refresh(self) -> Self:
+        """Read it again; returns itself.
+
+        Raises:
+            RunNotFound: Its directory was deleted.
+        """
+        with calling(self._config, again=True) as call:
+            self._read(call)
+        return self
+
+    def curves(self, names: str | Sequence[str] | None = None, *, superseded: bool = False) -> dict[str, Curve]:
+        """The points of its metrics, in columns, by metric: what :meth:`metrics` has, without pandas.
+
+        ``curve.kept.steps`` and ``curve.kept.values`` are what an undisturbed run would have logged.
+
+        Args:
+            names: Metrics; None: all.
+            superseded: Fill in ``curve.superseded`` too: what was trained again after a rollback.
+
+        Raises:
+            UserError: It has not logged one of these metrics.
+            RunUnreadable: A file cannot be read.
+        """
+        from slurmtrain.ops.history import read_history
+        from slurmtrain.ops.plot import describe_unknown
+
+        chosen = [names] if isinstance(names, str) else names
+        with calling(self._config, again=True) as call:
+            self._read(call)
+            run = self._load_now(call.workspace)
+            check_readable(run)
+            history = read_history(run, self._record.directory, chosen, keep_superseded=superseded)
+            call.notes += history.problems
+        for name in chosen or ():
+            if name not in history.curves:
+                raise UserError(f"run {self.id}: {describe_unknown(name, list(run.metrics))}")
+        return dict(history.curves)
+
+    def metrics(self, names: str | Sequence[str] | None = None, *, superseded: bool = False) -> pd.DataFrame:
+        """The points of its metrics, each a row.
+
+        The columns are ``metric``, ``step``, ``attempt``, ``time``, ``value`` and ``superseded``. Steps that were
+        trained again after a rollback are there once, with the value that counts.
+        ``run.metrics().pivot(index="step", columns="metric", values="value")`` has a column for each metric.
+
+        Args:
+            names: Metrics; None: all.
+            superseded: Also what was trained again, in rows whose ``superseded`` is true.
+
+        Raises:
+            NotAvailable: pandas is not installed.
+            UserError: It has not logged one of these metrics.
+            RunUnreadable: A file cannot be read.
+        """
+        from slurmtrain.api.frames import frame_of
+
+        return frame_of(self.curves(names, superseded=superseded))
+
+    def logs(
+        self,
+        *,
+        lines: int | None = None,
+        rank: int | None = None,
+        attempt: int | None = None,
+        grep: str | None = None,
+    ) -> list[Line]:
+        """What its ranks have printed, line by line: each with ``text``, ``origin`` and ``attempt``.
+
+        Args:
+            lines: Only this many, from the end of each log.
+            rank: Only this rank.
+            attempt: This attempt; None: the newest.
+            grep: Only lines in which this regular expression is found.
+
+        Raises:
+            UserError: ``grep`` is no regular expression.
+            RunNotFound: There is no such attempt or rank, or its files were deleted.
+        """
+        choice = _choice(lines, rank, attempt, grep)
+        with calling(self._config, again=True) as call:
+            return [_printable(line) for line in read_logs(call.workspace, self.id, choice)]
+
+    def follow_logs(
+        self, *, lines: int | None = None, rank: int | None = None, grep: str | None = None
+    ) -> Iterator[Line]:
+        """What its ranks print, as it comes, until it has ended: of the newest attempt, and of later ones.
+
+        Args:
+            lines: Begin with this many, from the end of each log; None: with all.
+            rank: Only this rank.
+            grep: Only lines in which this regular expression is found.
+
+        Raises:
+            UserError: ``grep`` is no regular expression.
+            RunNotFound: There is no such rank, or its files were deleted.
+        """
+        return self._follow(_choice(lines, rank, None, grep))
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until it has ended, restarting it when it is interrupted, as ``slurmtrain wait`` does; returns itself.
+
+        How it ended is in :attr:`state`.
+
+        Args:
+            timeout: The longest wait, in seconds; None: as long as it takes.
+
+        Raises:
+            WaitTimedOut: It has not ended by then; it continues.
+        """
+        wait_for(self._config, [self], timeout)
+        return self
+
+    def cancel(self, *, force: bool = False) -> Self:
+        """End it: let it save and exit, and kill what does not exit; returns itself.
+
+        Args:
+            force: Kill at once.
+
+        Raises:
+            SlurmtrainError: It could not be ended.
+        """
+        from slurmtrain.ops.cancel import cancel
+
+        with calling(self._config) as call:
+            run = cancel(call.workspace, [self.id], force=force)[self.id]
+            if not run.ended:
+                raise SlurmtrainError(f"run {self.id} is still {run.state}: {run.reason or 'it has not ended in time'}")
+            self._read(call)
+        return self
+
+    def resume(self, overrides: Overrides = (), *, from_start: bool = False) -> Self:
+        """Start its next attempt, from its newest complete checkpoint; returns itself.
+
+        Args:
+            overrides: Keys of the spec to change in this attempt and later ones.
+            from_start: Put its checkpoints aside, and begin again.
+
+        Raises:
+            RunBusy: It has not ended.
+            NoCheckpoint: It has none to resume from.
+            SlurmtrainError: An override is wrong, or the job could not be started.
+        """
+        from slurmtrain.ops.resume import resume
+
+        with calling(self._config) as call:
+            _, notes = resume(call.workspace, self.id, assignments(overrides), from_start=from_start)
+            call.notes += notes
+            self._read(call)
+        return self
+
+    def tag(self, *tags: str) -> Self:
+        """Add these ``tags``; returns itself. Raises UserError if a text cannot be a tag."""
+        from slurmtrain.ops.marks import add_tag
+
+        with calling(self._config) as call:
+            for tag in tags:
+                add_tag(call.workspace, [self.id], tag)
+            self._read(call)
+        return self
+
+    def untag(self, *tags: str) -> Self:
+        """Remove these ``tags``; returns itself. Raises UserError if it does not have one of them."""
+        from slurmtrain.ops.marks import remove_tag
+
+        with calling(self._config) as call:
+            for tag in tags:
+                remove_tag(call.workspace, [self.id], tag)
+            self._read(call)
+        return self
+
+    def _text(self, name: str) -> str | None:
+        value = self._record[name]
+        return None if value is None else str(value)
+
+    def _number(self, name: str) -> int | None:
+        value = self._record[name]
+        return None if value is None else int(value)
+
+    def _follow(self, choice: Choice) -> Iterator[Line]:
+        # No call: it would keep the process's umask private while the caller's own program runs between two lines.
+        workspace = Workspace(self._config, looks_again=True, warn=lambda note: warn([note]))
+        with our_errors():
+            try:
+                yield from map(_printable, read_logs(workspace, self.id, choice, follow=True))
+            finally:
+                close(workspace)
+
+    def _load(self) -> Run:
+        """It with its attempts and checkpoints, read when they are first asked for."""
+        if self._details is None:
+            with calling(self._config, again=True) as call:
+                self._details = self._load_now(call.workspace)
+        return self._details
+
+    def _load_now(self, workspace: Workspace) -> Run:
+        run = workspace.store.load(self.id)
+        if run is None:
+            raise RunNotFound(f"run {self.id} is gone: its directory was deleted")
+        return run
+
+    def _read(self, call: Call) -> None:
+        observed = observe(call.workspace, [self.id])
+        call.note_all(observed)
+        self._take(call.workspace, observed)
+
+    def _take(self, workspace: Workspace, observed: Observed) -> None:
+        """Keep what was observed of it in place of what was known."""
+        listed = observed.runs.fetch([self.id])
+        if not listed:
+            raise RunNotFound(f"run {self.id} is gone: its directory was deleted")
+        self._record, self._details = RunRecord(workspace, listed[self.id]), None
+
+
+def handles_of(config: Config, call: Call, run_ids: Sequence[str]) -> list[RunHandle]:
+    """These runs, as they are now.
+
+    Args:
+        config: Where they are.
+        call: The call that returns them.
+        run_ids: Their ids.
+    """
+    observed = observe(call.workspace, run_ids, ask_slurm=False)
+    call.note_all(observed)
+    listed = observed.runs.fetch(run_ids)
+    return [RunHandle(config, RunRecord(call.workspace, each)) for each in listed.values()]
+
+
+def wait_for(config: Config, runs: Sequence[RunHandle], timeout: float | None) -> None:
+    """Wait until these runs have ended, and read them again.
+
+    Args:
+        config: Where they are.
+        runs: The runs.
+        timeout: The longest wait, in seconds; None: as long as it takes.
+
+    Raises:
+        WaitTimedOut: Some have not ended by then.
+    """
+    from slurmtrain.ops.wait import wait
+
+    if not runs:
+        return
+    limit = TimeLimit(timeout)
+    with calling(config, again=True) as call:
+        _, synced = wait(call.workspace, [run.id for run in runs], lambda _: None, limit)
+        call.note_all(synced.observed)
+        call.notes += [*synced.notes, *synced.problems]
+        for run in runs:
+            run._take(call.workspace, synced.observed)
+    waiting = [run for run in runs if not run.ended]
+    if limit.is_over and waiting:
+        listed = ", ".join(f"{run.id} ({run.state})" for run in waiting)
+        raise WaitTimedOut(f"not ended after {timeout:g} s: {listed}; they continue, and can be waited for again")
+
+
+def assignments(overrides: Overrides) -> list[str]:
+    """``overrides`` as the command line has them. Raises SpecError for values that no spec can hold."""
+    from slurmtrain.specfile import write_assignments
+
+    return write_assignments(overrides) if isinstance(overrides, Mapping) else list(overrides)
+
+
+def _choice(lines: int | None, rank: int | None, attempt: int | None, grep: str | None) -> Choice:
+    try:
+        pattern = None if grep is None else re.compile(grep)
+    except re.error as error:
+        raise UserError(f"{grep!r} is not a regular expression: {error}") from error
+    return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern)
+
+
+def _printable(line: Line) -> Line:
+    """A ``line`` whose bytes that are no text were replaced, so that it can be printed."""
+    return replace(line, text=line.text.encode(errors="surrogateescape").decode(errors="replace"))

@@ -19,25 +19,49 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).resolve().parent
-# The slowest files, slowest first: in a parallel run, a slow file that started last would delay the end.
+# The slowest files: in a parallel run, a slow file that started last would delay the end. Those of a cluster mostly
+# wait and the others mostly compute, so that both kinds at the same time keep all cores busy.
 LONGEST = (
     "cluster/test_slurm_interruptions.py",
-    "cluster/test_slurm_chaos.py",
-    "cluster/test_slurm_runs.py",
     "local/test_runs.py",
+    "cluster/test_slurm_runs.py",
+    "local/test_launchers.py",
+    "local/test_drill.py",
     "cluster/test_slurm_ledger.py",
     "local/test_faults.py",
     "local/test_trainers.py",
-    "cluster/test_slurm_network.py",
-    "cluster/test_slurm_asking.py",
-    "cluster/test_slurm_drill.py",
-    "local/test_kill_and_resume.py",
-    "local/test_drill.py",
+    "cluster/test_slurm_requeues.py",
     "local/test_stops.py",
+    "local/test_resharding.py",
+    "cluster/test_slurm_chaos.py",
+    "local/test_kill_and_resume.py",
+    "local/test_docs_examples.py",
+    "cluster/test_slurm_asking.py",
+    "local/test_hangs.py",
     "local/test_experiments.py",
+    "cluster/test_slurm_network.py",
+    "local/test_locks.py",
+    "local/test_checkpoint_commands.py",
+    "cluster/test_slurm_drill.py",
+    "local/test_privacy.py",
+    "unit/runtime/checkpoint/formats/test_formats_of_trainers.py",
     "cluster/test_slurm_kills.py",
-    "cluster/test_slurm_stops.py",
+    "local/test_script_metrics.py",
+    "unit/cli/test_cli_full_disk.py",
+    "cluster/test_slurm_launchers.py",
+    "unit/cli/test_cli_kills.py",
     "unit/runtime/checkpoint/test_checkpoint_kills.py",
+    "cluster/test_slurm_strangers.py",
+    "unit/ops/test_ops_untrusted_files.py",
+    "unit/runtime/checkpoint/test_runtime_saver_states.py",
+    "cluster/test_slurm_locks.py",
+    "unit/cli/test_cli_conditions.py",
+    "unit/test_fuzz.py",
+    "cluster/test_slurm_stops.py",
+    "unit/model/run/test_model_events.py",
+    "unit/runtime/training/test_runtime_child_signals.py",
+    "cluster/test_slurm_trainers.py",
+    "unit/ops/test_ops_export.py",
 )
 
 

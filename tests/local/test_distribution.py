@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -111,7 +112,8 @@ def test_the_metadata_is_valid_and_that_of_the_project(wheel: Path) -> None:
     assert "scripts/quickstart" in (metadata.description or "")
     assert metadata.requires_python is not None
     assert "3.10" not in metadata.requires_python
-    assert set(metadata.provides_extra or ()) == {"digits", "dev", "gpu", "trainers"}
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert set(metadata.provides_extra or ()) == set(project["optional-dependencies"])
 
 
 def test_what_the_wheel_requires_is_installed_here(installed: Path) -> None:

@@ -272,6 +272,10 @@ class AttemptDir:
         """What this node's agent notes of the sizes of its logs, by time."""
         return self.logs / f"sizes-{node}.jsonl"
 
+    def system_metrics(self, node: int) -> Path:
+        """What this node's agent notes of how busy the node is, by time."""
+        return self.logs / f"system-{node}.jsonl"
+
     def hostfile(self, node: int) -> Path:
         """The list of the nodes that train, for a launcher on this node."""
         return self.path / f"hostfile-{node}"

@@ -299,6 +299,11 @@ class TrackingSpec:
         ScriptMetricsSection(ScriptMetricsSpec),
         "Where step and metrics of a script stand that does not report them itself; null: it does.",
     )
+    system_metrics: bool = declare_key(
+        True,
+        kinds.boolean(),
+        "Whether each node measures how busy its processors and GPUs are, and their memory.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
 from slurmtrain.system.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
@@ -202,7 +204,8 @@ class Round:
             read_script_metrics(config.spec, self._attempt, context.host.resumed_at()) if config.node == 0 else None
         )
         try:
-            workers.run()
+            with self._sampler():
+                workers.run()
         finally:
             workers.end_leftovers()
             if script_metrics is not None:
@@ -218,6 +221,17 @@ class Round:
         return NodeResult(
             report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
         )
+
+    def _sampler(self) -> contextlib.AbstractContextManager[object]:
+        """What notes how busy this node is while the ranks run."""
+        config = self._config
+        if not config.spec.tracking.system_metrics:
+            return contextlib.nullcontext()
+        from slurmtrain.runtime.system_metrics.gauges import Gauges
+        from slurmtrain.runtime.system_metrics.sampler import Sampler
+
+        path = config.attempt.system_metrics(config.node)
+        return Sampler(path, lambda: Gauges(os.environ, load_nvml()), self._monitor.last_step)
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""

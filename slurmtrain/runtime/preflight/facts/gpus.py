@@ -113,6 +113,18 @@ def _query_nvml(nvml: Any | None, visible: str | None) -> Facts:
     return {"nvml": None, "count": len(gpus), "mig": mig, "gpus": gpus}
 
 
+def open_gpus(nvml: Any, visible: str | None) -> list[Any]:
+    """The handles of the visible GPUs, while NVML is initialized. Raises NVMLError if it does not answer.
+
+    Args:
+        nvml: The module of nvidia-ml-py.
+        visible: The value of CUDA_VISIBLE_DEVICES.
+    """
+    entries = visible_devices(visible, nvml.nvmlDeviceGetCount())
+    handles = (_handle(nvml, entry) for entry in entries)
+    return [handle for handle in handles if handle is not None]
+
+
 @contextmanager
 def _session(nvml: Any) -> Iterator[None]:
     nvml.nvmlInit()
@@ -125,7 +137,7 @@ def _session(nvml: Any) -> Iterator[None]:
 def _gpu(nvml: Any, entry: int | str) -> Facts | None:
     """Facts of one GPU, with an item ``error`` alone if it does not answer; None if a UUID names none."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
+        handle = _handle(nvml, entry)
         if handle is None:
             return None
         memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -140,6 +152,11 @@ def _gpu(nvml: Any, entry: int | str) -> Facts | None:
         }
     except nvml.NVMLError as error:
         return {"error": str(error)}
+
+
+def _handle(nvml: Any, entry: int | str) -> Any | None:
+    """The handle of a GPU by its index or UUID; None if the UUID names none."""
+    return nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
@@ -27,7 +28,7 @@ from slurmtrain.specfile.overrides import (
     parse_overrides,
     parse_sweeps,
 )
-from slurmtrain.specfile.secrets import find_leaks, is_exposed, secret_in_shell, without_secrets
+from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
@@ -36,6 +37,13 @@ KeyPath = tuple[str, ...]
 _COMMAND_LINE = 1 << 30
 # What runs files that are no specs, by their suffix.
 _SCRIPTS = {".py": "python", ".sh": "bash"}
+# Names that the spec files of unrelated experiments share.
+_SAYS_LITTLE = frozenset(
+    {
+        *("base", "conf", "config", "default", "exp", "experiment", "job", "main", "params", "run"),
+        *("slurmtrain", "spec", "submit", "sweep", "train", "training"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +51,26 @@ class PlannedRun:
     """A run that has not been submitted yet.
 
     ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
-    must not be written to any file.
+    must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
     """
 
     plan: Plan
     overrides: tuple[str, ...]
     secrets: Mapping[str, str]
+    varies: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """The runs of a spec, and its text without secrets. ``warnings``: what in it is allowed but unwise."""
+    """The runs of a spec, and its text without secrets.
+
+    ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none.
+    """
 
     text: str
     runs: tuple[PlannedRun, ...]
     warnings: tuple[Mistake, ...] = ()
+    path: Path | None = None
 
 
 class _Mistakes:
@@ -114,11 +127,15 @@ def _overlap(path: KeyPath, other: KeyPath) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, sbatch."""
+    """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, sbatch.
+
+    ``experiment``: the MLflow experiment of runs whose spec names none; None: the run's name.
+    """
 
     cwd: Path
     python: str
     read_options: ReadOptions
+    experiment: str | None = None
 
 
 def load_spec(
@@ -150,7 +167,8 @@ def load_spec(
         if spec.suffix in _SCRIPTS:
             script = f"'command: {_command(spec)}'"
             raise PathError(f"{spec} is a script; a spec is a YAML file with a line such as {script}")
-        return _load(text, str(spec), spec.stem, (overrides, sweep), machine)
+        machine = replace(machine, experiment=experiment_of(spec))
+        return replace(_load(text, str(spec), spec.stem, (overrides, sweep), machine), path=spec.absolute())
     try:
         loaded = _load(write_spec(spec), DATA, None, (overrides, sweep), machine)
     except SpecError as error:
@@ -232,7 +250,8 @@ def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lam
     def options(option: str) -> frozenset[str]:
         return own if option in own else read_options(option)
 
-    machine = _Machine(Path(plan.workdir), plan.python, options)
+    # A run stays in its experiment, whatever the default is in this version.
+    machine = _Machine(Path(plan.workdir), plan.python, options, plan.spec.tracking.mlflow.experiment)
     [planned] = _plan_all(document, overrides, (), default_name=None, machine=machine)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
@@ -265,7 +284,8 @@ def _plan_all(
             mistakes.add(("name",), "a spec that is not a file needs a name")
         planned = _plan_one(template, run_overrides, mistakes, machine)
         if planned is not None:
-            runs.append(planned)
+            varies = {key: recorded_value(key, combination[key]) for key in combination if len(sweep[key]) > 1}
+            runs.append(replace(planned, varies=varies))
     mistakes.raise_if_any()
     return tuple(runs)
 
@@ -292,6 +312,7 @@ def _plan_one(
     if mistakes:
         return None
     workdir = (machine.cwd / expand_home(spec.workdir or ".")).resolve()
+    spec = _in_experiment(spec, machine.experiment)
     plan, secrets = make_plan(spec, workdir=str(workdir), python=machine.python, template=template)
     resources = plan.spec.resources
     for message in find_contradictions(
@@ -299,6 +320,27 @@ def _plan_one(
     ):
         mistakes.add(("command",), message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
+
+
+def experiment_of(path: Path) -> str | None:
+    """The MLflow experiment of the runs of a spec file: the file's name or, where that says little, its directory's.
+
+    None where neither can be a name, as for standard input.
+    """
+    path = path.absolute()
+    for name in (path.parent.name, path.stem) if path.stem.lower() in _SAYS_LITTLE else (path.stem,):
+        with contextlib.suppress(ValueError):
+            check_name(name)
+            return name if path.is_file() else None
+    return None
+
+
+def _in_experiment(spec: Spec, experiment: str | None) -> Spec:
+    """The spec with an ``experiment``, if it names none itself."""
+    mlflow = spec.tracking.mlflow
+    if mlflow.experiment is not None or experiment is None:
+        return spec
+    return replace(spec, tracking=replace(spec.tracking, mlflow=replace(mlflow, experiment=experiment)))
 
 
 def _name_from_file(stem: str, mistakes: _Mistakes) -> str:

@@ -31,6 +31,12 @@ def redact_assignment(key: str, value: str) -> str:
     return f"{key}={REDACTED}" if hidden else f"{key}={value}"
 
 
+def recorded_value(key: str, value: Any) -> Any:
+    """The value of a key of the spec, as it may be recorded."""
+    text = redact_assignment(key, "")
+    return REDACTED if text.endswith(REDACTED) else value
+
+
 def without_secrets(text: str, document: YamlDocument) -> str:
     """The text of a spec with the values of secret variables replaced, and everything else as written."""
     spans = {span for path, span in document.spans.items() if _is_secret(path) and "${" not in text[slice(*span)]}

@@ -286,7 +286,12 @@ class MlflowSpec:
         Nullable(kinds.text("URI", check_uri)),
         "MLflow tracking URI; null: the configured one, else mlflow.db in the runs root.",
     )
-    experiment: str | None = declare_key(None, Nullable(kinds.text("name")), "MLflow experiment; null: the run's name.")
+    experiment: str | None = declare_key(
+        None,
+        Nullable(kinds.text("name")),
+        "MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its "
+        "directory's.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

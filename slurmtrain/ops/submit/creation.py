@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError, RegistryFailed
 from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.current_plan import run_settings
@@ -204,6 +205,8 @@ def _build(
                     git=git,
                     overrides=planned.overrides,
                     sweep=batch.sweep,
+                    varies={key: value if is_plain(value) else str(value) for key, value in planned.varies.items()},
+                    spec_file=str(batch.spec.path) if batch.spec.path else None,
                     **run_settings(planned.plan),
                 )
             )
@@ -251,6 +254,7 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
                 ["git", "-C", str(directory), *arguments],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=_GIT_TIMEOUT_S,
                 check=False,
             )
@@ -261,4 +265,6 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
     commit = ask("rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+    facts = {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+    branch = ask("symbolic-ref", "--quiet", "--short", "HEAD")
+    return {**facts, "branch": branch} if branch else facts

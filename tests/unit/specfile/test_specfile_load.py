@@ -9,7 +9,7 @@ import pytest
 from helpers.specfiles import BASE, PYTHON, SWEPT, Load, only_run
 
 from slurmtrain.errors import SpecError
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.specfile import PlannedRun, load_spec, replan
 
 # --- plans -----------------------------------------------------------------------------------------------------------
@@ -89,3 +89,30 @@ def test_planning_again_with_a_secret_passes_it_on_without_recording_it(load: Lo
     assert again.secrets == {"API_TOKEN": "hunter3"}
     assert "hunter" not in json.dumps(again.plan.to_json())
     assert replan(plan, ["params.lr=2"]).secrets == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "experiment"),
+    [
+        ("digits.yaml", "digits"),
+        ("digits/train.yaml", "digits"),
+        ("vision/Config.yml", "vision"),
+        ("a b.yaml", "lr-0.1"),
+    ],
+)
+def test_runs_of_a_spec_file_are_one_experiment_however_they_are_named(
+    tmp_path: Path, file: str, experiment: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("command: 'true'\nname: lr-0.1\nparams: {a: 0}\n")
+    plan = only_run(load_spec(path, cwd=tmp_path, python=PYTHON)).plan
+    assert plan.spec.tracking.mlflow.experiment == experiment
+    again = replan(plan, ["params.a=1"]).plan
+    assert again.spec.tracking.mlflow.experiment == experiment
+
+
+def test_a_run_of_a_sweep_knows_what_varies_but_no_secret(load: Load) -> None:
+    sweep = {"params.lr": [0.1, 0.2], "params.size": [4], "env.API_TOKEN": ["first-one", "second-one"]}
+    runs = load(json.dumps({"command": "true", "params": {"lr": 1, "size": 2}, "sweep": sweep})).runs
+    assert [run.varies for run in runs] == [{"params.lr": lr, "env.API_TOKEN": REDACTED} for lr in (0.1, 0.1, 0.2, 0.2)]

@@ -39,6 +39,10 @@ class RunCreated(Payload):
     """Whether its metrics are to be sent to MLflow: the spec's ``tracking.mlflow.enabled``; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which all runs of one submission share; None for a single run."""
+    varies: Mapping[str, Any] = field(default_factory=dict)
+    """Its values of the keys of the spec that its sweep varies."""
+    spec_file: str | None = None
+    """The path of the spec file, absolute; None if there was none, or it is unknown."""
 
 
 @payload

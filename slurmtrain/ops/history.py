@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from slurmtrain.model.metrics.curves import Curve, CurveBuilder, start_of
+from slurmtrain.model.metrics.curves import Curve, CurveBuilder
+from slurmtrain.model.metrics.survival import start_of
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.progress import Point, points_of
 from slurmtrain.model.run.run import Run

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.curves import AttemptStart, Curve, CurveBuilder, Restart
+from slurmtrain.model.metrics.curves import Curve, CurveBuilder
+from slurmtrain.model.metrics.survival import AttemptStart, Restart
 from slurmtrain.model.run.progress import Point
 
 

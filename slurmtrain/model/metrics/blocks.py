@@ -1,0 +1,85 @@
+"""Lines of a metrics file in columns: a small part of the memory that points take, and of the time to walk them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import ge, gt
+
+from slurmtrain.model.run.progress import Point
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The ``values`` of a metric, and the ``rows`` that have them, in increasing order; None: all rows."""
+
+    values: Sequence[float]
+    rows: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines of one attempt, in the order in which they were logged: a row each.
+
+    ``steps``: finished steps; ``times``: in seconds since 1970; ``columns``: the metrics, by name.
+    """
+
+    steps: Sequence[int]
+    times: Sequence[float]
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @cached_property
+    def descents(self) -> list[int]:
+        """The rows whose step is smaller than that of the row before."""
+        steps = self.steps
+        if self.increases or not any(map(gt, steps, steps[1:])):
+            return []
+        return [row for row in range(1, len(steps)) if steps[row] < steps[row - 1]]
+
+    @cached_property
+    def increases(self) -> bool:
+        """Whether each step is larger than the one before."""
+        return isinstance(self.steps, range) or is_increasing(self.steps)
+
+
+def is_increasing(steps: Sequence[int]) -> bool:
+    """Whether each of these ``steps`` is larger than the one before."""
+    return not any(map(ge, steps, steps[1:]))
+
+
+def block_of(points: Iterable[Point]) -> Block:
+    """A block of ``points``."""
+    points = list(points)
+    steps = array("q", [point.step for point in points])
+    times = array("d", [point.time for point in points])
+    return Block(steps, times, _uniform([point.metrics for point in points]) or _sparse(points))
+
+
+def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, Column] | None:
+    """The columns of lines that all have the same metrics, as most do; None if they differ."""
+    names = list(lines[0]) if lines else []
+    if sum(map(len, lines)) != len(names) * len(lines):
+        return None
+    try:
+        return {name: Column(array("d", [line[name] for line in lines])) for name in names}
+    except KeyError:
+        return None
+
+
+def _sparse(points: Sequence[Point]) -> dict[str, Column]:
+    columns: dict[str, tuple[array[float], array[int]]] = {}
+    for row, point in enumerate(points):
+        for name, value in point.metrics.items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = (array("d"), array("i"))
+            column[0].append(value)
+            column[1].append(row)
+    return {
+        name: Column(values, None if len(values) == len(points) else rows) for name, (values, rows) in columns.items()
+    }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.next_start import with_next_start
+from slurmtrain.model.metrics.blocks import Block, block_of
+from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
@@ -17,6 +21,7 @@ from slurmtrain.model.run.journal import Garbage, events_of, garbage_of
 from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.progress import Progress, read_point
 from slurmtrain.model.run.run import Run
+from slurmtrain.registry.line_rows import summarise_line
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
 
@@ -83,11 +88,13 @@ def _look_up(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
     read_before = {reader.run.id: reader for reader in readers if reader.offsets}
     if read_before:
         progress = transaction.progress(read_before)
+        lines = transaction.lines(read_before)
         facts = transaction.builder_facts(read_before)
         ended = read_before.keys() - facts.keys()
         events = transaction.events(ended) if ended else {}
         for run_id, reader in read_before.items():
             reader.progress = {**progress.get(run_id, {}), **reader.progress}
+            reader.line_before = lines.get(run_id, reader.line_before)
             reader.facts = facts.get(run_id)
             reader.earlier = events.get(run_id, ())
 
@@ -136,6 +143,9 @@ class _RunReader:
     new_events: list[AnyEvent] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     progress: dict[str, Progress] = field(default_factory=dict)
+    blocks: dict[str, list[Block]] = field(default_factory=lambda: defaultdict(list))
+    line_before: LineSummary = field(default_factory=LineSummary)
+    line: LineSummary = field(default_factory=LineSummary)
     garbage: list[Garbage] = field(default_factory=list)
     looked_at_ns: int = 0
     scanned: tuple[int, ...] = ()
@@ -161,6 +171,7 @@ class _RunReader:
 
     def read(self, transaction: Transaction) -> None:
         """Read what is new, and build the run. Raises RunUnreadable if a file cannot be read."""
+        begins = dict(self.offsets)
         for file in self.files:
             if file.size != self.offsets.get(file.name, 0):
                 self._read_file(file)
@@ -177,7 +188,11 @@ class _RunReader:
         self.builder.add(self.new_events)
         if not any(event.source.startswith(f"{JOURNALS}/") for event in self.builder.events):
             raise RunUnreadable(f"there is no event in {JOURNALS}/, where the command that made it has written")
-        self.result = with_next_start(self.builder.build(self.progress))
+        result = with_next_start(self.builder.build(self.progress))
+        read = [file._replace(size=self.offsets.get(file.name, 0)) for file in self.files]
+        self.line = summarise_line(self.line_before, result, read, begins, self.blocks)
+        self.blocks.clear()
+        self.result = replace(result, metrics=_newest(result.metrics, self.line.metrics))
 
     def store(self, transaction: Transaction, *, dead: bool) -> Run:
         """Write what was read; returns the run."""
@@ -189,6 +204,8 @@ class _RunReader:
             transaction.set_offset(run.id, name, self.offsets[name])
         for key in {file.metrics_of for file in self.files if file.name in self.changed} - {None}:
             transaction.set_progress(run.id, str(key), self.progress[str(key)])
+        if self.line != self.line_before:
+            transaction.set_line(run.id, self.line, self.line_before)
         transaction.add_garbage(run.id, self.garbage)
         numbers = {attempt.key: attempt.number for attempt in run.attempts}
         settled = run.ended and dead and is_quiet(self.scanned, self.looked_at_ns)
@@ -227,4 +244,11 @@ class _RunReader:
             if flaws:
                 line = piece.line(offset).encode()
                 self.garbage.append(garbage_of(name, offset, line, f"values that are unusable: {', '.join(flaws)}"))
+        self.blocks[attempt_key].append(block_of(points))
         self.progress[attempt_key] = self.progress.get(attempt_key, Progress()).advance(points)
+
+
+def _newest(logged: Iterable[str], surviving: Mapping[str, MetricSummary]) -> dict[str, float]:
+    """The newest values of the ``surviving`` metrics, in the order in which all were ``logged``."""
+    values = {name: surviving[name].last for name in logged if name in surviving}
+    return {name: math.nan if value is None else value for name, value in values.items()}

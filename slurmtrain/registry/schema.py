@@ -198,6 +198,30 @@ progress = sa.Table(
     sa.Column("metrics", Json, nullable=False),
 )
 
+# What survives of each metric after rollbacks: the newest point, and the smallest and largest finite values.
+metric = sa.Table(
+    "metric",
+    metadata,
+    sa.Column("run_id", TEXT, primary_key=True),
+    sa.Column("name", TEXT, primary_key=True),
+    sa.Column("points", sa.BigInteger, nullable=False),
+    sa.Column("last_step", sa.BigInteger, nullable=False),
+    # NULL if it is not a number.
+    sa.Column("last", sa.Float),
+    sa.Column("min", sa.Float),
+    sa.Column("min_step", sa.BigInteger),
+    sa.Column("max", sa.Float),
+    sa.Column("max_step", sa.BigInteger),
+)
+
+# What a run's rows in ``metric`` were made of (``model/metrics/summary.py``), so that the next reading adds to them.
+line = sa.Table(
+    "line",
+    metadata,
+    sa.Column("run_id", TEXT, primary_key=True),
+    sa.Column("made_of", Json, nullable=False),
+)
+
 # Lines of journals that are not records, kept for inspection.
 garbage = sa.Table(
     "garbage",

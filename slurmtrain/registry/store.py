@@ -18,6 +18,7 @@ from slurmtrain.registry.database import engine_in_memory, open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
     from slurmtrain.model.run.events.base import AnyEvent, Event, P
     from slurmtrain.model.run.journal import Garbage
@@ -326,6 +327,19 @@ class Store:
             return [event for row in rows if (event := event_of(row)) is not None]
 
         return select(self._read(read), cls)
+
+    def surviving_metrics(
+        self, run_ids: Collection[str] | None = None, names: Collection[str] | None = None
+    ) -> dict[str, dict[str, MetricSummary]]:
+        """What survives of metrics after rollbacks, by run and name: their newest, smallest and largest values.
+
+        Args:
+            run_ids: The runs; None for all.
+            names: The metrics; None for all.
+        """
+        from slurmtrain.registry.line_rows import read_metrics
+
+        return self._read(lambda connection: read_metrics(connection, run_ids, names))
 
     def ledger(self) -> list[LedgerEntry]:
         """All findings against nodes that failed a preflight, oldest first."""

@@ -23,9 +23,11 @@ from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.dialects import Conflict, insert
 from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
+from slurmtrain.registry.line_rows import METRICS, metric_rows, read_lines
 from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.summary import LineSummary
     from slurmtrain.registry.store import Mirrored
 
 # Putting a run replaces all its rows in these tables: the old ones are deleted first.
@@ -156,6 +158,25 @@ class Transaction:
         """
         row = PROGRESS.row(progress, run_id, attempt_key)
         self._add("replace", PROGRESS.table, PROGRESS.columns, [row])
+
+    def lines(self, run_ids: Collection[str]) -> dict[str, LineSummary]:
+        """What survives of the metrics of these runs, and what that was made of, by run."""
+        return read_lines(self._connection, run_ids)
+
+    def set_line(self, run_id: str, line: LineSummary, before: LineSummary) -> None:
+        """Store what survives of a run's metrics.
+
+        Args:
+            run_id: The run.
+            line: What survives now.
+            before: What is stored.
+        """
+        if gone := before.metrics.keys() - line.metrics.keys():
+            table = schema.metric
+            self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.name.in_(sorted(gone))))
+        changed = {name: each for name, each in line.metrics.items() if before.metrics.get(name) != each}
+        self._add("replace", METRICS.table, METRICS.columns, metric_rows(run_id, changed))
+        self._add("replace", schema.line, ("run_id", "made_of"), [(run_id, json.dumps(line.to_json()))])
 
     def set_builder_facts(self, run_id: str, facts: Mapping[str, Any]) -> None:
         """Store the facts from which a run that has not ended is built. Call :meth:`put` for the run first."""

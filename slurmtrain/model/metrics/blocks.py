@@ -12,7 +12,7 @@ from slurmtrain.model.run.progress import Point
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MetricColumn:
     """The ``values`` of a metric, and the ``rows`` that have them, in increasing order; None: all rows."""
 
     values: Sequence[float]
@@ -28,7 +28,7 @@ class Block:
 
     steps: Sequence[int]
     times: Sequence[float]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, MetricColumn]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -60,18 +60,18 @@ def block_of(points: Iterable[Point]) -> Block:
     return Block(steps, times, _uniform([point.metrics for point in points]) or _sparse(points))
 
 
-def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, Column] | None:
+def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn] | None:
     """The columns of lines that all have the same metrics, as most do; None if they differ."""
     names = list(lines[0]) if lines else []
     if sum(map(len, lines)) != len(names) * len(lines):
         return None
     try:
-        return {name: Column(array("d", [line[name] for line in lines])) for name in names}
+        return {name: MetricColumn(array("d", [line[name] for line in lines])) for name in names}
     except KeyError:
         return None
 
 
-def _sparse(points: Sequence[Point]) -> dict[str, Column]:
+def _sparse(points: Sequence[Point]) -> dict[str, MetricColumn]:
     columns: dict[str, tuple[array[float], array[int]]] = {}
     for row, point in enumerate(points):
         for name, value in point.metrics.items():
@@ -81,5 +81,6 @@ def _sparse(points: Sequence[Point]) -> dict[str, Column]:
             column[0].append(value)
             column[1].append(row)
     return {
-        name: Column(values, None if len(values) == len(points) else rows) for name, (values, rows) in columns.items()
+        name: MetricColumn(values, None if len(values) == len(points) else rows)
+        for name, (values, rows) in columns.items()
     }

@@ -13,6 +13,11 @@ from typing import NoReturn
 STEP_S = 0.01
 
 
+def show(line: str) -> None:
+    """Print a line in one write, where unbuffered print makes two: workers of a torchrun share a log."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def main() -> None:
     kept, steps = Path(sys.argv[1]), int(sys.argv[2])
     number = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGTERM
@@ -22,18 +27,18 @@ def main() -> None:
         # Slurm's second signal must not interrupt the save.
         signal.signal(number, signal.SIG_IGN)
         # First what fails if nobody reads the output any more.
-        print(f"saving {step}", flush=True)
+        show(f"saving {step}")
         threading.Event().wait(float(os.environ.get("SAVE_S", "0")))
         kept.write_text(str(step))
         sys.exit(0)
 
     signal.signal(number, save_and_exit)
-    print(f"pid {os.getpid()}", flush=True)
-    print(f"from {step}", flush=True)
+    show(f"pid {os.getpid()}")
+    show(f"from {step}")
     while step < steps:
         threading.Event().wait(STEP_S)
         step += 1
-    print(f"done at {step}", flush=True)
+    show(f"done at {step}")
 
 
 if __name__ == "__main__":

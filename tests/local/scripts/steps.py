@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def train() -> None:
             run.log(loss=loss)
         digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
         # One write, where unbuffered print makes several: ranks that torchrun has started share a log.
-        sys.stdout.write(f"weights {digest} of rank {run.rank}\n")
+        print(f"weights {digest} of rank {run.rank}\n", end="", flush=True)
         if os.environ.get("PRINT_LENGTH"):
             print(len(os.environ["MY_TOKEN"]), flush=True)
 
@@ -49,4 +48,4 @@ if __name__ == "__main__":
     train()
     # Those of a group that is still referred to would be left.
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    print("gloo threads:", sum(name.startswith("pt_gloo") for name in names), flush=True)
+    print(f"gloo threads: {sum(name.startswith('pt_gloo') for name in names)}\n", end="", flush=True)

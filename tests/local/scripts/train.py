@@ -48,7 +48,8 @@ def main() -> None:
         digest = hashlib.sha256()
         for value in model.state_dict().values():
             digest.update(value.numpy().tobytes())
-        print(f"weights {digest.hexdigest()} of rank {run.rank}", flush=True)
+        # One write, where unbuffered print makes two: ranks that torchrun has started share its output.
+        print(f"weights {digest.hexdigest()} of rank {run.rank}\n", end="", flush=True)
         if run.rank == 0 and run.dir is not None:
             (run.dir / "weights.txt").write_text(digest.hexdigest())
         if os.environ.get("PRINT_LENGTH"):

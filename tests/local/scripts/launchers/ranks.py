@@ -59,7 +59,7 @@ def train(rank: int, out: Path, resume: Path | None) -> None:
                 save(net, step, out)
     if rank == 0:
         digest = net.weight.detach().numpy().tobytes().hex()
-        print("weights", digest, flush=True)
+        print(f"weights {digest}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

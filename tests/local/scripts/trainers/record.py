@@ -41,7 +41,7 @@ def ended(model: torch.nn.Module) -> None:
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-        print("weights", digest.hexdigest(), flush=True)
+        print(f"weights {digest.hexdigest()}\n", end="", flush=True)
 
 
 def slow_saves() -> None:

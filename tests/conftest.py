@@ -11,7 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Machines are shared, so the duration of an example means nothing.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("TEST_EXAMPLES", "100")),
+)
 settings.load_profile("shared")
 
 # A shell makes background commands ignore Ctrl-C, and their children inherit that.

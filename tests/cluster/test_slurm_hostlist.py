@@ -14,6 +14,8 @@ from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 
 SCONTROL = shutil.which("scontrol")
 pytestmark = pytest.mark.skipif(SCONTROL is None, reason="there is no scontrol on this machine")
+# Each costs a process of scontrol's.
+EXAMPLES = settings.default.max_examples
 
 LETTERS = st.text("abn-.", max_size=2).map(lambda text: "n" + text)
 NUMBERS = st.one_of(st.integers(0, 12), st.integers(95, 103))
@@ -68,7 +70,7 @@ def hostnames(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
     return ask
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=4 * EXAMPLES)
 @given(text=LISTS)
 def test_every_list_gives_the_nodes_of_scontrol_in_its_order(
     hostnames: Callable[[str], list[str] | None], text: str
@@ -76,7 +78,7 @@ def test_every_list_gives_the_nodes_of_scontrol_in_its_order(
     assert expand_hostlist(text) == hostnames(text)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=2 * EXAMPLES)
 @given(text=SCRAPS)
 def test_whatever_is_read_as_a_list_scontrol_reads_as_the_same_nodes(
     hostnames: Callable[[str], list[str] | None], text: str
@@ -88,7 +90,7 @@ def test_whatever_is_read_as_a_list_scontrol_reads_as_the_same_nodes(
     assert hosts == hostnames(text)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(hosts=st.lists(PLAIN, min_size=1, max_size=12))
 def test_a_compressed_list_is_expanded_by_scontrol_to_the_same_nodes(
     hostnames: Callable[[str], list[str] | None], hosts: list[str]

@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT / "tests" / "local" / "scripts"
 ONE_PROCESS: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
 # How long until() pauses after a check, as a multiple of the check's duration: checks take CPU time from the run.
-REST = 2
+REST = 3
 # How long to wait for an expected event: generous, since machines are shared; passing tests never wait this long.
 PATIENCE_S = 120.0
 

@@ -61,8 +61,8 @@ class texts_in(GenericFunction[str]):  # noqa: N801 (used like a function)
     inherit_cache = True
 
 
-class length_of(GenericFunction[int]):  # noqa: N801
-    """The number of elements of a JSON array."""
+class keys_in(GenericFunction[int]):  # noqa: N801
+    """The number of keys of a JSON object."""
 
     type = sa.BigInteger()
     inherit_cache = True
@@ -85,14 +85,15 @@ def _texts_in_postgresql(function: texts_in, compiler: SQLCompiler, **options: A
     return f"json_array_elements_text(CAST({compiler.process(function.clauses, **options)} AS json))"
 
 
-@compiles(length_of, "sqlite")
-def _length_in_sqlite(function: length_of, compiler: SQLCompiler, **options: Any) -> str:
-    return f"json_array_length({compiler.process(function.clauses, **options)})"
+@compiles(keys_in, "sqlite")
+def _keys_in_sqlite(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT count(*) FROM json_each({compiler.process(function.clauses, **options)}))"  # noqa: S608
 
 
-@compiles(length_of, "postgresql")
-def _length_in_postgresql(function: length_of, compiler: SQLCompiler, **options: Any) -> str:
-    return f"json_array_length(CAST({compiler.process(function.clauses, **options)} AS json))"
+@compiles(keys_in, "postgresql")
+def _keys_in_postgresql(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
+    document = compiler.process(function.clauses, **options)
+    return f"(SELECT count(*) FROM json_object_keys(CAST({document} AS json)))"  # noqa: S608
 
 
 @compiles(text_at, "sqlite")

@@ -67,7 +67,7 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
         sa.select(
             attempt.c.started_at,
             until.label("until"),
-            sa.func.length_of(attempt.c.hosts).label("nodes"),
+            sa.func.keys_in(attempt.c.hosts).label("nodes"),
             attempt.c.cause,
             failures.label("failures"),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
+from slurmtrain.system.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name
@@ -54,7 +56,10 @@ class Settings:
         "What starts runs; by default slurm if sbatch is available, else local.",
     )
     registry: str | None = declare_key(
-        None, Nullable(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
+        None,
+        Nullable(kinds.text("file or URL")),
+        "The registry's SQLite file, by default `registry.db` in the runs root, or a database on a PostgreSQL server: "
+        "`postgresql+psycopg://user@host/database`.",
     )
     slurm_interval: float | None = declare_key(
         None,
@@ -81,7 +86,7 @@ class Config:
 
     runs: Path
     executor: str | None
-    registry: Path
+    registry: Path | DatabaseUrl
     mlflow_uri: str | None
     slurm_interval: float = SLURM_INTERVAL_S
     node_expiry_hours: float = NODE_EXPIRY_H
@@ -103,6 +108,7 @@ class _File:
 
     path: Path
     content: bytes
+    is_private: bool
 
 
 # Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
@@ -133,11 +139,6 @@ def load_config(
     settings.update(_from_environment(environ, cwd))
     flags = {"runs": str(cwd / expand_home(runs)) if runs else None, "executor": executor}
     settings.update({key: value for key, value in flags.items() if value is not None})
-    registry = follow_links(settings["registry"]) if settings.get("registry") else None
-    if registry is not None and not registry.name:
-        raise PathError(
-            f"the registry cannot be {registry}: it must be a file; correct 'registry' or SLURMTRAIN_REGISTRY"
-        )
     root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
     shared_root = root if settings.get("shared") == "group" else None
     if shared_root is not None:
@@ -145,7 +146,7 @@ def load_config(
     return Config(
         runs=root,
         executor=settings.get("executor"),
-        registry=registry or root / "registry.db",
+        registry=registry_address(settings.get("registry"), root),
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
         # Not ``or``, which would replace 0: here that is a valid value.
@@ -153,6 +154,16 @@ def load_config(
         shared_root=shared_root,
         notes=tuple(notes),
     )
+
+
+def registry_address(registry: str | DatabaseUrl | None, root: Path) -> Path | DatabaseUrl:
+    """Where the registry of the runs in ``root`` is. ``registry``: what the settings say. Raises PathError."""
+    if isinstance(registry, DatabaseUrl):
+        return registry.of_root(root)
+    path = follow_links(registry) if registry else root / "registry.db"
+    if not path.name:
+        raise PathError(f"the registry cannot be {path}: it must be a file; correct 'registry' or SLURMTRAIN_REGISTRY")
+    return path
 
 
 def _nearest(cwd: Path, notes: list[str]) -> _File | None:
@@ -185,7 +196,8 @@ def _open(path: Path) -> _File | None:
     """A file's content; None if there is none. Raises PathError, and UntrustedPath."""
     try:
         with os.fdopen(open_regular(follow_links(path)), "rb") as file:
-            return _File(path, file.read())
+            mode = os.fstat(file.fileno()).st_mode
+            return _File(path, file.read(), is_private=not mode & (stat.S_IRWXG | stat.S_IRWXO))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -223,7 +235,7 @@ def _read(file: _File) -> dict[str, Any]:
     def report(at: tuple[str, ...], message: str) -> None:
         mistakes.append(Mistake(f"{path}:{document.line_of(at)}", ".".join(at), message))
 
-    return _checked(document.data, report, mistakes, path.parent)
+    return _checked(document.data, report, mistakes, path.parent, secrets=file.is_private)
 
 
 def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
@@ -239,18 +251,51 @@ def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     def report(at: tuple[str, ...], message: str) -> None:
         mistakes.append(Mistake(f"the environment variable {PREFIX}{'_'.join(at).upper()}", "", message))
 
-    return {key: value for key, value in _checked(values, report, mistakes, cwd).items() if value is not None}
+    return {
+        key: value for key, value in _checked(values, report, mistakes, cwd, secrets=False).items() if value is not None
+    }
 
 
 def _checked(
-    data: Mapping[str, Any], report: Callable[[tuple[str, ...], str], None], mistakes: list[Mistake], base: Path
+    data: Mapping[str, Any],
+    report: Callable[[tuple[str, ...], str], None],
+    mistakes: list[Mistake],
+    base: Path,
+    *,
+    secrets: bool,
 ) -> dict[str, Any]:
+    """The values of a source, with absolute paths. Raises SpecError with its mistakes.
+
+    Args:
+        data: The source's keys.
+        report: Adds to the mistakes.
+        mistakes: Those that are known already.
+        base: Paths are relative to this directory.
+        secrets: Whether only the user can read the source, so that it may hold a password.
+    """
     settings = Section(Settings).read(data, (), report)
+    values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
+    if isinstance(values["registry"], str) and is_url(values["registry"]):
+        values["registry"] = _database(values["registry"], report, secrets=secrets)
     if mistakes:
         raise SpecError(mistakes)
-    values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     for key in _PATHS:
-        if values[key] is not None:
+        if isinstance(values[key], str):
             # Not resolved: whose a link is matters.
             values[key] = str(base / expand_home(values[key]))
     return values
+
+
+def _database(text: str, report: Callable[[tuple[str, ...], str], None], *, secrets: bool) -> DatabaseUrl | None:
+    try:
+        url = read_database_url(text)
+    except ValueError as error:
+        report(("registry",), str(error))
+        return None
+    if url.password is not None and not secrets:
+        report(
+            ("registry",),
+            "has a password, which others could read here; keep it in ~/.pgpass, or in a file that only you can read "
+            "(chmod 600)",
+        )
+    return url

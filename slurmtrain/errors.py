@@ -139,6 +139,10 @@ class RegistryFailed(PathError):
     """The registry cannot be read or written now."""
 
 
+class ConnectionLost(RegistryFailed):
+    """The server of the registry has ended the connection; a new one may work."""
+
+
 class RegistryUnusable(UserError):
     """The file is not a registry of slurmtrain, or is damaged."""
 

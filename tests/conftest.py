@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.postgres_server import PostgresServer, postgres_server
 from hypothesis import HealthCheck, settings
+
+from slurmtrain.system.database_url import DatabaseUrl
 
 # Machines are shared, so the duration of an example means nothing.
 settings.register_profile(
@@ -85,3 +89,19 @@ def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, started by the first test of this process that needs it."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def registry_address(request: pytest.FixtureRequest, tmp_path: Path) -> Path | DatabaseUrl:
+    """Where an empty registry of the runs in ``tmp_path`` may be made: a file, or a schema on a server."""
+    if request.param == "sqlite":
+        return tmp_path / "registry.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.registry(tmp_path)

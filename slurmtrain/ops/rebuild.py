@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RegistryUnusable
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
@@ -18,23 +16,21 @@ if TYPE_CHECKING:
 def rebuild(workspace: Workspace) -> Observed:
     """Read everything again; other commands see the old registry until the new one is complete.
 
-    A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``.
+    A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``. A schema on
+    a server is emptied if it is a registry of another version or runs root.
     """
     from slurmtrain.registry.store import Store
 
-    path = workspace.config.registry
+    address = workspace.config.registry
     try:
         # Unlike the workspace's own, which goes on in memory: here that would be a failure.
-        workspace.store = Store(path)
+        workspace.store = Store(address)
         garbage = _read_again(workspace)
     except RegistryUnusable:
-        from slurmtrain.registry.sqlite.connections import lock_beside
+        from slurmtrain.registry.database import put_aside
 
-        with locked(lock_beside(path)):
-            for suffix in ("-journal", ""):
-                with contextlib.suppress(FileNotFoundError):
-                    path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))
-        workspace.store = Store(path)
+        put_aside(address)
+        workspace.store = Store(address)
         return observe(workspace)
     return replace(observe(workspace), garbage=garbage)
 

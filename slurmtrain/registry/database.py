@@ -1,29 +1,59 @@
-"""The database that holds a registry: a SQLite file, or one in memory that takes its place while it fails."""
+"""The database that holds a registry: a SQLite file, a schema on a PostgreSQL server, or one in memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from slurmtrain.registry.sqlite.file import engine_in_memory, open_file
+from slurmtrain.registry.sqlite import file
+from slurmtrain.registry.sqlite.connections import READS
 
-__all__ = ["engine_in_memory", "open_engine", "reading"]
+if TYPE_CHECKING:
+    from slurmtrain.system.database_url import DatabaseUrl
 
 
-def open_engine(path: Path) -> sa.Engine:
+def open_engine(address: Path | DatabaseUrl) -> sa.Engine:
     """Open the registry, creating it if there is none.
 
     A registry of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
         RegistryUnusable: It is not a registry.
-        RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
+        RegistryFailed: It cannot be used now: somebody else holds it for too long, its disk is full or its server down.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
-    return open_file(path)
+    if isinstance(address, Path):
+        return file.open_file(address)
+    from slurmtrain.registry.postgresql.server import open_server
+
+    return open_server(address)
+
+
+def engine_in_memory() -> sa.Engine:
+    """A registry of this process alone, which holds nothing yet."""
+    return file.engine_in_memory()
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
-    """A connection that only reads, and so waits only for a writer that is committing."""
-    return engine.connect().execution_options(reads=True)
+    """A connection that only reads, and so waits for no writer, except one of a SQLite file that is committing."""
+    options: dict[str, Any] = READS
+    if engine.dialect.name == "postgresql":
+        from slurmtrain.registry.postgresql.connections import READS as OF_SERVER
+
+        options = OF_SERVER
+    return engine.connect().execution_options(**options)
+
+
+def put_aside(address: Path | DatabaseUrl) -> None:
+    """Make room for a new registry where one is that cannot be used: a file is renamed, a schema emptied.
+
+    Raises RegistryUnusable if a schema holds tables of others; RegistryFailed, PathError.
+    """
+    if isinstance(address, Path):
+        file.put_aside(address)
+        return
+    from slurmtrain.registry.postgresql.server import start_anew
+
+    start_anew(address)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
+from slurmtrain.errors import ConnectionLost, PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
 from slurmtrain.model.run.layout import METRICS
 from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.registry import queries, schema
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint, Live, Run
     from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.transaction import Transaction
+    from slurmtrain.system.database_url import DatabaseUrl
 
 
 T = TypeVar("T")
@@ -255,29 +256,29 @@ class Spare:
 class Store:
     """The registry of one runs root, or a copy in memory that is read from the run directories if it fails."""
 
-    def __init__(self, path: Path, spare: Spare | None = None) -> None:
+    def __init__(self, address: Path | DatabaseUrl, spare: Spare | None = None) -> None:
         """Open the registry.
 
         Args:
-            path: Its file.
+            address: Its file, or its database on a server.
             spare: Replaces it if it fails, now or later; without it, every method raises what is raised here.
 
         Raises:
             RegistryNewer: It was made by a newer version.
-            RegistryUnusable: The file is not a registry.
+            RegistryUnusable: It is not a registry.
             PathError: It cannot be opened.
         """
-        self.path = path
+        self.address = address
         self._spare = spare
         self.in_memory = False
-        """Whether the file has failed, so that nothing is stored."""
+        """Whether the database has failed, so that nothing is stored."""
         try:
-            self._engine = open_engine(path)
+            self._engine = open_engine(address)
         except (PathError, RegistryUnusable) as error:
             self._replace(error)
 
     def close(self) -> None:
-        """Close the file. What replaces it stays readable: a database in memory is lost with its connection."""
+        """Close the database. What replaces it stays readable: a database in memory is lost with its connection."""
         if not self.in_memory:
             self._engine.dispose()
 
@@ -442,16 +443,19 @@ class Store:
         return self._try(ask)
 
     def _try(self, action: Callable[[], T]) -> T:
-        """Do something with the file; again in memory, if the file fails or holds what slurmtrain has not written."""
+        """Do something with the database; again in memory, if it fails or holds what slurmtrain has not written."""
         try:
-            return action()
+            try:
+                return action()
+            except ConnectionLost:
+                return action()  # with a new connection: the server may only have been restarted
         except (RegistryFailed, RegistryUnusable) as error:
             self._replace(error)
         except _DAMAGE as error:
             # In memory nothing is damaged: there it is a bug.
             if self.in_memory or self._spare is None:
                 raise
-            self._replace(_damaged(f"the registry {self.path}", error))
+            self._replace(_damaged(f"the registry {self.address}", error))
         return action()
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:

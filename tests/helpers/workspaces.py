@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,25 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.system.database_url import DatabaseUrl
 
 
-def make_workspace(runs: Path, scheduler: Scheduler | None = None) -> Workspace:
-    """The runs root ``runs`` with its own registry and without MLflow. ``scheduler``: replaces Slurm."""
-    config = Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None)
-    return Workspace(config, scheduler=scheduler)
+def make_workspace(
+    runs: Path,
+    scheduler: Scheduler | None = None,
+    registry: Path | DatabaseUrl | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Workspace:
+    """The runs root ``runs`` without MLflow.
+
+    Args:
+        runs: Its directory.
+        scheduler: Replaces Slurm.
+        registry: Where its registry is; by default a file of its own.
+        warn: Called with the reason when the registry fails.
+    """
+    config = Config(runs=runs, executor=None, registry=registry or runs / "registry.db", mlflow_uri=None)
+    return Workspace(config, scheduler=scheduler, warn=warn)
 
 
 def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> SimulatedRun:

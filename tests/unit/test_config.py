@@ -9,6 +9,7 @@ import pytest
 
 from slurmtrain.config import Config, load_config
 from slurmtrain.errors import PathError, SpecError
+from slurmtrain.system.database_url import DatabaseUrl
 
 
 @pytest.fixture
@@ -122,3 +123,60 @@ def test_nodes_are_avoided_for_a_day_or_the_configured_time(project: Path) -> No
     assert load(project).node_expiry_hours == 0
     with pytest.raises(SpecError, match="NODE_EXPIRY_HOURS: expected a number of at least 0, found -1"):
         load(project, environ={"SLURMTRAIN_NODE_EXPIRY_HOURS": "-1"})
+
+
+# --- a registry on a server ------------------------------------------------------------------------------------------
+
+
+def write_registry(project: Path, value: str, mode: int = 0o644) -> None:
+    (project / "slurmtrain.yaml").write_text(f"registry: {value}\n")
+    (project / "slurmtrain.yaml").chmod(mode)
+
+
+def test_a_registry_can_be_on_a_server_in_a_schema_of_the_runs_root(project: Path) -> None:
+    write_registry(project, "postgresql+psycopg://ann@db.site:5433/runs?sslmode=require")
+    first, second = load(project), load(project, runs="elsewhere")
+    assert str(first.registry) == "postgresql+psycopg://ann@db.site:5433/runs?sslmode=require"
+    assert isinstance(first.registry, DatabaseUrl)
+    assert isinstance(second.registry, DatabaseUrl)
+    assert first.registry.root == project / "runs"
+    assert first.registry.schema.startswith("slurmtrain_project_runs_")
+    assert first.registry.schema != second.registry.schema
+
+
+def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
+    write_registry(project, "postgresql://ann@db.site/runs?options=-csearch_path%3Dvision")
+    registry = load(project).registry
+    assert isinstance(registry, DatabaseUrl)
+    assert registry.schema == "vision"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("mysql://db/runs", "cannot be mysql://; expected a file, or a database such as"),
+        ("postgresql://db:port/runs", "is no URL"),
+        ("postgresql://db/runs?options=-csearch_path%3D%22a;b%22", "has a search_path that is not one name"),
+        ("postgresql://ann:s3cret@db/runs", r"has a password, which others could read here; keep it in ~/\.pgpass"),
+        ("postgresql://db/runs?password=s3cret", "has a password, which others could read here"),
+    ],
+)
+def test_a_registry_that_cannot_be_used_is_a_mistake_which_shows_no_password(
+    project: Path, value: str, message: str
+) -> None:
+    write_registry(project, value)
+    with pytest.raises(SpecError, match=message) as caught:
+        load(project)
+    assert "slurmtrain.yaml:1" in str(caught.value)
+    with pytest.raises(SpecError, match=f"SLURMTRAIN_REGISTRY.*{message}") as of_variable:
+        load(project.parent, environ={"SLURMTRAIN_REGISTRY": value})
+    assert "s3cret" not in str(caught.value) + str(of_variable.value)
+
+
+def test_a_password_in_a_file_of_the_user_alone_is_used_and_never_shown(project: Path) -> None:
+    write_registry(project, "postgresql://ann:s3cret@db/runs", mode=0o600)
+    registry = load(project).registry
+    assert isinstance(registry, DatabaseUrl)
+    assert registry.password == "s3cret"
+    assert str(registry) == "postgresql+psycopg://ann@db/runs"
+    assert "s3cret" not in repr(load(project))

@@ -38,7 +38,7 @@ def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Par
     """
     partition, grace_s = _partition(workspace, plan) if executor == "slurm" else ("", None)
     history = InterruptionStats(grace_s=grace_s)
-    if workspace.config.registry.exists() and (partition or executor == "local"):
+    if workspace.has_registry and (partition or executor == "local"):
         since = time.time() - _WINDOW_S
         recorded = workspace.store.partition_history(run_id, plan.spec.name, executor, partition, since)
         # What a stall costs depends on the run's own model and ranks; how long a save takes, less so.

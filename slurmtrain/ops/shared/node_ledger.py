@@ -165,7 +165,7 @@ def _ago(seconds: float) -> str:
 
 def _entries(workspace: Workspace) -> list[LedgerEntry]:
     """All entries; none if there is no registry yet, and none is created for this."""
-    return workspace.store.ledger() if workspace.config.registry.exists() else []
+    return workspace.store.ledger() if workspace.has_registry else []
 
 
 def _pardons(workspace: Workspace) -> frozenset[FindingKey]:

@@ -98,7 +98,7 @@ def observe(
             have changed.
         ask_slurm: Ask Slurm, if it may know more about any run.
     """
-    if not workspace.config.registry.exists() and not workspace.run_ids():
+    if not workspace.has_registry and not workspace.run_ids():
         return Observed(ListedRuns({}, lambda _: {}))
     index = workspace.store.index()
     # After the index, so that a run which another command creates meanwhile is not taken for one that is gone.

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
@@ -18,8 +19,6 @@ from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, descr
 from slurmtrain.system.owned_files import open_directory
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.registry.store import Store
     from slurmtrain.slurm.scheduler import Scheduler
@@ -51,6 +50,12 @@ class Workspace:
     def root(self) -> RunsRoot:
         """Where the run directories are."""
         return RunsRoot(self.config.runs)
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether there may be a registry: a command that finds none, and no runs, need not create one."""
+        registry = self.config.registry
+        return (registry if isinstance(registry, Path) else self.config.runs).exists()
 
     @cached_property
     def store(self) -> Store:

@@ -89,8 +89,7 @@ def check_room(workspace: Workspace, runs: int) -> None:
             f"the runs root {root} has too little room: {shortage} that {runs} new run(s) may need; nothing was "
             "created; free some space, or choose another place with --runs"
         )
-    shortage = _shortage(registry.parent, _REGISTRY)
-    if shortage:
+    if isinstance(registry, Path) and (shortage := _shortage(registry.parent, _REGISTRY)):
         workspace.store.give_up(
             RegistryFailed(
                 f"the registry {registry} has too little room: {shortage} that it may need; free some space in "

@@ -36,7 +36,7 @@ def do_round(config: Config) -> WatchRound:
     workspace = Workspace(config, warn=warnings.append)
     before: Mapping[str, str] = {}
     try:
-        if config.registry.exists():
+        if workspace.has_registry:
             before = {run_id: row.state for run_id, row in workspace.store.index().items()}
         synced = sync(workspace)
         synced.problems += warnings

@@ -24,6 +24,9 @@ LIMIT_S = 10.0
 # The low byte of SQLite's extended result codes (https://sqlite.org/rescode.html).
 _PRIMARY = 0xFF
 
+READS = {"reads": True}
+"""The options of a connection that only reads, and so waits only for a writer that is committing."""
+
 T = TypeVar("T")
 
 

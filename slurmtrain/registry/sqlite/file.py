@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.registry.sqlite.connections import (
+    READS,
     NoFileLocks,
     exclusive_engine,
     held,
@@ -23,7 +24,7 @@ from slurmtrain.registry.sqlite.connections import (
     patient_engine,
 )
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
-from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, locked
 from slurmtrain.system.owned_files import check_entry
 
 # A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
@@ -107,7 +108,7 @@ def _begin_explicitly(engine: sa.Engine) -> None:
 
 def _version(engine: sa.Engine, path: Path) -> int | None:
     """The version of the tables; None for an empty file. Raises RegistryUnusable if newer, or not a registry."""
-    with engine.connect().execution_options(reads=True) as connection:
+    with engine.connect().execution_options(**READS) as connection:
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
         # The first version of the tables was marked differently, and has 0 here.
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
@@ -171,3 +172,11 @@ def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
         raise RegistryFailed(
             f"cannot copy the registry {path}, which is of an earlier version, to {backup}: {error}"
         ) from error
+
+
+def put_aside(path: Path) -> None:
+    """Rename a file that is not a registry of this version, and its journal, so that a new one can take its place."""
+    with locked(lock_beside(path)):
+        for suffix in ("-journal", ""):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
+from helpers.postgres_server import PostgresServer
 from helpers.workspaces import make_workspace
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 
+# On which databases the verbs are tested: TEST_ENGINES=all adds PostgreSQL.
+ENGINES = ("sqlite", "postgresql") if os.environ.get("TEST_ENGINES") == "all" else ("sqlite",)
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+
+@pytest.fixture(params=ENGINES)
+def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
     """An empty runs root of its own."""
-    return make_workspace(tmp_path / "runs")
+    runs = tmp_path / "runs"
+    if request.param == "sqlite":
+        return make_workspace(runs)
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return make_workspace(runs, registry=server.registry(runs))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,18 @@ from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Mirrored, Store
 from slurmtrain.system import journal_files
+from slurmtrain.system.database_url import DatabaseUrl
 
 RUN_ID = "0123456789"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "registry.db")
+def store(registry_address: Path | DatabaseUrl) -> Store:
+    return Store(registry_address)
 
 
 @pytest.fixture
@@ -222,9 +223,9 @@ def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or
     append(metrics(run), b'{"t":24,"step":4}\n')
     append(node, encode(27.0, "end", {"cause": "crash", "reason": "", "failed_at": 25.0, "failures": []}))
     ended = read_again(store, run)
-    with sqlite3.connect(store.path) as connection:
-        query = "SELECT kind, seconds FROM attempt_seconds WHERE run_id = ? AND attempt = 1 AND seconds > 0"
-        seconds_by_kind = dict(connection.execute(query, (run.id,)).fetchall())
+    with open_engine(store.address).connect() as connection:
+        query = f"SELECT kind, seconds FROM attempt_seconds WHERE run_id = '{run.id}' AND attempt = 1 AND seconds > 0"
+        seconds_by_kind = dict(map(tuple, connection.exec_driver_sql(query).all()))
     assert seconds_by_kind == {"queue": 10.0, "start": 4.0, "train": 1.5, "stall": 0.5, "lost": 7.0, "stop": 2.0}
     assert {kind: seconds for kind, seconds in ended.attempts[0].spent.items() if seconds} == seconds_by_kind
     assert ended.goodput == 0.1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun, make_test_plan
+from helpers.workspaces import make_workspace
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
@@ -18,6 +19,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.slurm.parse import Job
+from slurmtrain.system.database_url import DatabaseUrl
 
 PARTITIONS = (
     "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4 GraceTime=60 PreemptMode=REQUEUE\n"
@@ -38,6 +40,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake.replies("squeue")
     fake.replies("sacct")
     return fake
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, registry_address: Path | DatabaseUrl) -> Workspace:
+    return make_workspace(tmp_path / "runs", registry=registry_address)
 
 
 class Lives:
@@ -98,7 +105,7 @@ def stats_of(
 def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: SlurmCommands) -> None:
     assert stats_of(workspace) == InterruptionStats(grace_s=60.0)
     assert stats_of(workspace, "local") == InterruptionStats()
-    assert not workspace.config.registry.exists()
+    assert not workspace.has_registry
 
 
 def test_attempts_count_by_the_node_seconds_that_they_lived_and_what_ended_them(

@@ -1,0 +1,84 @@
+"""The address of a PostgreSQL database, as ``slurmtrain.yaml`` has it. Its password is never printed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+
+SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
+_EXAMPLE = "'postgresql+psycopg://user@host/database'"
+# What needs no quotes in SQL, of at most as many bytes as PostgreSQL keeps of a name.
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SEARCH_PATH = re.compile(r"search_path\s*=\s*([^\s]+)")
+# How much of the runs root's path is in the name of its schema, for people; the hash is for slurmtrain.
+_TAIL = 30
+
+
+def is_url(text: str) -> bool:
+    """Whether the value of a key is the address of a database, rather than the path of a file."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """A database, and the schema in it that has the tables of one runs root.
+
+    ``text``: the address for libpq, which may contain a password; ``str()`` of this object has none. ``root``: the runs
+    root whose runs the schema holds.
+    """
+
+    text: str = field(repr=False)
+    schema: str = ""
+    root: Path = Path()
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.text)
+        account, at, host = parts.netloc.rpartition("@")
+        user = account.partition(":")[0]
+        secret_free = [(key, value) for key, values in parse_qs(parts.query).items() for value in values]
+        query = "&".join(f"{key}={quote(value)}" for key, value in secret_free if key not in ("password", "options"))
+        return urlunsplit((SCHEMES[0], f"{user}{at}{host}", parts.path, query, ""))
+
+    @property
+    def password(self) -> str | None:
+        """The password in the address, if there is one."""
+        parts = urlsplit(self.text)
+        _, colon, password = parts.netloc.rpartition("@")[0].partition(":")
+        return unquote(password) if colon else next(iter(parse_qs(parts.query).get("password", ())), None)
+
+    @property
+    def options(self) -> str:
+        """The command-line options of the session, such as ``-csearch_path=NAME``."""
+        return " ".join(parse_qs(urlsplit(self.text).query).get("options", ()))
+
+    def of_root(self, root: Path) -> DatabaseUrl:
+        """The same database, for the runs in ``root``.
+
+        The schema is the one that the options name, or else one of this root's own.
+        """
+        named = _SEARCH_PATH.search(self.options)
+        return replace(self, schema=named[1].strip('"') if named else _schema_of(root), root=root)
+
+
+def read_database_url(text: str) -> DatabaseUrl:
+    """The database at an address. Raises ValueError with a sentence, which has no password, if it is none."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"is no URL ({error}); expected a file, or a database such as {_EXAMPLE}") from None
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"cannot be {parts.scheme}://; expected a file, or a database such as {_EXAMPLE}")
+    named = _SEARCH_PATH.search(DatabaseUrl(text).options)
+    if named and not _NAME.fullmatch(named[1].strip('"')):
+        raise ValueError("has a search_path that is not one name of a-z, 0-9 and _, as the registry needs it")
+    return DatabaseUrl(urlunsplit(("postgresql", *parts[1:])))
+
+
+def _schema_of(root: Path) -> str:
+    """A name that no other runs root has, with the end of its path, for people."""
+    tail = re.sub(r"[^a-z0-9]+", "_", "_".join(root.parts[-2:]).lower()).strip("_")[-_TAIL:]
+    return f"slurmtrain_{tail}_{hashlib.sha256(str(root).encode(errors='surrogateescape')).hexdigest()[:8]}"

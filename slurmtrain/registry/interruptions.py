@@ -83,7 +83,8 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
     return query.where(
         sa.exists().where(
             event.c.run_id == attempt.c.run_id,
-            event.c.source.between("journal/", "journal0"),
+            event.c.source >= "journal/",
+            event.c.source < "journal0",
             event.c.kind == "submitting",
             sa.func.text_at(submitting, "submission") == sa.cast(attempt.c.submission, sa.String),
             sa.func.text_at(submitting, "partition") == partition,

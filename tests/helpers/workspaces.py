@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from helpers.simulated_run import JOB, RUN_ID, SimulatedRun
 from slurmtrain.config import Config
 from slurmtrain.model.run.run import Run
@@ -19,7 +21,7 @@ def make_workspace(
     runs: Path,
     scheduler: Scheduler | None = None,
     registry: Path | DatabaseUrl | None = None,
-    warn: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = pytest.fail,
 ) -> Workspace:
     """The runs root ``runs`` without MLflow.
 
@@ -27,7 +29,7 @@ def make_workspace(
         runs: Its directory.
         scheduler: Replaces Slurm.
         registry: Where its registry is; by default a file of its own.
-        warn: Called with the reason when the registry fails.
+        warn: Called with the reason when the registry fails, and the run directories are read instead.
     """
     config = Config(runs=runs, executor=None, registry=registry or runs / "registry.db", mlflow_uri=None)
     return Workspace(config, scheduler=scheduler, warn=warn)
@@ -40,7 +42,7 @@ def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, 
 
 def sync_again(workspace: Workspace) -> Synced:
     """What another command observes and does, with no state from previous ones."""
-    return sync(Workspace(workspace.config), track=False)
+    return sync(Workspace(workspace.config, warn=pytest.fail), track=False)
 
 
 def load_run(workspace: Workspace, run_id: str = RUN_ID) -> Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,8 +15,10 @@ from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store
+from slurmtrain.system.database_url import DatabaseUrl
 
 RUN_ID = "0123456789"
 
@@ -25,10 +26,10 @@ RUN_ID = "0123456789"
 class Written:
     """A run whose files grow line by line, and a registry that reads them now and then."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, registry: Path | DatabaseUrl | None = None) -> None:
         self.run = RunDir(root / RUN_ID)
         self.run.journals.mkdir(parents=True)
-        self.store = Store(root / "registry.db")
+        self.store = Store(registry or root / "registry.db")
         self.append(self.run.journals / "submit.jsonl", encode(1.0, "created", {"name": "n", "executor": "local"}))
 
     def append(self, path: Path, *lines: bytes) -> None:
@@ -124,12 +125,12 @@ def test_a_metrics_file_that_was_replaced_by_a_shorter_one_is_summarised_anew(tm
     assert written.surviving() == {"loss": MetricSummary(1, 1, 7.0, 7.0, 1, 7.0, 1)}
 
 
-def test_sql_can_ask_for_the_smallest_values(tmp_path: Path) -> None:
-    written = Written(tmp_path)
+def test_sql_can_ask_for_the_smallest_values(tmp_path: Path, registry_address: Path | DatabaseUrl) -> None:
+    written = Written(tmp_path, registry_address)
     written.submit(1)
     for step, loss in ((1, 3.0), (2, 1.5), (3, 2.0)):
         written.log(1, step, loss=loss)
     written.read()
-    with sqlite3.connect(written.store.path) as connection:
-        rows = connection.execute("SELECT run_id, min, min_step FROM metric WHERE name = 'loss' AND min < 2").fetchall()
-    assert rows == [(RUN_ID, 1.5, 2)]
+    with open_engine(written.store.address).connect() as connection:
+        query = "SELECT run_id, min, min_step FROM metric WHERE name = 'loss' AND min < 2"
+        assert connection.exec_driver_sql(query).all() == [(RUN_ID, 1.5, 2)]

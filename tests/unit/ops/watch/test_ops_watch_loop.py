@@ -138,13 +138,16 @@ def test_slurm_that_is_down_is_a_problem_reported_once_and_once_more_when_it_is_
 def test_a_round_that_fails_is_a_problem_and_ends_nothing(
     run: RunDir, slurm: SlurmCommands, rounds: Recorded, workspace: Workspace
 ) -> None:
+    registry = workspace.config.registry
+    if not isinstance(registry, Path):
+        pytest.skip("here a file is damaged")
     rounds.next()
-    content = workspace.config.registry.read_bytes()
-    workspace.config.registry.write_bytes(b"this is no database" * 100)
+    content = registry.read_bytes()
+    registry.write_bytes(b"this is no database" * 100)
     assert kinds(rounds.next()) == ["problem"]
     assert rounds.next() == []
     assert rounds.pause_s == 60
-    workspace.config.registry.write_bytes(content)
+    registry.write_bytes(content)
     assert kinds(rounds.next()) == ["over"]
 
 

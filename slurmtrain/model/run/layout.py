@@ -112,6 +112,16 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def code_difference(self) -> Path:
+        """How the code that is in git differs from its revision, without secrets, as of the first submission."""
+        return self.path / "code.diff"
+
+    @property
+    def environment(self) -> Path:
+        """Python and the packages that it has, as of the first submission."""
+        return self.path / "environment.txt"
+
+    @property
     def journals(self) -> Path:
         """Journals of commands, one for each command that wrote any event."""
         return self.path / JOURNALS
@@ -320,7 +330,7 @@ def outlives_deletion(path: str) -> bool:
         return rest.count("/") == 1 and rest.endswith(".jsonl")
     if folder == "submissions":
         return rest.count("/") == 1 and rest.endswith(".json")
-    return path in ("spec.yaml", "plan.json", "lease.json", ".lock")
+    return path in ("spec.yaml", "plan.json", "code.diff", "environment.txt", "lease.json", ".lock")
 
 
 def checkpoint_name(step: int) -> str:

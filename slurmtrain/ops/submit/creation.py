@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from slurmtrain.errors import PathError, RegistryFailed
 from slurmtrain.model.run.events.command import RunCreated
@@ -19,6 +17,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.ops.submit.provenance import Provenance, find_provenance
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
@@ -37,8 +36,6 @@ _FIRST = DiskSpace(1 << 20, 64)
 _EACH = DiskSpace(256 << 10, 64)
 # SQLite's journal of a transaction, and what the transaction adds.
 _REGISTRY = DiskSpace(1 << 20, 2)
-# The revision is useful but not required: git on a slow file system is not worth a longer wait.
-_GIT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +128,13 @@ def create(
     Raises:
         PathError: a directory cannot be written; none is left.
     """
-    git = _git_facts(Path(batch.runs[0].plan.workdir))
+    plan = batch.runs[0].plan
+    provenance = find_provenance(Path(plan.workdir), plan.python)
     built: list[tuple[RunDir, int]] = []
     visible: list[RunDir] = []
     try:
         for planned in batch.runs:
-            built.append(_build(workspace, batch, planned, git, locks))
+            built.append(_build(workspace, batch, planned, provenance, locks))
         announce([unborn.id.removeprefix(".new-") for unborn, _ in built])
         runs = [
             NewRun(workspace.root.run(unborn.id.removeprefix(".new-")), lock, planned)
@@ -176,7 +174,7 @@ def _build(
     workspace: Workspace,
     batch: Batch,
     planned: PlannedRun,
-    git: dict[str, Any] | None,
+    provenance: Provenance,
     locks: ExitStack,
 ) -> tuple[RunDir, int]:
     """Build a run directory under a temporary name; returns it, and the descriptor of its lock.
@@ -194,6 +192,12 @@ def _build(
         make_directory(unborn.checkpoints, private=True)
         write_atomically(unborn.spec, _spec_text(batch.spec, planned).encode())
         write_json(unborn.plan, planned.plan.to_json())
+        for path, content in (
+            (unborn.code_difference, provenance.difference),
+            (unborn.environment, provenance.environment),
+        ):
+            if content:
+                write_atomically(path, content)
         with Journal(unborn.journals / "created.jsonl") as journal:
             journal.write(
                 RunCreated(
@@ -201,7 +205,7 @@ def _build(
                     plan_hash=planned.plan.hash,
                     executor=batch.executor,
                     by=person(),
-                    git=git,
+                    git=provenance.git,
                     overrides=planned.overrides,
                     sweep=batch.sweep,
                     varies={key: value if is_plain(value) else str(value) for key, value in planned.varies.items()},
@@ -242,28 +246,3 @@ def _unwritable(workspace: Workspace, error: OSError) -> PathError:
 def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
     comments = "".join(f"# override: {override}\n" for override in planned.overrides)
     return spec.text if not comments else spec.text.rstrip("\n") + "\n" + comments
-
-
-def _git_facts(directory: Path) -> dict[str, Any] | None:
-    """The revision of the code that runs, if it is in git."""
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            completed = subprocess.run(
-                ["git", "-C", str(directory), *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_GIT_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return completed.stdout.strip() if completed.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    facts = {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
-    branch = ask("symbolic-ref", "--quiet", "--short", "HEAD")
-    return {**facts, "branch": branch} if branch else facts

@@ -1,0 +1,103 @@
+"""What a run is submitted from: the revision of its code, what differs from that, and the packages of its Python."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.diagnosis.redact import redact_code
+
+# The revision is useful but not required: git on a slow file system is not worth a longer wait.
+_GIT_TIMEOUT_S = 10.0
+# More is data or generated, not what somebody has changed to try something.
+_MOST_BYTES = 1 << 20
+_INSTALLED = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info(?:\.?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a run is submitted from.
+
+    ``git``: ``commit``, ``dirty`` and ``branch``; None outside a checkout. ``difference``: what ``git diff HEAD``
+    prints, without secrets; empty if there is none, or it is too long. ``environment``: Python and its packages, a line
+    each.
+    """
+
+    git: dict[str, Any] | None
+    difference: bytes
+    environment: bytes
+
+
+def find_provenance(workdir: Path, python: str) -> Provenance:
+    """What runs that are submitted now come from.
+
+    Args:
+        workdir: Where their commands run.
+        python: What the word ``python`` in their commands stands for.
+    """
+    git = _git_facts(workdir)
+    difference = _difference(workdir) if git is not None and git["dirty"] else b""
+    return Provenance(git, difference, "".join(f"{line}\n" for line in _environment(Path(python))).encode())
+
+
+def _git_facts(directory: Path) -> dict[str, Any] | None:
+    """The revision of the code that runs, if it is in git."""
+    commit = _ask_git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    facts = {"commit": commit, "dirty": bool(_ask_git(directory, "status", "--porcelain", "--untracked-files=no"))}
+    branch = _ask_git(directory, "symbolic-ref", "--quiet", "--short", "HEAD")
+    return {**facts, "branch": branch} if branch else facts
+
+
+def _difference(directory: Path) -> bytes:
+    # Neither programs that the user has configured for git nor colours.
+    text = _ask_git(directory, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") or ""
+    safe = "".join(f"{redact_code(line)}\n" for line in text.splitlines()).encode()
+    return safe if len(safe) <= _MOST_BYTES else b""
+
+
+def _ask_git(directory: Path, *arguments: str) -> str | None:
+    try:
+        completed = subprocess.run(
+            ["git", "-C", str(directory), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return completed.stdout.strip() if completed.returncode == 0 else None
+
+
+def _environment(python: Path) -> Iterator[str]:
+    """Python and its packages by the names of folders: starting that Python would take much longer."""
+    places = sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
+    versions = {place.parent.name.removeprefix("python") for place in places}
+    yield f"# {python}, Python {_version(python) or ', '.join(sorted(versions)) or 'of an unknown version'}"
+    packages = set()
+    for place in places:
+        try:
+            names = [entry.name for entry in place.iterdir()]
+        except OSError:
+            continue
+        packages |= {
+            f"{match[1].replace('_', '-')}=={match[2]}" for name in names if (match := _INSTALLED.fullmatch(name))
+        }
+    yield from sorted(packages, key=str.lower)
+
+
+def _version(python: Path) -> str:
+    """The version of the Python of a virtual environment; empty if it is none."""
+    try:
+        lines = (python.parent.parent / "pyvenv.cfg").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    return values.get("version", values.get("version_info", ""))

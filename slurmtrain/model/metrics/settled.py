@@ -1,0 +1,313 @@
+"""Which logged points are settled, so that a tracker can be given them for good.
+
+A tracker has to show the surviving line of a run, and some cannot delete a point. So a point is sent once its fate is
+known. It is superseded as soon as a later attempt, or restarted ranks, have resumed from an earlier step. It is final
+once nothing resumes from an earlier step any more: a later checkpoint is there to resume from, or the run has ended.
+The newest points are neither. Since fates are decided in the order in which points were logged, what a tracker has is a
+position in each metrics file, together with the largest step of the surviving line that it has (:class:`Place`).
+
+A run that has ended may be resumed nevertheless, and a checkpoint may turn out to be damaged. Then a rollback reaches
+behind that step, and the tracker has points that no longer survive (:func:`start_over`).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from slurmtrain.model.metrics.curves import AttemptStart
+from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.run import Checkpoint
+
+
+class Fate(enum.Enum):
+    """What becomes of a point."""
+
+    FINAL = "final"
+    """It belongs to the surviving line."""
+    REPLAYED = "replayed"
+    """Its step was trained again."""
+    OPEN = "open"
+    """Either may still happen."""
+
+
+class Line(NamedTuple):
+    """A line of an attempt's metrics file: its first byte is at ``offset``, the next line's at ``end``."""
+
+    offset: int
+    end: int
+    point: Point
+
+
+class Decided(NamedTuple):
+    """A line, whose metrics are parted by what becomes of them. ``end``: where the next one begins, in bytes."""
+
+    attempt: int
+    offset: int
+    end: int
+    step: int
+    time: float
+    parts: Mapping[Fate, Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a tracker has a run.
+
+    ``offsets``: the bytes of each attempt's metrics file whose points it has, by attempt; ``step``: the largest step of
+    the surviving line that it has, None if it has none; ``until``: the time of the newest of all these points.
+    ``reach``: the largest step of the surviving line that it may have, since a command may have been killed while it was
+    sending more: the lines from ``sending`` on, an attempt and an offset.
+    """
+
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    step: int | None = None
+    until: float = -math.inf
+    reach: int | None = None
+    sending: tuple[int, int] = (0, 0)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt whose points are being sent; 0 before the first point."""
+        return max((number for number, offset in self.offsets.items() if offset), default=0)
+
+    def after(self, lines: Sequence[Decided]) -> Place:
+        """The place when these settled lines have been sent too."""
+        offsets, until, attempt = dict(self.offsets), self.until, self.attempt
+        for line in lines:
+            # Clocks of the nodes of two attempts need not agree.
+            until = line.time if line.attempt > attempt else max(until, line.time)
+            attempt = max(attempt, line.attempt)
+            offsets[line.attempt] = line.end
+        step = _larger(self.step, _final_step(lines))
+        return Place(offsets, step, until, step)
+
+    def before(self, lines: Sequence[Decided]) -> Place:
+        """The place while these settled lines are being sent."""
+        return replace(self, reach=_larger(self.step, _final_step(lines)), sending=(lines[0].attempt, lines[0].offset))
+
+
+def _final_step(lines: Iterable[Decided]) -> int | None:
+    return max((line.step for line in lines if Fate.FINAL in line.parts), default=None)
+
+
+def _larger(first: int | None, second: int | None) -> int | None:
+    return max((step for step in (first, second) if step is not None), default=None)
+
+
+class Attempted(NamedTuple):
+    """An attempt: how it started, and its lines from a byte offset on, which can be read any number of times."""
+
+    start: AttemptStart
+    lines: Callable[[int], Iterable[Line]]
+
+
+def covered_until(checkpoints: Iterable[Checkpoint]) -> Callable[[int, float], float]:
+    """Up to which step points are final, by their attempt and time: those of smaller steps are.
+
+    A checkpoint covers what was logged before it was saved. Points of its own step are left out, since ranks that
+    resume from it may evaluate again what belongs to that step.
+
+    Args:
+        checkpoints: The run's; only those count that a later attempt can resume from.
+    """
+    usable = [each for each in checkpoints if each.on_disk and each.complete and each.step is not None]
+    # Of a checkpoint that a script's own library has saved, the attempt may be unknown.
+    known = _Saved([((each.attempt, each.saved_at), each.step) for each in usable if each.attempt and each.step])
+    other = _Saved([((0, each.saved_at), each.step) for each in usable if not each.attempt and each.step])
+    return lambda attempt, time: max(known.largest_after(attempt, time), other.largest_after(0, time))
+
+
+class _Saved:
+    """Steps of checkpoints, by the attempt and the time of their saves."""
+
+    def __init__(self, saved: Iterable[tuple[tuple[int, float], int]]) -> None:
+        ordered = sorted(saved)
+        self._places = [place for place, _ in ordered]
+        self._largest = [-minimum for minimum in _suffix_minimum([-step for _, step in ordered])]
+
+    def largest_after(self, attempt: int, time: float) -> float:
+        """The largest step that was saved in or after an ``attempt``, at or after a ``time``."""
+        return self._largest[bisect_left(self._places, (attempt, time))]
+
+
+class _Rollback(NamedTuple):
+    """What was logged before byte ``offset`` of an attempt for ``step`` and later ones is superseded."""
+
+    attempt: int
+    offset: int
+    step: int
+
+
+class Settlement:
+    """What became of the points that a tracker does not have yet. Finds the rollbacks among them when it is made."""
+
+    def __init__(
+        self, attempts: Sequence[Attempted], place: Place, open_from: Callable[[int, float], float] | None = None
+    ) -> None:
+        """Read the points once.
+
+        Args:
+            attempts: The run's, in order.
+            place: How far the tracker has the run.
+            open_from: By a surviving point's attempt and time, the smallest step that is still open; None: the newest
+                step, to which further points may still be added.
+        """
+        self.place = place
+        self.cut: int | None = None
+        """The largest step up to which all that the tracker has survives; None: all of it does."""
+        self.incomplete = False
+        """Whether the surviving line has points, before the newest that the tracker has, that it was never given."""
+        self._attempts = attempts
+        self._open_from = open_from
+        self._step = place.step or 0
+        # Whether the ranks may have resumed from anywhere since the newest line.
+        self._resumed = False
+        self._rollbacks: list[_Rollback] = []
+        # By the place of a line, the metrics that were logged again for its step, which replaces them.
+        self._overwritten: dict[tuple[int, int], set[str]] = {}
+        for each in attempts:
+            if each.start.number < place.attempt:
+                self._look_for_late_lines(each)
+            else:
+                self._walk(each)
+        self._places = [(rollback.attempt, rollback.offset) for rollback in self._rollbacks]
+        self._smallest = _suffix_minimum([rollback.step for rollback in self._rollbacks])
+
+    def batches(self, lines: int) -> Iterator[list[Decided]]:
+        """The settled lines, in the order in which they were logged, up to the first that is open.
+
+        A batch has all lines of its last step, so that the step of a :class:`Place` says exactly what has been sent, and
+        no rollback within, so that what may have been sent of it is known too.
+
+        Args:
+            lines: At least so many in each batch that no rollback follows.
+        """
+        batch: list[Decided] = []
+        behind = 0
+        for each in self._lines():
+            if Fate.OPEN in each.parts:
+                break
+            before, behind = behind, bisect_right(self._places, (each.attempt, each.offset))
+            if batch and (before != behind or (len(batch) >= lines and each.step != batch[-1].step)):
+                yield batch
+                batch = []
+            batch.append(each)
+        if batch:
+            yield batch
+
+    def undecided(self) -> Iterator[Decided]:
+        """The open lines that survive so far, in the order in which they were logged."""
+        return (each for each in self._lines() if Fate.OPEN in each.parts)
+
+    def _lines(self) -> Iterator[Decided]:
+        for start, lines in self._attempts:
+            for line in lines(self.place.offsets.get(start.number, 0)):
+                yield Decided(start.number, line.offset, line.end, line.point.step, line.point.time, self._parts(start.number, line))
+
+    def _parts(self, attempt: int, line: Line) -> dict[Fate, Point]:
+        """The metrics of a line by what becomes of them."""
+        point, place = line.point, (attempt, line.offset)
+        if self._smallest[bisect_right(self._places, place)] <= point.step:
+            return {Fate.REPLAYED: point}
+        open_from = self._step if self._open_from is None else self._open_from(attempt, point.time)
+        kept = Fate.OPEN if point.step >= open_from else Fate.FINAL
+        replaced = self._overwritten.get(place)
+        if not replaced:
+            return {kept: point}
+        parts = {
+            Fate.REPLAYED: {name: value for name, value in point.metrics.items() if name in replaced},
+            kept: {name: value for name, value in point.metrics.items() if name not in replaced},
+        }
+        return {fate: point._replace(metrics=metrics) for fate, metrics in parts.items() if metrics}
+
+    def _walk(self, attempt: Attempted) -> None:
+        """Note the rollbacks at the start of an attempt, and among its lines."""
+        (number, first_step, restarts), lines = attempt
+        offset = end = self.place.offsets.get(number, 0)
+        if not offset:
+            self._resume(first_step, number, 0)
+        else:
+            self._note_earlier(attempt.start)
+        # Those before the place are what has led there.
+        left = sorted((each for each in restarts if not offset or each.at > self.place.until), reverse=True)
+        seen: dict[str, tuple[int, int]] = {}
+        for line in lines(offset):
+            step, end = line.point.step, line.end
+            while left and line.point.time >= left[-1].at:
+                self._resume(left.pop().step, number, line.offset)
+            if step != self._step or self._resumed:
+                seen = {}
+            self._reach(step, number, line.offset)
+            for name in line.point.metrics:
+                if name in seen:
+                    self._overwritten.setdefault(seen[name], set()).add(name)
+                seen[name] = (number, line.offset)
+        while left:
+            self._resume(left.pop().step, number, end)
+
+    def _resume(self, step: int | None, attempt: int, offset: int) -> None:
+        """The ranks have resumed from this step. 0 may also mean that they have not restored their checkpoint yet."""
+        self._resumed = True
+        if step:
+            self._note(step + 1, attempt, offset)
+            self._step = step
+
+    def _reach(self, step: int, attempt: int, offset: int) -> None:
+        """The next line is one of this step."""
+        # Several lines of one step, such as that of an evaluation after it, are no rollback.
+        if step < self._step or (self._resumed and step == self._step):
+            self._note(step, attempt, offset)
+        elif self.place.step is not None and step <= self.place.step and (self.cut is None or step <= self.cut):
+            self.incomplete = True
+        self._step, self._resumed = step, False
+
+    def _note(self, step: int, attempt: int, offset: int) -> None:
+        """Before this place, the run was rolled back: what was logged for ``step`` and later ones is superseded."""
+        self._rollbacks.append(_Rollback(attempt, offset, step))
+        place = self.place
+        reach = place.step if (attempt, offset) <= place.sending else place.reach
+        if reach is not None and step <= reach:
+            self.cut = min(step - 1, reach if self.cut is None else self.cut)
+
+    def _note_earlier(self, start: AttemptStart) -> None:
+        """Note the rollback at the start of an attempt whose points the tracker has: it concerns late lines only."""
+        if start.step:
+            self._rollbacks.append(_Rollback(start.number, 0, start.step + 1))
+
+    def _look_for_late_lines(self, attempt: Attempted) -> None:
+        """Look for lines of an attempt that came to light only when points of a later one had been sent already."""
+        number = attempt.start.number
+        if self.place.offsets.get(number, 0):
+            self._note_earlier(attempt.start)
+        later = (each.start for each in self._attempts if number < each.start.number <= self.place.attempt)
+        bound = min((start.step for start in later if start.step), default=math.inf)
+        if any(line.point.step <= bound for line in attempt.lines(self.place.offsets.get(number, 0))):
+            self.incomplete = True
+
+
+def start_over(settlement: Settlement, *, truncates: bool) -> Place:
+    """From where a tracker is to be sent points, which may be behind the place where it is.
+
+    The smaller ``step`` of such a place says what the tracker may keep; without any, it has to begin anew.
+
+    Args:
+        settlement: The points behind the place where it is.
+        truncates: Whether it can drop all points after a step.
+    """
+    place, cut = settlement.place, settlement.cut
+    if settlement.incomplete or (cut is not None and not truncates):
+        return Place()
+    return place if cut is None or place.step is None else replace(place, step=min(cut, place.step))
+
+
+def _suffix_minimum(steps: Sequence[int]) -> list[float]:
+    """For each place the smallest of the ``steps`` from there on, and infinity behind the last."""
+    smallest = [math.inf]
+    for step in reversed(steps):
+        smallest.append(min(smallest[-1], step))
+    return smallest[::-1]

@@ -19,7 +19,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.mirror import mirror_runs
+from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, TrackingError
 from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
@@ -59,10 +59,10 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
         NotAvailable: None of them is in MLflow.
         TrackingError: Their store cannot be read.
     """
-    from slurmtrain.tracking.tracker import Tracker
+    from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
 
     chosen = _choose(workspace, observed, name)
-    sent = workspace.store.mirrors()
+    sent = {run_id: of_run["mlflow"] for run_id, of_run in workspace.store.sent().items() if "mlflow" in of_run}
     listed = workspace.store.listed(chosen)
     ids = {run_id: listed[run_id].row["mlflow_run_id"] for run_id in chosen if run_id in sent}
     newest = next((run_id for run_id in reversed(chosen) if ids.get(run_id)), None)
@@ -70,7 +70,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
         runs = f"run {chosen[0]} is not" if len(chosen) == 1 else f"none of these {len(chosen)} runs is"
         raise NotAvailable(f"{runs} in MLflow: it has no job yet, or tracking.mlflow.enabled is false in its spec")
     store = sent[newest].uri
-    experiment, title = Tracker(store, workspace.root).experiment_of(ids[newest])
+    experiment, title = MlflowTracker({"uri": store}, workspace.root).experiment_of(ids[newest])
     if len(chosen) == 1:
         return Page(store, pages.run_page(experiment, ids[newest]))
     if name in (None, title):

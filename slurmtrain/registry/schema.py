@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -233,16 +234,25 @@ garbage = sa.Table(
     sa.Column("why", TEXT, nullable=False),
 )
 
-# How much of a run has been sent to the tracking store: ``offsets`` by metrics file, and the run's ``revision`` at that
-# time. This is not in the run directories, so the table survives a change of the version.
-mirror = sa.Table(
-    "mirror",
+# How much of a run each tracker has (:class:`slurmtrain.registry.sent.Sent`). This is not in the run directories, so
+# the table survives a change of the version.
+sent = sa.Table(
+    "sent",
     metadata,
     sa.Column("run_id", TEXT, primary_key=True),
+    sa.Column("tracker", TEXT, primary_key=True),
     sa.Column("uri", TEXT, nullable=False),
+    sa.Column("remote_id", TEXT),
     sa.Column("offsets", Json, nullable=False),
+    sa.Column("step", sa.BigInteger),
+    sa.Column("sending", Json, nullable=False),
     sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("refused", Json, nullable=False),
+    sa.Column("problem", TEXT, nullable=False),
+    sa.Column("since", sa.Float),
 )
+# What stood in its place in versions before 8.
+_EARLIER_SENT = "mirror"
 
 
 def is_json(column: sa.Column[Any]) -> bool:
@@ -252,6 +262,21 @@ def is_json(column: sa.Column[Any]) -> bool:
 
 def replace_tables(connection: sa.Connection, present: Collection[str]) -> None:
     """Make the tables, and delete those of an earlier version that are ``present``, except for what must survive."""
-    for name in set(present) - {mirror.name}:
+    for name in set(present) - {sent.name, _EARLIER_SENT}:
         connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
     metadata.create_all(connection)
+    if _EARLIER_SENT in present:
+        _carry_over(connection)
+
+
+def _carry_over(connection: sa.Connection) -> None:
+    """Move what is known of MLflow, then the only tracker, to its new table."""
+    names = ("run_id", "uri", "offsets", "revision")
+    earlier = sa.Table(_EARLIER_SENT, sa.MetaData(), *(sa.Column(name) for name in names))
+    for row in connection.execute(sa.select(earlier)).mappings().all():
+        offsets = json.loads(row["offsets"])
+        # The names of refused metrics were among the offsets.
+        refused = offsets.pop("refused", [])
+        values = {"tracker": "mlflow", "sending": "{}", "problem": "", **row}
+        connection.execute(sent.insert(), {**values, "offsets": json.dumps(offsets), "refused": json.dumps(refused)})
+    connection.execute(sa.schema.DropTable(earlier))

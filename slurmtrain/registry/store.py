@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Checkpoint, Live, Run
     from slurmtrain.registry.interruptions import PartitionHistory
+    from slurmtrain.registry.sent import Sent
     from slurmtrain.registry.transaction import Transaction
     from slurmtrain.system.database_url import DatabaseUrl
 
@@ -70,8 +71,8 @@ class IndexRow(NamedTuple):
 class Listed:
     """A run as lists show it. ``row`` is the registry's; its JSON is decoded only when it is accessed.
 
-    ``live`` is what the scheduler reports right now, which is not stored. ``mirrored``: whether the tracking store has
-    all that is known of it; None: it is not to have it, or that is unknown.
+    ``live`` is what the scheduler reports right now, which is not stored. ``mirrored``: whether trackers have all that
+    they can be sent of it; None: none is to have it, or that is unknown.
     """
 
     row: Mapping[str, Any]
@@ -197,38 +198,16 @@ def _texts(text: str | None) -> list[str]:
     return [] if text == "[]" else list(map(str, json.loads(text or "[]")))
 
 
-@dataclass(frozen=True, slots=True)
-class Mirrored:
-    """How much of a run the tracking store at ``uri`` has; ``offsets`` in bytes, by metrics file.
+def _is_mirrored(row: Mapping[str, Any], revisions: Sequence[int]) -> bool | None:
+    """Whether trackers have all that they can be sent of a run; None: none is to have it, or that is unknown.
 
-    ``refused``: the names of metrics that it does not take.
+    Args:
+        row: The run's.
+        revisions: Its revisions when it was last sent, one for each tracker.
     """
-
-    uri: str
-    offsets: Mapping[str, int]
-    revision: int
-    refused: Sequence[str] = ()
-
-
-# Where the names of refused metrics are among the offsets: the table survives changes of the others, and has no column
-# for them. Every other key there is a path.
-REFUSED = "refused"
-
-
-def _mirrored(row: Any) -> Mirrored:
-    offsets = json.loads(row.offsets)
-    refused = offsets.pop(REFUSED, ())
-    return Mirrored(row.uri, offsets, row.revision, tuple(refused))
-
-
-def _is_mirrored(row: Mapping[str, Any], sent: Mapping[str, int]) -> bool | None:
-    """Whether the tracking store has all that is known of a run; None: it is not to have it, or that is unknown.
-
-    ``sent``: the runs' revisions when they were last sent.
-    """
-    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and row["id"] not in sent):
+    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and not revisions):
         return None
-    return bool(sent.get(row["id"]) == row["revision"])
+    return bool(revisions) and all(revision == row["revision"] for revision in revisions)
 
 
 def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
@@ -296,10 +275,12 @@ class Store:
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""
         rows = sorted(self._rows(schema.run, run_ids), key=lambda row: str(row["id"]))
-        sent = {row["run_id"]: row["revision"] for row in self._rows(schema.mirror, run_ids)}
         if self.in_memory:  # what was sent is only in the file
             return {row["id"]: Listed(row) for row in rows}
-        return {row["id"]: Listed(row, mirrored=_is_mirrored(row, sent)) for row in rows}
+        revisions: dict[str, list[int]] = {}
+        for row in self._rows(schema.sent, run_ids):
+            revisions.setdefault(row["run_id"], []).append(row["revision"])
+        return {row["id"]: Listed(row, mirrored=_is_mirrored(row, revisions.get(row["id"], ()))) for row in rows}
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""
@@ -388,21 +369,28 @@ class Store:
         offsets = self.offsets([directory.id for directory in directories])
         return [run for run in directories if _has_news(run, offsets.get(run.id, {}))]
 
-    def mirrors(self) -> dict[str, Mirrored]:
-        """How much has been sent to the tracking store, by run id."""
-        rows = self._read(lambda connection: connection.execute(sa.select(schema.mirror)).all())
-        return {row.run_id: _mirrored(row) for row in rows}
+    def sent(self, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:
+        """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
+        from slurmtrain.registry.sent import SENT
+
+        by_run: dict[str, dict[str, Sent]] = {}
+        for row in self._rows(schema.sent, run_ids):
+            by_run.setdefault(row["run_id"], {})[row["tracker"]] = SENT.read(row)
+        return by_run
 
     def unsent(self, run_ids: Collection[str]) -> list[str]:
-        """Those of these runs of whose metrics more was read than was sent to the tracking store."""
-        read, sent = self.offsets(run_ids), self.mirrors()
+        """Those of these runs of whose metrics more was read than was sent to some tracker."""
+        read, sent = self.offsets(run_ids), self.sent(run_ids)
+
+        def is_behind(run_id: str, path: str, offset: int) -> bool:
+            return any(offset > each.offsets.get(path, 0) for each in sent[run_id].values()) if run_id in sent else True
+
         return [
             run_id
             for run_id in run_ids
             if any(
-                offset > (sent[run_id].offsets.get(path, 0) if run_id in sent else 0)
+                path.endswith(f"/{METRICS}") and offset and is_behind(run_id, path, offset)
                 for path, offset in read.get(run_id, {}).items()
-                if path.endswith(f"/{METRICS}")
             )
         ]
 

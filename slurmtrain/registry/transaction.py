@@ -25,16 +25,16 @@ from slurmtrain.registry.dialects import Conflict, insert
 from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
 from slurmtrain.registry.line_rows import METRICS, metric_rows, read_lines
 from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
+from slurmtrain.registry.sent import SENT
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.summary import LineSummary
-    from slurmtrain.registry.store import Mirrored
+    from slurmtrain.registry.sent import Sent
 
 # Putting a run replaces all its rows in these tables: the old ones are deleted first.
 _OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.builder, schema.checkpoint, schema.ledger)
 _EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
 _SOURCE_COLUMNS = ("run_id", "path", "offset")
-_MIRROR_COLUMNS = ("run_id", "uri", "offsets", "revision")
 _SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
 
 
@@ -90,9 +90,10 @@ class Transaction:
         self._connection.exec_driver_sql("RELEASE part")
 
     def clear(self) -> None:
-        """Delete everything, even what was sent to tracking stores: sending it again adds nothing there."""
+        """Delete everything that the run directories tell: not what trackers have."""
         for table in schema.metadata.tables.values():
-            self._connection.execute(table.delete())
+            if table is not schema.sent:
+                self._connection.execute(table.delete())
 
     def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
@@ -251,13 +252,9 @@ class Transaction:
         for table in schema.metadata.tables.values():
             self._connection.execute(_delete(table), ids)
 
-    def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
-        """Record how much of a run the tracking store has."""
-        from slurmtrain.registry.store import REFUSED
-
-        offsets = {**mirrored.offsets, **({REFUSED: list(mirrored.refused)} if mirrored.refused else {})}
-        row = (run_id, mirrored.uri, json.dumps(offsets), mirrored.revision)
-        self._add("replace", schema.mirror, _MIRROR_COLUMNS, [row])
+    def set_sent(self, run_id: str, sent: Sent) -> None:
+        """Record how much of a run a tracker has."""
+        self._add("replace", SENT.table, SENT.columns, [SENT.row(sent, run_id)])
 
     def _add(self, conflict: Conflict, table: sa.Table, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
         """Note rows of values of ``columns``, to be written with all others of their kind."""

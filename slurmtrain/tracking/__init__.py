@@ -1,1 +1,1 @@
-"""Mirroring runs to MLflow: the only user of mlflow."""
+"""Trackers: what shows the metrics of runs, each behind the same three calls."""

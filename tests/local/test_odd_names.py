@@ -14,7 +14,7 @@ from helpers.simulated_run import JOB, RUN_ID, SimulatedRun
 from slurmtrain.config import Config
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
-from slurmtrain.tracking.names import flat_name, legal_name
+from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slurmtrain.model.metrics.curves import AttemptStart
+from slurmtrain.model.metrics.survival import AttemptStart
 from slurmtrain.model.run.progress import Point
 from slurmtrain.model.run.run import Checkpoint
 
@@ -35,7 +35,7 @@ class Fate(enum.Enum):
     """Either may still happen."""
 
 
-class Line(NamedTuple):
+class LoggedLine(NamedTuple):
     """A line of an attempt's metrics file: its first byte is at ``offset``, the next line's at ``end``."""
 
     offset: int
@@ -60,13 +60,13 @@ class Place:
 
     ``offsets``: the bytes of each attempt's metrics file whose points it has, by attempt; ``step``: the largest step of
     the surviving line that it has, None if it has none; ``until``: the time of the newest of all these points.
-    ``reach``: the largest step of the surviving line that it may have, since a command may have been killed while it was
-    sending more: the lines from ``sending`` on, an attempt and an offset.
+    ``reach``: the largest step of the surviving line that it may have, since a command may have been killed while it
+    was sending more: the lines from ``sending`` on, an attempt and an offset.
     """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     step: int | None = None
-    until: float = -math.inf
+    until: float = 0.0
     reach: int | None = None
     sending: tuple[int, int] = (0, 0)
 
@@ -103,7 +103,7 @@ class Attempted(NamedTuple):
     """An attempt: how it started, and its lines from a byte offset on, which can be read any number of times."""
 
     start: AttemptStart
-    lines: Callable[[int], Iterable[Line]]
+    lines: Callable[[int], Iterable[LoggedLine]]
 
 
 def covered_until(checkpoints: Iterable[Checkpoint]) -> Callable[[int, float], float]:
@@ -117,9 +117,9 @@ def covered_until(checkpoints: Iterable[Checkpoint]) -> Callable[[int, float], f
     """
     usable = [each for each in checkpoints if each.on_disk and each.complete and each.step is not None]
     # Of a checkpoint that a script's own library has saved, the attempt may be unknown.
-    known = _Saved([((each.attempt, each.saved_at), each.step) for each in usable if each.attempt and each.step])
+    of_attempts = _Saved([((each.attempt, each.saved_at), each.step) for each in usable if each.attempt and each.step])
     other = _Saved([((0, each.saved_at), each.step) for each in usable if not each.attempt and each.step])
-    return lambda attempt, time: max(known.largest_after(attempt, time), other.largest_after(0, time))
+    return lambda attempt, time: max(of_attempts.largest_after(attempt, time), other.largest_after(0, time))
 
 
 class _Saved:
@@ -133,6 +133,12 @@ class _Saved:
     def largest_after(self, attempt: int, time: float) -> float:
         """The largest step that was saved in or after an ``attempt``, at or after a ``time``."""
         return self._largest[bisect_left(self._places, (attempt, time))]
+
+
+def all_final(attempt: int, time: float) -> float:
+    """As what :func:`covered_until` returns, for a run that has ended: no step is open."""
+    del attempt, time
+    return math.inf
 
 
 class _Rollback(NamedTuple):
@@ -181,8 +187,8 @@ class Settlement:
     def batches(self, lines: int) -> Iterator[list[Decided]]:
         """The settled lines, in the order in which they were logged, up to the first that is open.
 
-        A batch has all lines of its last step, so that the step of a :class:`Place` says exactly what has been sent, and
-        no rollback within, so that what may have been sent of it is known too.
+        A batch has all lines of its last step, so that the step of a :class:`Place` says exactly what has been sent,
+        and no rollback within, so that what may have been sent of it is known too.
 
         Args:
             lines: At least so many in each batch that no rollback follows.
@@ -207,9 +213,16 @@ class Settlement:
     def _lines(self) -> Iterator[Decided]:
         for start, lines in self._attempts:
             for line in lines(self.place.offsets.get(start.number, 0)):
-                yield Decided(start.number, line.offset, line.end, line.point.step, line.point.time, self._parts(start.number, line))
+                yield Decided(
+                    start.number,
+                    line.offset,
+                    line.end,
+                    line.point.step,
+                    line.point.time,
+                    self._parts(start.number, line),
+                )
 
-    def _parts(self, attempt: int, line: Line) -> dict[Fate, Point]:
+    def _parts(self, attempt: int, line: LoggedLine) -> dict[Fate, Point]:
         """The metrics of a line by what becomes of them."""
         point, place = line.point, (attempt, line.offset)
         if self._smallest[bisect_right(self._places, place)] <= point.step:
@@ -235,18 +248,18 @@ class Settlement:
             self._note_earlier(attempt.start)
         # Those before the place are what has led there.
         left = sorted((each for each in restarts if not offset or each.at > self.place.until), reverse=True)
-        seen: dict[str, tuple[int, int]] = {}
+        logged: dict[str, tuple[int, int]] = {}
         for line in lines(offset):
             step, end = line.point.step, line.end
             while left and line.point.time >= left[-1].at:
                 self._resume(left.pop().step, number, line.offset)
             if step != self._step or self._resumed:
-                seen = {}
+                logged = {}
             self._reach(step, number, line.offset)
             for name in line.point.metrics:
-                if name in seen:
-                    self._overwritten.setdefault(seen[name], set()).add(name)
-                seen[name] = (number, line.offset)
+                if name in logged:
+                    self._overwritten.setdefault(logged[name], set()).add(name)
+                logged[name] = (number, line.offset)
         while left:
             self._resume(left.pop().step, number, end)
 

@@ -342,7 +342,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
 
 def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
     """What a script needs to reach an MLflow server. If that is down, there is a note, but the run still starts."""
-    from slurmtrain.ops.shared.mirror import server_variables
+    from slurmtrain.ops.shared.mirroring.mirror import server_variables
 
     try:
         return server_variables(workspace, run.id, plan), []

@@ -114,7 +114,7 @@ def _version(engine: sa.Engine, path: Path) -> int | None:
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
     if not tables:
         return None
-    if not {"run", "event", "mirror"} <= tables:
+    if not {"run", "event"} <= tables or not {"mirror", "sent"} & tables:
         raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
     if version > schema.VERSION:
         raise RegistryNewer(

@@ -15,7 +15,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unmirrored import describe_next, describe_unmirrored
-from slurmtrain.registry.store import Mirrored
+from slurmtrain.registry.sent import Sent
 from slurmtrain.system.files import make_directory
 
 
@@ -38,8 +38,9 @@ def mirrored(workspace: Workspace) -> Any:
 def pretend_to_mirror(workspace: Workspace) -> None:
     """Record, long ago, that everything was sent."""
     listed = observe(workspace, ask_slurm=False).runs[RUN_ID]
-    sent = Mirrored("sqlite:///x", workspace.store.offsets([RUN_ID])[RUN_ID], listed.revision)
-    workspace.store.write(lambda transaction: transaction.set_mirrored(RUN_ID, sent))
+    offsets = workspace.store.offsets([RUN_ID])[RUN_ID]
+    sent = Sent("mlflow", "sqlite:///x", offsets=offsets, revision=listed.revision)
+    workspace.store.write(lambda transaction: transaction.set_sent(RUN_ID, sent))
 
 
 def test_metrics_that_were_not_sent_are_pointed_out_until_they_are(workspace: Workspace) -> None:

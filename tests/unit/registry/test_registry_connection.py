@@ -33,22 +33,24 @@ sys.stdin.read()
 WRITE = """
 import sys
 from pathlib import Path
-from slurmtrain.registry.store import Mirrored, Store
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
 with Store(Path(sys.argv[1])) as store:
     for number in range(int(sys.argv[3])):
         with store.begin() as transaction:
-            transaction.set_mirrored(f"{sys.argv[2]}-{number}", Mirrored("uri", {}, number))
+            transaction.set_sent(f"{sys.argv[2]}-{number}", Sent("mlflow", "uri", revision=number))
 """
 # Dies with a transaction half written: its pages are in the file, and the old ones in SQLite's journal beside it.
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from slurmtrain.registry.store import Mirrored, Store
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
 store = Store(Path(sys.argv[1]))
 with store.begin() as transaction:
     transaction._connection.exec_driver_sql("PRAGMA cache_size = 2")
     for number in range(500):
-        transaction.set_mirrored(f"half-{number}", Mirrored("uri" * 100, {}, number))
+        transaction.set_sent(f"half-{number}", Sent("mlflow", "uri" * 100, revision=number))
     transaction.flush()
     assert Path(sys.argv[1] + "-journal").exists()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -58,7 +60,7 @@ import json, sys
 from pathlib import Path
 from slurmtrain.registry.store import Store
 with Store(Path(sys.argv[1])) as store:
-    print(json.dumps(sorted(store.mirrors())))
+    print(json.dumps(sorted(store.sent())))
 """
 INTERRUPTIBLE = """
 import sys
@@ -184,7 +186,7 @@ def test_processes_without_locks_write_one_after_another(tmp_path: Path, lockles
     writers = [subprocess.Popen([*lockless, WRITE, str(registry), f"w{number}", "8"]) for number in range(4)]
     assert [writer.wait(120) for writer in writers] == [0] * 4
     with Store(registry) as store:
-        assert len(store.mirrors()) == 32
+        assert len(store.sent()) == 32
     with contextlib.closing(sqlite3.connect(registry)) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert not list(tmp_path.glob("*.held*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
 import stat
 import threading
@@ -14,7 +15,8 @@ import sqlalchemy as sa
 from slurmtrain.errors import PathError, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine
-from slurmtrain.registry.store import Mirrored, Store
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
 
 # Of the tables of each version: whoever changes them raises the version, and notes the new tables here.
 TABLES = {
@@ -24,7 +26,7 @@ TABLES = {
     5: "cc95fe7b157b3df9",
     6: "8045937212b75890",
     7: "8a15c84e78d107ec",
-    8: "a8f983023565d58e",
+    8: "edc427bbac92a5b0",
 }
 
 
@@ -44,7 +46,10 @@ def of_the_first_version(path: Path) -> None:
     run = "INSERT INTO run VALUES ('r1', 'n', 'completed', '', 'local'{})".format(", 0" * (len(columns(path)) - 5))
     with sqlite3.connect(path) as connection:
         connection.execute(run)
-        connection.execute("INSERT INTO mirror VALUES ('r1', 'sqlite:///x', '{}', 7)")
+        connection.execute("DROP TABLE sent")
+        connection.execute("CREATE TABLE mirror (run_id VARCHAR, uri VARCHAR, offsets JSON, revision INTEGER)")
+        offsets = json.dumps({"attempts/job.0/metrics.jsonl": 5, "refused": ["train//loss"]})
+        connection.execute("INSERT INTO mirror VALUES ('r1', 'sqlite:///x', ?, 7)", [offsets])
         connection.execute("DROP TABLE builder")
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
         connection.execute("INSERT INTO alembic_version VALUES ('0001')")
@@ -102,7 +107,9 @@ def test_a_registry_of_the_first_version_is_emptied_with_a_copy_beside_it(tmp_pa
     with Store(path) as store:
         assert store.index() == {}
         # No run directory says what was sent to MLflow: sending it all again would take hours.
-        assert store.mirrors() == {"r1": Mirrored("sqlite:///x", {}, 7)}
+        offsets = {"attempts/job.0/metrics.jsonl": 5}
+        sent = Sent("mlflow", "sqlite:///x", offsets=offsets, revision=7, refused=["train//loss"])
+        assert store.sent() == {"r1": {"mlflow": sent}}
     assert (version(path), "colour" in columns(path)) == (schema.VERSION, False)
     backup = tmp_path / "registry.db.0.bak"
     assert (runs(backup), "colour" in columns(backup)) == (["r1"], True)

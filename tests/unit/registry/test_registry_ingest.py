@@ -13,7 +13,8 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.store import Mirrored, Store
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
 from slurmtrain.system import journal_files
 from slurmtrain.system.database_url import DatabaseUrl
 
@@ -126,14 +127,19 @@ def test_a_line_without_end_does_not_hold_up_what_follows(
     assert store.garbage(run.id) != []
 
 
-def test_what_was_mirrored_is_remembered(store: Store) -> None:
+def test_what_trackers_have_is_remembered_even_when_everything_is_read_again(store: Store) -> None:
+    offsets = {"attempts/job.0/metrics.jsonl": 5}
+    sent = [
+        Sent("mlflow", "sqlite:///x", "run-1", offsets, 3, {"until": 7.5, "reach": 4, "from": [1, 5]}, 7),
+        Sent("csv", "file:///y", revision=8, refused=["train//loss"], problem="the disk is full", since=9.5),
+    ]
     with store.begin() as transaction:
-        transaction.set_mirrored(RUN_ID, Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7))
-        transaction.set_mirrored("other", Mirrored("sqlite:///x", {}, 8, ("train//loss",)))
-    assert store.mirrors() == {
-        RUN_ID: Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7),
-        "other": Mirrored("sqlite:///x", {}, 8, ("train//loss",)),
-    }
+        for each in sent:
+            transaction.set_sent(RUN_ID, each)
+    assert store.sent() == {RUN_ID: {each.tracker: each for each in sent}}
+    with store.begin() as transaction:
+        transaction.clear()
+    assert store.sent([RUN_ID])[RUN_ID]["mlflow"] == sent[0]
 
 
 def test_a_transaction_that_fails_leaves_nothing(store: Store, run: RunDir) -> None:

@@ -24,7 +24,8 @@ from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.postgresql import connections, server
-from slurmtrain.registry.store import Mirrored, Spare, Store
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Spare, Store
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.database_url import DatabaseUrl, read_database_url
 from slurmtrain.system.locking import waiting
@@ -72,9 +73,9 @@ def test_each_runs_root_has_a_schema_of_its_own_which_the_first_command_makes(
 ) -> None:
     ours, theirs = postgres.registry(tmp_path / "a" / "runs"), postgres.registry(tmp_path / "b" / "runs")
     with Store(ours) as store, store.begin() as transaction:
-        transaction.set_mirrored("r1", Mirrored("uri", {}, 1))
+        transaction.set_sent("r1", Sent("mlflow", "uri", revision=1))
     with Store(ours) as store, Store(theirs) as other:
-        assert (set(store.mirrors()), set(other.mirrors())) == ({"r1"}, set())
+        assert (set(store.sent()), set(other.sent())) == ({"r1"}, set())
 
 
 def test_a_schema_can_be_named(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -144,12 +145,16 @@ def test_a_role_that_may_make_no_schema_is_named_the_reason(registry: DatabaseUr
 def test_an_older_registry_is_emptied_but_for_what_was_sent(
     postgres: PostgresServer, registry: DatabaseUrl, run: SimulatedRun
 ) -> None:
+    sent = Sent("mlflow", "uri", offsets={"m": 3}, revision=7)
     with Store(registry) as store, store.begin() as transaction:
-        transaction.set_mirrored("r1", Mirrored("uri", {"m": 3}, 7))
+        transaction.set_sent("r1", sent)
     postgres.execute(f"UPDATE {registry.schema}.registry SET version = 1")
     postgres.execute(f"ALTER TABLE {registry.schema}.run ADD COLUMN colour text")
     with Store(registry) as store:
-        assert (store.index(), store.mirrors()) == ({}, {"r1": Mirrored("uri", {"m": 3}, 7)})
+        assert (store.index(), store.sent()) == (
+            {},
+            {"r1": {"mlflow": Sent("mlflow", "uri", offsets={"m": 3}, revision=7)}},
+        )
     assert postgres.execute(f"SELECT version FROM {registry.schema}.registry") == [(schema.VERSION,)]
 
 
@@ -209,9 +214,9 @@ def test_a_database_that_cannot_hold_every_text_is_refused(postgres: PostgresSer
 @pytest.mark.usefixtures("impatient")
 def test_who_writes_is_named_once_and_read_past(registry: DatabaseUrl, capsys: pytest.CaptureFixture[str]) -> None:
     with Store(registry) as writer, Store(registry) as other, writer.begin() as transaction:
-        transaction.set_mirrored("r1", Mirrored("uri", {}, 1))
+        transaction.set_sent("r1", Sent("mlflow", "uri", revision=1))
         transaction.flush()
-        assert other.mirrors() == {}
+        assert other.sent() == {}
         holder = rf"held by slurmtrain on .*, process {os.getpid()}"
         with pytest.raises(RegistryFailed, match=f"{holder}, after 0 s"), other.begin():
             pass
@@ -292,11 +297,11 @@ def test_a_connection_that_is_lost_is_made_again(
             tries.append("try")
             if len(tries) == 1:
                 postgres.execute(kill)
-            transaction.set_mirrored("r1", Mirrored("uri", {}, len(tries)))
+            transaction.set_sent("r1", Sent("mlflow", "uri", revision=len(tries)))
 
         store.write(change)
         assert tries == ["try", "try"]
-        assert store.mirrors()["r1"].revision == 2
+        assert store.sent()["r1"]["mlflow"].revision == 2
 
 
 def test_a_registry_that_fails_midway_is_replaced_by_the_run_directories(

@@ -12,7 +12,7 @@ from mlflow.utils.validation import (
     _validate_tag_name,
 )
 
-from slurmtrain.tracking.names import flat_name, legal_name
+from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 
 NAMES = st.text() | st.text("a./-_: \n", max_size=6) | st.text("a/é", min_size=248, max_size=260)
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from slurmtrain.tracking.names import flat_name
-from slurmtrain.tracking.sender import Sender
+from slurmtrain.tracking.to_mlflow.names import flat_name
+from slurmtrain.tracking.to_mlflow.sender import Sender
 
 
 class Refused(Exception):

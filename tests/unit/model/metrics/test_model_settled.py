@@ -6,12 +6,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.curves import AttemptStart, CurveBuilder, Restart
-from slurmtrain.model.metrics.settled import Attempted, Decided, Fate, Line, Place, Settlement, covered_until, start_over
+from slurmtrain.model.metrics.curves import CurveBuilder
+from slurmtrain.model.metrics.settled import (
+    Attempted,
+    Decided,
+    Fate,
+    LoggedLine,
+    Place,
+    Settlement,
+    covered_until,
+    start_over,
+)
+from slurmtrain.model.metrics.survival import AttemptStart, Restart
 from slurmtrain.model.run.progress import Point
 from slurmtrain.model.run.run import Checkpoint
 
@@ -35,8 +44,8 @@ class Training:
         return len(self.starts)
 
     def attempts(self) -> list[Attempted]:
-        def lines(number: int) -> Iterable[Line]:
-            return [Line(i * _LINE, (i + 1) * _LINE, point) for i, point in enumerate(self.points[number])]
+        def lines(number: int) -> Iterable[LoggedLine]:
+            return [LoggedLine(i * _LINE, (i + 1) * _LINE, point) for i, point in enumerate(self.points[number])]
 
         return [
             Attempted(start, lambda offset, of=start.number: [line for line in lines(of) if line.offset >= offset])
@@ -57,20 +66,20 @@ class Training:
             *kept, Checkpoint(self.step, f"checkpoints/step-{self.step}", 1, self.now, 1.0, attempt=self.attempt),
         ]  # fmt: skip
 
-    def resume(self, back: int, *, restart: bool, known: bool) -> None:
+    def resume(self, back: int, *, restart: bool, journaled: bool) -> None:
         """From the newest checkpoint, or from an older one: ``back`` before it."""
         self.now += 1
         steps = sorted({0, *(each.step or 0 for each in self.checkpoints)})
         self.step = steps[max(0, len(steps) - 1 - back)]
         # What is newer belongs to a training that led nowhere.
         self.checkpoints = [each for each in self.checkpoints if (each.step or 0) <= self.step]
-        told = self.step if known else None
+        resumed_from = self.step if journaled else None
         if restart and self.starts:
             start = self.starts[-1]
             before = [Restart(each.at, None) for each in start.restarts]
-            self.starts[-1] = start._replace(restarts=[*before, Restart(self.now, told)])
+            self.starts[-1] = start._replace(restarts=[*before, Restart(self.now, resumed_from)])
         else:
-            self.starts.append(AttemptStart(self.attempt + 1, told))
+            self.starts.append(AttemptStart(self.attempt + 1, resumed_from))
             self.points[self.attempt] = []
         self.ended = False
 
@@ -150,14 +159,14 @@ actions = st.one_of(
 )
 
 
-def play(training: Training, remotes: list[Remote], action: tuple, *, known: bool) -> None:
+def play(training: Training, remotes: list[Remote], action: tuple, *, journaled: bool) -> None:
     match action:
         case ("train", steps, validates) if not training.ended:
             training.train(steps, validates)
         case ("save",) if not training.ended:
             training.save()
         case ("resume", back, restart):
-            training.resume(back, restart=restart and not training.ended, known=known)
+            training.resume(back, restart=restart and not training.ended, journaled=journaled)
         case ("end",):
             training.ended = True
         case ("sync", lines):
@@ -167,11 +176,11 @@ def play(training: Training, remotes: list[Remote], action: tuple, *, known: boo
 
 @given(st.lists(actions, max_size=30), st.booleans())
 @settings(max_examples=400)
-def test_trackers_have_what_survives_whatever_was_rolled_back_between_syncs(played: list[tuple], known: bool) -> None:
+def test_trackers_have_what_survives_all_rollbacks_between_syncs(played: list[tuple], journaled: bool) -> None:
     training, remotes = Training(), [Remote(truncates=True), Remote(truncates=False)]
-    training.resume(0, restart=False, known=known)
+    training.resume(0, restart=False, journaled=journaled)
     for action in played:
-        play(training, remotes, action, known=known)
+        play(training, remotes, action, journaled=journaled)
     training.ended = True
     for remote in remotes:
         remote.sync(training)
@@ -183,15 +192,15 @@ def test_points_are_sent_once_and_none_is_left_out_as_long_as_runs_resume_from_t
     played: list[tuple],
 ) -> None:
     training, remote = Training(), Remote(truncates=False)
-    training.resume(0, restart=False, known=True)
+    training.resume(0, restart=False, journaled=True)
     for action in played:
         match action:
             case ("resume", _, restart):
-                play(training, [remote], ("resume", 0, restart), known=True)
+                play(training, [remote], ("resume", 0, restart), journaled=True)
             case ("end",):  # a run that has ended may have to be begun anew
                 continue
             case _:
-                play(training, [remote], action, known=True)
+                play(training, [remote], action, journaled=True)
     training.ended = True
     remote.sync(training)
     assert remote.begun_anew == 0

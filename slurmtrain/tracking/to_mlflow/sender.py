@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from slurmtrain.tracking.names import flat_name, is_in_the_way, legal_name
+from slurmtrain.tracking.to_mlflow.names import flat_name, is_in_the_way, legal_name
 
 # Error codes of MLflow (mlflow/exceptions.py) that are about what was sent.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "REQUEST_LIMIT_EXCEEDED"})

@@ -1,0 +1,99 @@
+"""Sending runs to the trackers named by their plans or the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurmtrain.errors import LockHeld, SlurmtrainError
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.mirroring.targets import MLFLOW, mlflow_uri, targets_of
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.locks import locked
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.sent import Sent
+    from slurmtrain.registry.store import Listed
+
+
+@dataclass(slots=True)
+class MirrorOutcome:
+    """What mirroring did: the runs of which something was sent, by id, what went wrong, and what trackers refused."""
+
+    mirrored: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool = True) -> MirrorOutcome:
+    """Send what is new in these runs to their trackers. A tracker that is down is a problem, never a failure.
+
+    Args:
+        workspace: Where the runs are.
+        runs: The runs by id, as just observed.
+        wait: Wait while another command sends; otherwise nothing is sent meanwhile.
+    """
+    outcome = MirrorOutcome()
+    if workspace.store.in_memory:  # it is unknown what was sent already
+        return outcome
+    from slurmtrain.registry.sent import Sent
+
+    sent = workspace.store.sent()
+    waiting = [
+        run_id
+        for run_id, listed in runs.items()
+        if listed.attempt and not listed.unreadable and listed.row["tracked"] is not False
+        and any(each.revision != listed.revision for each in sent.get(run_id, {"": Sent("", "")}).values())
+        and workspace.root.run(run_id).path.exists()
+    ]  # fmt: skip
+    if not waiting:
+        return outcome
+    try:
+        with locked(workspace.root.tracking_lock, wait=wait) as lock:
+            if lock is not None:
+                _send(workspace, sent, waiting, outcome)
+    except LockHeld as error:
+        outcome.problems.append(f"nothing was sent to trackers: {error}")
+    return outcome
+
+
+def _send(
+    workspace: Workspace, sent: Mapping[str, Mapping[str, Sent]], run_ids: Sequence[str], outcome: MirrorOutcome
+) -> None:
+    from slurmtrain.ops.shared.mirroring.sending import Trackers, send_run
+
+    trackers = Trackers(workspace)
+    for run_id in run_ids:
+        try:
+            problems = send_run(workspace, trackers, run_id, sent.get(run_id, {}))
+        except (SlurmtrainError, OSError) as error:
+            outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
+            continue
+        # A tracker that is down is so for all runs.
+        outcome.problems += [problem for problem in problems.values() if problem and problem not in outcome.problems]
+        if not all(problems.values()):
+            outcome.mirrored.append(run_id)
+    outcome.notes += trackers.notes
+
+
+def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
+    """Variables with which a script reaches its own run on an MLflow server; none if the store is a file.
+
+    Args:
+        workspace: Where the run is.
+        run_id: The run.
+        plan: Its plan.
+
+    Raises:
+        TrackingError: The store is a server that does not answer.
+    """
+    uri = mlflow_uri(workspace, plan)
+    if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
+        return {}
+    from slurmtrain.ops.shared.mirroring.sending import RunSender, Trackers
+
+    [target] = [target for target in targets_of(workspace, plan) if target.name == MLFLOW]
+    tracker = Trackers(workspace).open(target)
+    sender = RunSender(workspace, run_id, plan)
+    return {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": sender.begin(tracker, target.name)}

@@ -1,0 +1,234 @@
+"""Sending one run to its trackers: what is settled, from the place where each of them is, each point once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from slurmtrain.errors import SlurmtrainError, TrackingError
+from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, all_final, covered_until, start_over
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.mirroring.points import LoggedPoints, read_points
+from slurmtrain.ops.shared.mirroring.targets import Target, link, targets_of
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.sent import Sent
+from slurmtrain.tracking.plugins import open_tracker
+from slurmtrain.tracking.tracker import Start, TrackedPoint, TrackedRun, Tracker
+
+# So many lines are sent before it is noted how far that went.
+_LINES_AT_ONCE = 1000
+
+
+class Trackers:
+    """The trackers that one sync uses: each is opened once, and not tried again if that fails."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._root = workspace.root
+        self._opened: dict[str, Tracker | TrackingError] = {}
+        self.refusals: list[str] = []
+        """What they did not take, as sentences without a full stop."""
+
+    def open(self, target: Target) -> Tracker:
+        """The tracker of a target. Raises TrackingError."""
+        if target.key not in self._opened:
+            try:
+                self._opened[target.key] = open_tracker(target.name, target.settings, self._root)
+            except TrackingError as error:
+                self._opened[target.key] = error
+        tracker = self._opened[target.key]
+        if isinstance(tracker, TrackingError):
+            raise tracker
+        return tracker
+
+    @property
+    def notes(self) -> list[str]:
+        """What the trackers did not take, for the user."""
+        opened = [tracker for tracker in self._opened.values() if not isinstance(tracker, TrackingError)]
+        return [*(note for tracker in opened for note in tracker.notes), *self.refusals]
+
+
+def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapping[str, Sent]) -> Mapping[str, str]:
+    """Send what is new in a run to each of its trackers; returns what went wrong, by tracker, empty if nothing did.
+
+    Args:
+        workspace: Where the run is.
+        trackers: Opens them.
+        run_id: The run.
+        before: What its trackers have, by name.
+
+    Raises:
+        RunUnreadable: Its metrics cannot be read.
+        PathError: It has no plan.
+    """
+    run = workspace.store.load(run_id)
+    assert run is not None
+    plan = current_plan(workspace.root.run(run_id), run)
+    sender = RunSender(workspace, run_id, plan)
+    problems = {}
+    for target in targets_of(workspace, plan):
+        sent = before.get(target.name)
+        problems[target.name] = ""
+        try:
+            trackers.refusals += sender.send(trackers.open(target), target.name, sent)
+        except TrackingError as error:
+            problems[target.name] = str(error)
+            sender.note_problem(target.name, sent, str(error))
+    for name in before.keys() - problems.keys():
+        sender.note(replace(before[name], revision=sender.revision))
+    return problems
+
+
+class RunSender:
+    """Sends one run. ``revision``: how much of its files was there when they were listed."""
+
+    def __init__(self, workspace: Workspace, run_id: str, plan: Plan) -> None:
+        """Look at its files.
+
+        Args:
+            workspace: Where the run is.
+            run_id: The run.
+            plan: Its plan.
+
+        Raises:
+            RunUnreadable: Its metrics cannot be read.
+        """
+        self._workspace = workspace
+        self._directory = workspace.root.run(run_id)
+        self._plan = plan
+        self._noted: dict[str, Sent] = {}
+        self._read()
+
+    def _read(self) -> None:
+        run_id = self._directory.id
+        # Before anything is sent: what is added meanwhile is sent next time.
+        self.revision = observe(self._workspace, [run_id], ask_slurm=False).runs[run_id].revision
+        run = self._workspace.store.load(run_id)
+        assert run is not None
+        self._run: Run = run
+        self._logged: LoggedPoints = read_points(run, self._directory)
+
+    def begin(self, tracker: Tracker, name: str) -> str:
+        """The id of the run at a tracker, created if there is none, and journaled. Raises TrackingError."""
+        sent = self._workspace.store.sent([self._run.id]).get(self._run.id, {}).get(name)
+        start = Start(sent.remote_id, sent.step) if sent is not None and sent.uri == tracker.uri else Start(None)
+        with _asking(tracker, self._run):
+            remote_id = tracker.begin(self._tracked, start).remote_id
+        link(self._workspace, self._run, name, remote_id, tracker.uri)
+        return remote_id
+
+    def send(self, tracker: Tracker, name: str, before: Sent | None) -> list[str]:
+        """Send a tracker what it lacks, and note how far that went; returns what it refused for the first time.
+
+        Args:
+            tracker: The tracker.
+            name: Its name.
+            before: What it has.
+
+        Raises:
+            TrackingError: It cannot be reached, or takes nothing.
+        """
+        sent = before if before is not None and before.uri == tracker.uri else Sent(name, tracker.uri)
+        # What versions before 8 have sent has steps twice.
+        legacy = bool(sent.offsets) and not sent.sending
+        place = Place() if legacy else self._logged.place(sent)
+        start = start_over(self._settle(tracker, place), truncates=tracker.truncates)
+        anew = legacy or (start != place and not start.offsets)
+        with _asking(tracker, self._run):
+            begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew))
+        if link(self._workspace, self._run, name, begun.remote_id, tracker.uri):
+            self._read()
+        sent = replace(sent, remote_id=begun.remote_id)
+        self._note_place(sent, start)
+        skipped = None
+        if tracker.truncates and begun.step != start.step:
+            start, skipped = Place(), begun.step
+        with _asking(tracker, self._run):
+            sent, notes = self._log(tracker, sent, start, skipped)
+            tracker.finish(self._tracked)
+        self.note(replace(sent, revision=self.revision, problem="", since=None))
+        return notes
+
+    def note(self, sent: Sent) -> None:
+        """Note what a tracker has."""
+        self._noted[sent.tracker] = sent
+        self._workspace.store.write(lambda transaction: transaction.set_sent(self._run.id, sent))
+
+    def note_problem(self, name: str, before: Sent | None, problem: str) -> None:
+        """Note that a tracker does not take anything now.
+
+        Args:
+            name: The tracker's name.
+            before: What it had.
+            problem: Why, as a sentence.
+        """
+        sent = self._noted.get(name) or before or Sent(name, "")
+        since = sent.since if sent.problem and sent.since is not None else time.time()
+        self.note(replace(sent, revision=-1, problem=problem, since=since))
+
+    @property
+    def _tracked(self) -> TrackedRun:
+        return TrackedRun(self._run, self._plan, self._directory)
+
+    def _settle(self, tracker: Tracker, place: Place) -> Settlement:
+        if self._run.ended:
+            return Settlement(self._logged.attempts, place, all_final)
+        open_from = covered_until(self._run.checkpoints) if tracker.waits else None
+        return Settlement(self._logged.attempts, place, open_from)
+
+    def _log(self, tracker: Tracker, sent: Sent, place: Place, skipped: int | None) -> tuple[Sent, list[str]]:
+        """Send what is settled; returns what the tracker has then, and what it refused for the first time.
+
+        Args:
+            tracker: The tracker.
+            sent: What it has.
+            place: From where it is sent points.
+            skipped: Points of the surviving line up to this step are there already.
+        """
+        settled = self._settle(tracker, place)
+        notes = []
+        for batch in settled.batches(_LINES_AT_ONCE):
+            self._note_place(sent, place.before(batch))
+            points = list(_points(batch, sent.refused, skipped))
+            if points:
+                refused = {name: why for name, why in tracker.log(points).items() if name not in sent.refused}
+                notes += [
+                    f"{tracker.label} does not take the metric {name!r} of run {self._run.id}: {why}"
+                    for name, why in refused.items()
+                ]
+                sent = replace(sent, refused=[*sent.refused, *refused])
+            place = place.after(batch)
+        return self._note_place(sent, place), notes
+
+    def _note_place(self, sent: Sent, place: Place) -> Sent:
+        sent = self._logged.noted(sent, place)
+        self.note(sent)
+        return sent
+
+
+def _points(batch: Sequence[Decided], refused: Sequence[str], skipped: int | None) -> Iterator[TrackedPoint]:
+    """What a tracker is sent of a batch of lines."""
+    for line in batch:
+        for fate, point in line.parts.items():
+            if fate is Fate.FINAL and skipped is not None and point.step <= skipped:
+                continue
+            metrics = point.metrics
+            if refused:
+                metrics = {name: value for name, value in metrics.items() if name not in refused}
+            yield TrackedPoint(line.attempt, point.step, point.time, metrics, fate)
+
+
+@contextlib.contextmanager
+def _asking(tracker: Tracker, run: Run) -> Iterator[None]:
+    """Whatever a tracker of others raises concerns this tracker only."""
+    try:
+        yield
+    except SlurmtrainError:
+        raise
+    except Exception as error:
+        message = (str(error).splitlines() or [""])[0]
+        raise TrackingError(f"{tracker.label} did not take run {run.id}: {type(error).__name__}: {message}") from error

@@ -1,0 +1,58 @@
+"""Which trackers a run is sent to, and with what settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.run.events.command import MlflowRunLinked
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.workspace import Workspace
+
+MLFLOW = "mlflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tracker, by its name, with its settings."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The same for the same tracker with the same settings."""
+        return json.dumps([self.name, self.settings], sort_keys=True)
+
+
+def targets_of(workspace: Workspace, plan: Plan) -> Sequence[Target]:
+    """The trackers that a run with this plan is sent to."""
+    if not plan.spec.tracking.mlflow.enabled:
+        return []
+    # Runs of all experiments of a store are sent through one connection.
+    return [Target(MLFLOW, {"uri": mlflow_uri(workspace, plan)})]
+
+
+def mlflow_uri(workspace: Workspace, plan: Plan) -> str:
+    """The MLflow store of a run: the plan's, the configured one, or the file next to the runs."""
+    return plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
+
+
+def link(workspace: Workspace, run: Run, name: str, remote_id: str, uri: str) -> bool:
+    """Journal what a tracker calls a run, where others can use that; returns whether it was new.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+        name: The tracker's name.
+        remote_id: Its id of the run.
+        uri: Where it keeps runs.
+    """
+    if name != MLFLOW or remote_id == run.mlflow_run_id:
+        return False
+    with workspace.journal(workspace.root.run(run.id), "sync") as journal:
+        journal.write(MlflowRunLinked(mlflow_run_id=remote_id, uri=uri))
+    return True

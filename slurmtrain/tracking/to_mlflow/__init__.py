@@ -1,0 +1,1 @@
+"""The MLflow tracker: the only user of mlflow."""

@@ -1,0 +1,120 @@
+"""Mirroring runs to MLflow. Each run has one MLflow run, whatever its number of attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.system.files import create_private, describe_os_error
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
+from slurmtrain.tracking.to_mlflow.metrics import MetricLog
+from slurmtrain.tracking.to_mlflow.run import MlflowRuns
+from slurmtrain.tracking.to_mlflow.sender import first_line
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+
+
+class MlflowTracker(Tracker):
+    """An MLflow store. Importing mlflow takes a second or more."""
+
+    def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
+        """As :meth:`Tracker.__init__`; the setting ``uri`` is the store's, by default that of the runs ``root``."""
+        super().__init__(settings, root)
+        self.uri = settings.get("uri") or root.mlflow_uri
+        self.label = f"the MLflow store {self.uri}"
+        self._run_id = self._mlflow_id = ""
+        self._metrics: MetricLog | None = None
+        _quiet_environment()
+        if self.uri == root.mlflow_uri:
+            try:
+                create_private(root.mlflow_db)
+            except OSError as error:
+                raise TrackingError(f"cannot write {root.mlflow_db}: {describe_os_error(error)}") from error
+            except PathError as error:
+                raise TrackingError(str(error)) from error
+        import mlflow
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        for name in ("mlflow", "alembic"):
+            # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=self._usable_uri())
+        except self._failure as error:
+            raise TrackingError(f"the MLflow store {self.uri} cannot be opened: {first_line(error)}") from error
+        self._records = MlflowRuns(self._client, self.uri, root, self._failure)
+        self.notes = self._records.notes
+
+    def _usable_uri(self) -> str:
+        """The store's URI; that of our own store is opened without locks where its file system has none.
+
+        Nobody else writes to it meanwhile: whoever mirrors runs holds the runs root's lock for that.
+        """
+        if self.uri != self.root.mlflow_uri or has_record_locks(self.root.tracking_lock):
+            return self.uri
+        return f"sqlite:///file:{quote(str(self.root.mlflow_db))}?vfs={SQLITE_WITHOUT_LOCKS}&uri=true"
+
+    def begin(self, tracked: TrackedRun, start: Start) -> Begun:
+        """As :meth:`Tracker.begin`."""
+        self._run_id = tracked.run.id
+        with self._asking():
+            if start.anew and start.remote_id:
+                self._records.retire(start.remote_id)
+            current = start.remote_id if not start.anew else None
+            self._mlflow_id = current or self._records.find_or_create(tracked.run, tracked.plan)
+            self._metrics = MetricLog(self._client, self._mlflow_id, self._failure)
+        return Begun(self._mlflow_id)
+
+    def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
+        """As :meth:`Tracker.log`."""
+        assert self._metrics is not None
+        with self._asking():
+            return self._metrics.send(points)
+
+    def finish(self, tracked: TrackedRun) -> None:
+        """As :meth:`Tracker.finish`."""
+        with self._asking():
+            self._records.tag(self._mlflow_id, tracked.run)
+            self._records.set_status(self._mlflow_id, tracked.run)
+
+    def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
+        """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""
+        try:
+            experiment = self._client.get_run(mlflow_id).info.experiment_id
+            return str(experiment), str(self._client.get_experiment(experiment).name)
+        except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
+            raise TrackingError(
+                f"the MLflow store {self.uri} does not show run {mlflow_id}: {first_line(error)}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Whatever the store answers concerns the current run; whatever MLflow prints is no data of slurmtrain's."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except SlurmtrainError:
+            raise
+        except Exception as error:  # as above
+            raise TrackingError(
+                f"the MLflow store {self.uri} did not take run {self._run_id}: {first_line(error)}"
+            ) from error
+
+
+def _quiet_environment() -> None:
+    """No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise."""
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }.items():
+        os.environ.setdefault(name, value)

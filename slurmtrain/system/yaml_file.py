@@ -146,6 +146,11 @@ class FileDumper(yaml.SafeDumper):
         """Whether to write ``data`` again where it occurs again: always."""
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Text ``data``, in double quotes if PyYAML might otherwise fold it at an unusual line break."""
+        is_plain = data.replace("\n", "").isprintable()
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
+
 
 # Resolvers are class attributes that PyYAML's own methods modify, so they are set up once, when first needed.
 @cache
@@ -157,6 +162,7 @@ def _file_loader() -> type[FileLoader]:
 @cache
 def _dumper() -> type[FileDumper]:
     FileDumper.add_implicit_resolver(*_SHORT_FLOAT)
+    FileDumper.add_representer(str, FileDumper.represent_str)
     return FileDumper
 
 

@@ -55,14 +55,8 @@ def calling(config: Config, *, again: bool = False) -> Iterator[Call]:
         with private_umask(), notices_to(notes.append), our_errors():
             yield call
     finally:
-        close(call.workspace)
+        call.workspace.close()
     warn(notes)
-
-
-def close(workspace: Workspace) -> None:
-    """Close the registry of a ``workspace``, if it was opened."""
-    if "store" in vars(workspace):
-        workspace.store.close()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from slurmtrain.api.call import Call, TimeLimit, calling, close, our_errors, warn
+from slurmtrain.api.call import Call, TimeLimit, calling, our_errors, warn
 from slurmtrain.api.records import AttemptInfo, CheckpointInfo, attempt_info, checkpoint_info, moment
 from slurmtrain.config import Config
 from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError, WaitTimedOut
@@ -379,7 +379,7 @@ class RunHandle:
             try:
                 yield from map(_printable, read_logs(workspace, self.id, choice, follow=True))
             finally:
-                close(workspace)
+                workspace.close()
 
     def _load(self) -> Run:
         """It with its attempts and checkpoints, read when they are first asked for."""

@@ -301,14 +301,26 @@ class Store:
 
     def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
+        return self.events_of([run_id], cls).get(run_id, [])
+
+    def events_of(self, run_ids: Collection[str], cls: type[P]) -> dict[str, list[Event[P]]]:
+        """The events of one kind by run, in no order, of those of these runs that have any.
+
+        Args:
+            run_ids: The runs.
+            cls: The payload class of that kind.
+        """
         from slurmtrain.model.run.events.base import select
         from slurmtrain.registry.fact_rows import event_of
 
-        def read(connection: sa.Connection) -> list[AnyEvent]:
-            rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == cls.KIND)
-            return [event for row in rows if (event := event_of(row)) is not None]
+        def read(connection: sa.Connection) -> dict[str, list[AnyEvent]]:
+            events: dict[str, list[AnyEvent]] = {}
+            for row in queries.rows(connection, schema.event, run_ids, schema.event.c.kind == cls.KIND):
+                if (event := event_of(row)) is not None:
+                    events.setdefault(row["run_id"], []).append(event)
+            return events
 
-        return select(self._read(read), cls)
+        return {run_id: select(events, cls) for run_id, events in self._read(read).items()}
 
     def surviving_metrics(
         self, run_ids: Collection[str] | None = None, names: Collection[str] | None = None

@@ -80,13 +80,14 @@ def fsync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+def write_atomically(path: Path, content: bytes, *, private: bool = False, mode: int | None = None) -> None:
     """Replace a file's content, durably: temporary file, fsync, rename, fsync of the directory.
 
     Args:
         path: The file.
         content: Its new content.
         private: Nobody else may read it, not even a group that shares the runs root.
+        mode: The file's mode, whatever its directory or the umask; None: as usual.
 
     Raises:
         OSError: That fails; the old content is untouched.
@@ -96,7 +97,9 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         with os.fdopen(handle, "wb") as file:
-            if not private:
+            if mode is not None:
+                os.fchmod(handle, mode)
+            elif not private:
                 share_file(handle, path)
             file.write(content)
             file.flush()

@@ -62,6 +62,16 @@ class RunsRoot:
         return self.path / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     @property
+    def counters(self) -> Path:
+        """What each run, also a deleted one, has added to Prometheus' counters."""
+        return self.path / "counters.jsonl"
+
+    @property
+    def counters_lock(self) -> Path:
+        """Held while these are read and written."""
+        return self.path / ".counters.lock"
+
+    @property
     def tracking_lock(self) -> Path:
         """Held by the command that mirrors runs to MLflow."""
         return self.path / ".mlflow.lock"

@@ -76,6 +76,11 @@ class Workspace:
                 self._scheduler = Scheduler(math.inf, None)
         return self._scheduler
 
+    def close(self) -> None:
+        """Close the registry, if it was opened."""
+        if "store" in vars(self):
+            self.store.close()
+
     def looking_again(self) -> Workspace:
         """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
         again = Workspace(self.config, looks_again=True, warn=self._warn)

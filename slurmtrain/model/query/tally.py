@@ -1,0 +1,84 @@
+"""What a run adds to sums over all runs: attempts, interruptions, time on nodes and GPUs, work that was lost.
+
+Only what never shrinks is counted, since sums become Prometheus' counters, which take a smaller number for a restart:
+time that counts as training may later turn out to be lost (``docs/goodput.md``), so training time is not among it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from slurmtrain.model.run.run import CAUSES, Attempt, Run
+
+ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"
+NODE_S, GPU_S = "node_s", "gpu_s"
+INTERRUPTED = "interrupted:"
+"""Begins the name of a count of interruptions, whose end is the cause."""
+UNPRODUCTIVE = ("start", "preflight", "restore", "stall", "stop", "lost")
+"""Kinds of time on nodes that is neither queueing nor training that was kept."""
+PLANNED = ("completed", "cancelled")
+"""Causes for which attempts end as somebody meant them to; every other is an interruption."""
+
+
+class Placement(NamedTuple):
+    """Where attempts ran: ``executor`` is slurm or local, or empty; ``partition`` is empty where there is none."""
+
+    executor: str
+    partition: str
+
+
+Tally = dict[Placement, dict[str, float]]
+"""Sums by place, then by name: seconds where the name says so, else counts."""
+
+
+def place_of(run: Run, attempt: Attempt | None, partitions: Mapping[int, str | None]) -> Placement:
+    """Where an ``attempt`` of a ``run`` ran. ``partitions``: those of its submissions, by number."""
+    if attempt is None:
+        return Placement(run.executor, "")
+    return Placement(attempt.executor or run.executor, partitions.get(attempt.submission) or "")
+
+
+def tally(run: Run, partitions: Mapping[int, str | None]) -> Tally:
+    """What a ``run`` adds to the sums. ``partitions``: those of its submissions, by number."""
+    gpus = run.resources.get("gpus_per_node")
+    gpus_per_node = gpus if isinstance(gpus, int) else 0
+    result: Tally = {}
+    for attempt in run.attempts:
+        sums = result.setdefault(place_of(run, attempt, partitions), defaultdict(float))
+        _add(sums, attempt, gpus_per_node)
+    return {place: dict(sums) for place, sums in result.items()}
+
+
+def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:
+    sums[ATTEMPTS] += 1
+    sums[LOST_STEPS] += attempt.lost_steps or 0
+    if attempt.started_at is not None:
+        sums[QUEUED] += 1
+        sums[QUEUE_S] += attempt.spent.get("queue", 0.0)
+    causes = [str(restart.get("cause")) for restart in attempt.restarts]
+    if attempt.ended and attempt.cause is not None and attempt.cause not in PLANNED:
+        causes.append(attempt.cause)
+    for cause in causes:
+        # A label's values must be few, whatever a journal holds.
+        sums[INTERRUPTED + (cause if cause in CAUSES else "other")] += 1
+    # As for the goodput, an attempt whose nodes are unknown counts as one node.
+    nodes = max(1, len(attempt.hosts))
+    seconds = {kind: nodes * spent for kind, spent in attempt.spent.items() if kind != "queue"}
+    for name, weight in ((NODE_S, 1), (GPU_S, gpus_per_node)):
+        if weight and any(seconds.values()):
+            sums[name] += weight * sum(seconds.values())
+            for kind in UNPRODUCTIVE:
+                sums[f"{name}:{kind}"] += weight * seconds.get(kind, 0.0)
+
+
+def merged(old: Tally, new: Tally) -> Tally:
+    """The larger of both for each sum: of an ``old`` and a ``new`` tally of one run."""
+    return {
+        place: {
+            name: max(old.get(place, {}).get(name, 0.0), new.get(place, {}).get(name, 0.0))
+            for name in {**old.get(place, {}), **new.get(place, {})}
+        }
+        for place in {**old, **new}
+    }

@@ -1,0 +1,172 @@
+"""What is exported: the families of metrics, in Prometheus' terms, and their samples.
+
+Names follow https://prometheus.io/docs/practices/naming: base units, ``_total`` for counters, ``_ratio`` for shares.
+Points in time are exported as such, since an age would be wrong by the time it is scraped; a query subtracts them from
+``time()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmtrain.model.query.tally import (
+    ATTEMPTS,
+    GPU_S,
+    INTERRUPTED,
+    LOST_STEPS,
+    NODE_S,
+    PLANNED,
+    QUEUE_S,
+    QUEUED,
+    UNPRODUCTIVE,
+    Placement,
+    Tally,
+)
+from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
+from slurmtrain.registry.store import Listed
+
+PREFIX = "slurmtrain_"
+GAUGE, COUNTER, SUMMARY = "gauge", "counter", "summary"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Metrics of one name. ``help``: a sentence without a full stop; ``kind``: gauge, counter or summary.
+
+    ``samples``: values by label; of a summary, the count and the sum.
+    """
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    samples: dict[tuple[str, ...], tuple[float, ...]] = field(default_factory=dict)
+
+    def add(self, *values: float, **labels: str) -> None:
+        """Add a sample: its ``values``, and a value for each of the ``labels``."""
+        self.samples[tuple(labels[name] for name in self.labels)] = values
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The names of its series, as queries have them."""
+        return (f"{self.name}_count", f"{self.name}_sum") if self.kind == SUMMARY else (self.name,)
+
+
+_PLACE = ("executor", "partition")
+_RUN = ("run", "name")
+_KINDS = "by kind (docs/goodput.md)"
+
+
+class Families:
+    """All families, with the samples that were added to them."""
+
+    def __init__(self) -> None:
+        """There are no samples yet."""
+        self._families: dict[str, Family] = {}
+        for name, kind, help_text, labels in _declared():
+            self._families[name] = Family(PREFIX + name, kind, help_text, labels)
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._families.values())
+
+    def __getitem__(self, name: str) -> Family:
+        return self._families[name]
+
+    def add_states(self, counts: Mapping[tuple[str, Placement], int]) -> None:
+        """Add how many runs there are in which state and at which place: all states of each, so that none vanishes."""
+        for place in {place for _, place in counts}:
+            for state in RUN_STATES:
+                self["runs"].add(counts.get((state, place), 0), state=state, **place._asdict())
+
+    def add_totals(self, totals: Tally) -> None:
+        """Add the sums over all runs."""
+        for place, sums in totals.items():
+            at = place._asdict()
+            self["attempts_total"].add(sums.get(ATTEMPTS, 0.0), **at)
+            self["lost_steps_total"].add(sums.get(LOST_STEPS, 0.0), **at)
+            self["queue_seconds"].add(sums.get(QUEUED, 0.0), sums.get(QUEUE_S, 0.0), **at)
+            for resource, name in (("node", NODE_S), ("gpu", GPU_S)):
+                self[f"{resource}_seconds_total"].add(sums.get(name, 0.0), **at)
+                for kind in UNPRODUCTIVE:
+                    spent = sums.get(f"{name}:{kind}", 0.0)
+                    self[f"{resource}_unproductive_seconds_total"].add(spent, kind=kind, **at)
+            counts = {name.removeprefix(INTERRUPTED): n for name, n in sums.items() if name.startswith(INTERRUPTED)}
+            # Also those of which there were none: an increase is only noticed in a series that existed before.
+            for cause in dict.fromkeys([*(each for each in CAUSES if each not in PLANNED), *counts]):
+                self["interruptions_total"].add(counts.get(cause, 0.0), cause=cause, **at)
+
+    def add_run(self, listed: Listed, place: Placement) -> None:
+        """Add the series of one run that has not ended, ``listed`` by the registry, whose newest attempt is at a place.
+
+        Args:
+            listed: The run.
+            place: Where its newest attempt is.
+        """
+        at = {"run": listed.id, "name": listed.name}
+        self["run_info"].add(1.0, **at, state=listed.state, sweep=listed.sweep or "", **place._asdict())
+        row: Mapping[str, Any] = listed.row
+        checkpoint: Checkpoint | None = listed.checkpoint
+        values = {
+            "run_attempts": listed.attempt,
+            "run_steps": row["step"],
+            "run_target_steps": row["total_steps"],
+            "run_lost_steps": row["lost_steps"],
+            "run_goodput_ratio": row["goodput"],
+            "run_submitted_timestamp_seconds": row["submitted_at"],
+            "run_started_timestamp_seconds": row["started_at"],
+            "run_checkpoint_timestamp_seconds": checkpoint.saved_at if checkpoint else None,
+            "run_checkpoint_steps": checkpoint.step if checkpoint else None,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self[name].add(float(value), **at)
+
+
+def _declared() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Name, kind, help and labels of each family."""
+    yield "build_info", GAUGE, "Always 1; the version of slurmtrain", ("version",)
+    yield "runs", GAUGE, "Runs in the registry, by state", (*_PLACE, "state")
+    yield "attempts_total", COUNTER, "Attempts that were submitted", _PLACE
+    yield (
+        "interruptions_total",
+        COUNTER,
+        "Ends and restarts of attempts that were not planned, by cause",
+        (*_PLACE, "cause"),
+    )
+    yield "queue_seconds", SUMMARY, "Time in the queue of attempts that have started", _PLACE
+    yield "lost_steps_total", COUNTER, "Steps that were trained, discarded by an interruption and trained again", _PLACE
+    yield "node_seconds_total", COUNTER, "Time on nodes, times their number", _PLACE
+    yield "gpu_seconds_total", COUNTER, "Time on GPUs, times their number", _PLACE
+    yield (
+        "node_unproductive_seconds_total",
+        COUNTER,
+        f"The part of node_seconds that trained nothing that was kept, {_KINDS}",
+        (*_PLACE, "kind"),
+    )
+    yield (
+        "gpu_unproductive_seconds_total",
+        COUNTER,
+        f"The part of gpu_seconds that trained nothing that was kept, {_KINDS}",
+        (*_PLACE, "kind"),
+    )
+    yield "tracker_unsent_runs", GAUGE, "Runs of which a tracker lacks something that is known", ()
+    yield "tracker_sent_timestamp_seconds", GAUGE, "When something was last sent to a tracker", ()
+    yield "scheduler_up", GAUGE, "Whether Slurm answered the last question; absent if it was not asked", ()
+    yield "collection_timestamp_seconds", GAUGE, "When these metrics were collected", ()
+    yield "collection_duration_seconds", GAUGE, "How long that took", ()
+    yield "run_info", GAUGE, "Always 1; a run that has not ended", (*_RUN, "state", *_PLACE, "sweep")
+    yield "run_attempts", GAUGE, "Its attempts so far", _RUN
+    yield "run_steps", GAUGE, "Its finished steps", _RUN
+    yield "run_target_steps", GAUGE, "How many steps it is to do", _RUN
+    yield "run_lost_steps", GAUGE, "Its steps that were trained again", _RUN
+    yield "run_goodput_ratio", GAUGE, "The share of its time on nodes that trained what was kept", _RUN
+    yield "run_submitted_timestamp_seconds", GAUGE, "When it was submitted", _RUN
+    yield "run_started_timestamp_seconds", GAUGE, "When it first started on nodes", _RUN
+    yield "run_checkpoint_timestamp_seconds", GAUGE, "When its newest checkpoint was saved", _RUN
+    yield "run_checkpoint_steps", GAUGE, "The step of that checkpoint", _RUN
+
+
+LABELS = frozenset(label for _, _, _, labels in _declared() for label in labels)
+"""The names of all labels."""

@@ -48,6 +48,7 @@ COMMANDS = {
     "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
     "drill": ("drill", "Inject faults into runs of a spec, and check that they recover."),
     "nodes": ("nodes", "List nodes that failed a preflight."),
+    "metrics": ("metrics", "Export the state of all runs to Prometheus."),
     "registry": ("registry", "Manage the registry."),
     "completion": ("completion", "Print a shell completion script."),
 }
@@ -63,6 +64,9 @@ _OTHER_WORDS = {
     **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs"), _LISTS),
     **dict.fromkeys(("htop", "monitor", "tui"), "'slurmtrain top' is a live page of all runs"),
     **dict.fromkeys(("mlflow", "web", "dashboard", "browse", "open"), "'slurmtrain ui' shows runs in MLflow"),
+    **dict.fromkeys(
+        ("prometheus", "exporter", "grafana"), "'slurmtrain metrics' exports the state of all runs to Prometheus"
+    ),
     **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
     **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
     **dict.fromkeys(("rm", "remove", "del", "erase"), _DELETES),

@@ -1,0 +1,165 @@
+"""What is exported to Prometheus, and that its counters never fall."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurmtrain.model.query.tally import INTERRUPTED, Placement, merged
+from slurmtrain.model.run.run import CAUSES
+from slurmtrain.ops.monitoring.counters import Counters
+from slurmtrain.ops.monitoring.families import COUNTER, SUMMARY, Families
+from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.shared.workspace import Workspace
+
+pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+
+from helpers.metered_runs import Samples, export, parse, value, write_metered_run
+
+_COUNTED = {name for family in Families() if family.kind in (COUNTER, SUMMARY) for name in family.exported}
+
+
+def counters_of(samples: Samples) -> Samples:
+    return {key: number for key, number in samples.items() if key[0] in _COUNTED}
+
+
+def test_attempts_interruptions_and_seconds_are_counted_by_partition(workspace: Workspace) -> None:
+    write_metered_run(workspace)
+    samples = parse(export(workspace))
+    spot = {"executor": "local", "partition": "spot"}
+    assert value(samples, "slurmtrain_attempts_total", **spot) == 2
+    assert value(samples, "slurmtrain_interruptions_total", cause="preempted", **spot) == 1
+    assert value(samples, "slurmtrain_interruptions_total") == 1
+    assert value(samples, "slurmtrain_lost_steps_total", **spot) == 5
+    assert value(samples, "slurmtrain_queue_seconds_count", **spot) == 2
+    assert value(samples, "slurmtrain_queue_seconds_sum", **spot) > 9
+    nodes, gpus = (value(samples, f"slurmtrain_{each}_seconds_total") for each in ("node", "gpu"))
+    assert gpus == 4 * nodes
+    lost = value(samples, "slurmtrain_node_unproductive_seconds_total", kind="lost")
+    assert 0 < lost < value(samples, "slurmtrain_node_unproductive_seconds_total") < nodes
+    assert value(samples, "slurmtrain_gpu_unproductive_seconds_total", kind="lost") == 4 * lost
+
+
+def test_every_state_and_cause_is_there_before_it_first_occurs(workspace: Workspace) -> None:
+    write_metered_run(workspace)
+    samples = parse(export(workspace))
+    assert value(samples, "slurmtrain_runs", state="completed") == 1
+    assert value(samples, "slurmtrain_runs", state="lost") == 0
+    for cause in set(CAUSES) - {"completed", "cancelled"}:
+        assert value(samples, "slurmtrain_interruptions_total", cause=cause) in (0, 1)
+
+
+def test_only_runs_that_have_not_ended_have_series_of_their_own(workspace: Workspace) -> None:
+    write_metered_run(workspace, 1)
+    write_metered_run(workspace, 2, ends=False)
+    samples = parse(export(workspace))
+    assert {dict(labels)["run"] for name, labels in samples if name.startswith("slurmtrain_run_")} == {"0000000002"}
+    run = {"run": "0000000002", "name": "cnn"}
+    assert value(samples, "slurmtrain_run_info", state="running", partition="spot", **run) == 1
+    assert value(samples, "slurmtrain_run_steps", **run) == 7
+    assert value(samples, "slurmtrain_run_target_steps", **run) == 20
+    assert value(samples, "slurmtrain_run_attempts", **run) == 2
+    assert value(samples, "slurmtrain_run_checkpoint_steps", **run) == 5
+    saved, begun = (
+        value(samples, f"slurmtrain_run_{each}_timestamp_seconds", **run) for each in ("checkpoint", "started")
+    )
+    assert saved > begun > 1000
+    assert "slurmtrain_run_" not in export(workspace, per_run=False)
+
+
+def test_an_empty_root_is_exported_and_left_empty(workspace: Workspace) -> None:
+    assert value(parse(export(workspace)), "slurmtrain_build_info") == 1
+    assert not workspace.root.path.exists()
+
+
+def test_counters_stay_when_runs_are_deleted_and_the_registry_is_rebuilt(workspace: Workspace) -> None:
+    write_metered_run(workspace, 1)
+    write_metered_run(workspace, 2)
+    before = parse(export(workspace))
+    aside = workspace.root.path.parent / "aside"
+    workspace.root.run("0000000001").path.rename(aside)
+    gone = parse(export(workspace))
+    assert value(gone, "slurmtrain_runs", state="completed") == 1
+    assert counters_of(gone) == counters_of(before)
+    workspace.config.registry.unlink()
+    rebuild(Workspace(workspace.config))
+    assert counters_of(parse(export(workspace))) == counters_of(before)
+    aside.rename(workspace.root.run("0000000001").path)
+    assert counters_of(parse(export(workspace))) == counters_of(before), "a run that returns is not counted twice"
+
+
+def test_a_process_that_goes_on_counts_as_a_new_one_does(workspace: Workspace) -> None:
+    counters = Counters()
+    sim = write_metered_run(workspace, ends=False)
+    early = counters_of(parse(export(workspace, counters)))
+    sim.reached(12, 1, loss=0.3).crashed(restart=1).ended("crash", 1, 1)
+    late = counters_of(parse(export(workspace, counters)))
+    assert late == counters_of(parse(export(workspace)))
+    assert all(late[key] >= number for key, number in early.items())
+    assert value(late, "slurmtrain_interruptions_total") == 2
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_killed_writer_and_lines_that_mean_nothing_are_passed_over(workspace: Workspace, cut: int) -> None:
+    write_metered_run(workspace, 1)
+    expected = counters_of(parse(export(workspace)))
+    content = workspace.root.counters.read_bytes()
+    odd = b'{"run": 1}\n[]\n{"run": "x", "place": ["a"], "sums": 1}\n{"run": "y", "place": ["a", "b"], "sums": [[1]]}\n'
+    workspace.root.counters.write_bytes(odd + content + content[:-cut])
+    assert counters_of(parse(export(workspace))) == expected
+    assert counters_of(parse(export(workspace))) == expected
+
+
+def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurmtrain.ops.monitoring.counters._SPARE_LINES", 0)
+    sim = write_metered_run(workspace, ends=False)
+    counters = Counters()
+    for step in range(8, 20):
+        sim.later(1).reached(step, 1, loss=0.1)
+        before = export(workspace, counters)
+    assert len(workspace.root.counters.read_bytes().split()) < 200
+    assert workspace.root.counters.read_bytes().count(b"\n") <= 8
+    assert counters_of(parse(export(workspace))) == counters_of(parse(before))
+
+
+def test_where_nothing_can_be_written_metrics_are_exported_with_a_warning(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slurmtrain.ops.monitoring.collect import collect
+
+    write_metered_run(workspace)
+    workspace.root.counters.mkdir(parents=True)
+    collection = collect(Workspace(workspace.config), Counters(), per_run=False)
+    assert [note for note in collection.notes if "counters cannot be kept" in note]
+    attempts = next(family for family in collection.families if family.name == "slurmtrain_attempts_total")
+    assert attempts.samples == {("local", "spot"): (2.0,)}
+    shutil.rmtree(workspace.root.counters)
+
+
+_TALLIES = st.dictionaries(
+    st.sampled_from([Placement("local", ""), Placement("slurm", "spot")]),
+    st.dictionaries(st.sampled_from(["attempts", INTERRUPTED + "oom"]), st.floats(0, 9)),
+)
+
+
+@settings(max_examples=50)
+@given(_TALLIES, _TALLIES)
+def test_of_two_tallies_the_larger_sums_count_in_whatever_order(
+    first: dict[Placement, dict[str, float]], second: dict[Placement, dict[str, float]]
+) -> None:
+    both = merged(first, second)
+    assert both == merged(second, first) == merged(both, first)
+    assert all(both[place][name] >= number for place, sums in first.items() for name, number in sums.items())
+
+
+def test_exported_names_follow_prometheus_conventions(tmp_path: Path) -> None:
+    for family in Families():
+        assert family.name.startswith("slurmtrain_")
+        assert family.name.endswith("_total") == (family.kind == COUNTER), family.name
+        if any(word in family.name for word in ("timestamp", "duration", "queue")):
+            assert family.name.removesuffix("_total").endswith("_seconds"), family.name
+        assert not family.help.endswith(".")

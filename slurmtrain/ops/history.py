@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from slurmtrain.history.cache import read_blocks
 from slurmtrain.model.metrics.curves import Curve, CurveBuilder
 from slurmtrain.model.metrics.survival import start_of
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.progress import Point, points_of
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
-from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
-
-# Enough to read fast, and little memory for any number of lines.
-_PIECE_BYTES = 1 << 20
+from slurmtrain.system.journal_files import journal_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +24,7 @@ class History:
 def read_history(
     run: Run, directory: RunDir, names: Collection[str] | None = None, *, keep_superseded: bool = False
 ) -> History:
-    """The curves of a run's metrics, without what was rolled back. Files are read in pieces, whatever their size.
+    """The curves of a run's metrics, without what was rolled back. Only what was logged since the last time is parsed.
 
     Args:
         run: The run, with its attempts.
@@ -39,14 +36,10 @@ def read_history(
         RunUnreadable: A metrics file is somebody else's, or cannot be read.
     """
     problems: list[str] = []
-    files = {file.metrics_of: file for file in journal_files(directory, problems) if file.metrics_of is not None}
+    files = [file for file in journal_files(directory, problems) if file.metrics_of is not None]
+    cache = RunsRoot(directory.path.parent).history(run.id)
+    blocks = read_blocks(cache, files, names, ended=run.ended)
     builder = CurveBuilder(names, keep_superseded=keep_superseded)
     for attempt in run.attempts:
-        file = files.get(attempt.key)
-        builder.add_attempt(start_of(attempt), _points(file) if file is not None else ())
+        builder.add_blocks(start_of(attempt), blocks.get(attempt.key, ()))
     return History(builder.curves, tuple(problems))
-
-
-def _points(file: JournalFile) -> Iterator[Point]:
-    for piece in read_pieces(file, length=_PIECE_BYTES):
-        yield from points_of(record for _, record in piece.reading.records)

@@ -131,7 +131,7 @@ def read_pieces(
     Raises:
         RunUnreadable: It cannot be read, or does not pass ``check``.
     """
-    while text := _read_bytes(file, offset, min(length, file.size - offset), check):
+    while text := read_bytes(file, offset, min(length, file.size - offset), check):
         reading = read_lines(text, offset, file.name)
         if reading.end == offset and len(text) == length:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
@@ -167,8 +167,18 @@ def line_number(path: Path, offset: int) -> int | None:
     return None
 
 
-def _read_bytes(file: JournalFile, offset: int, length: int, check: Check) -> bytes:
-    """Up to ``length`` bytes of a file; none if it has been deleted."""
+def read_bytes(file: JournalFile, offset: int, length: int, check: Check = check_owned) -> bytes:
+    """Bytes of a file, as many as there are; none if it has been deleted.
+
+    Args:
+        file: The file.
+        offset: Where to begin, in bytes.
+        length: How many.
+        check: Who may own the file or write to it.
+
+    Raises:
+        RunUnreadable: It cannot be read, or does not pass ``check``.
+    """
     try:
         handle = open_regular(file.path, check=check)
         try:

@@ -1,6 +1,6 @@
 """A summary of each metric's surviving line: what questions about many runs need, without their histories.
 
-It grows with the lines that are appended. Where a rollback has taken away what it summarises, or what is earlier of the
+It grows with the lines that are appended. Where a rollback has taken away what it summarises, or what is known of the
 attempts has changed, it cannot be continued, and is made anew from all lines; both ways give the same.
 """
 
@@ -60,7 +60,7 @@ class AttemptLines(NamedTuple):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it has neither lines nor a earlier step that it resumed from, so that it can be left out for now."""
+        """Whether it has neither lines nor a known step that it resumed from, so that it can be left out for now."""
         return not self.end and not self.start.step and not self.start.restarts
 
 

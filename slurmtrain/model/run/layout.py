@@ -52,6 +52,10 @@ class RunsRoot:
         """Slurm's last answer, shared by commands that poll."""
         return self.path / ".squeue.json"
 
+    def history(self, run_id: str) -> Path:
+        """What the metrics files of a run hold, in columns: a cache, made by commands that read whole curves."""
+        return self.path / ".histories" / f"{run_id}.columns"
+
     @property
     def nodes(self) -> Path:
         """Journals of commands about the cluster's nodes."""

@@ -238,6 +238,8 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
         removal = _remove(condemned, forget=True)
         with contextlib.suppress(OSError):
             condemned.path.unlink() if condemned.path.is_symlink() else condemned.path.rmdir()
+        with contextlib.suppress(OSError):
+            workspace.root.history(run_id).unlink()
     workspace.store.write(lambda transaction: transaction.remove([run_id]))
     return removal
 

@@ -97,7 +97,11 @@ def test_a_second_time_there_is_nothing_to_delete(workspace: Workspace) -> None:
 
 
 def test_a_forgotten_run_is_nowhere(workspace: Workspace) -> None:
+    history = workspace.root.history(A)
+    history.parent.mkdir()
+    history.touch()
     call(workspace, delete, A, "--forget", "-y")
+    assert not history.exists()
     assert not workspace.root.run(A).path.exists()
     assert workspace.unborn() == []
     assert set(listed(workspace)) == {B, LIVE}

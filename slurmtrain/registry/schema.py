@@ -59,7 +59,14 @@ run = sa.Table(
     sa.Column("attempts_at", sa.BigInteger, nullable=False),
     # How many bytes of journals and metrics have been read: grows with every new fact.
     sa.Column("revision", sa.BigInteger, nullable=False),
+    # For commands that look at few of many runs (``registry/index.py``).
+    sa.Index("run_state", "state"),
+    sa.Index("run_sweep", "sweep"),
+    sa.Index("run_ended_at", "ended_at"),
 )
+_UNSETTLED = ~run.c.settled
+sa.Index("run_unsettled", run.c.id, sqlite_where=_UNSETTLED, postgresql_where=_UNSETTLED)
+sa.Index("run_archived", run.c.archived)
 
 attempt = sa.Table(
     "attempt",
@@ -213,6 +220,7 @@ metric = sa.Table(
     sa.Column("min_step", sa.BigInteger),
     sa.Column("max", sa.Float),
     sa.Column("max_step", sa.BigInteger),
+    sa.Index("metric_last", "name", "last", "run_id"),
 )
 
 # What a run's rows in ``metric`` were made of (``model/metrics/summary.py``), so that the next reading adds to them.

@@ -6,20 +6,22 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
 from slurmtrain.errors import ConnectionLost, PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
 from slurmtrain.model.run.layout import METRICS
 from slurmtrain.model.run.run import ENDED, UNREADABLE
-from slurmtrain.registry import queries, schema
+from slurmtrain.registry import index, queries, schema
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
+from slurmtrain.registry.index import IndexRow
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
+    from slurmtrain.model.query.conditions import Condition
     from slurmtrain.model.run.events.base import AnyEvent, Event, P
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
@@ -34,37 +36,6 @@ T = TypeVar("T")
 
 # What reading a value raises that slurmtrain has not written: SQLite notices damage to its own structures only.
 _DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-
-
-class IndexRow(NamedTuple):
-    """What every command needs to know about every run: the minimum for selecting runs and deciding which to read."""
-
-    id: str
-    name: str
-    state: str
-    settled: bool
-    """Whether it has ended and no process can still write to it."""
-    journals_at: int
-    attempts_at: int
-    sweep: str | None = None
-    """The id of its sweep."""
-    archived: bool = False
-    """Whether lists leave it out."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended; it may still be started again."""
-        return self.state in ENDED
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether its journals cannot be read."""
-        return self.state == UNREADABLE
-
-    @property
-    def scanned(self) -> tuple[int, int]:
-        """Times (ns) of the run's folders when its files were last listed."""
-        return (self.journals_at, self.attempts_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +189,6 @@ def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
         return True
 
 
-_INDEX = sa.select(*(schema.run.c[name] for name in IndexRow._fields)).order_by(schema.run.c.id)
-
-
 @dataclass(frozen=True, slots=True)
 class Spare:
     """What a registry needs to be replaced by one in memory if it fails.
@@ -267,10 +235,52 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def index(self) -> dict[str, IndexRow]:
-        """All runs by id, oldest first."""
-        rows = self._read(lambda connection: connection.execute(_INDEX).all())
-        return {row[0]: IndexRow._make(row) for row in rows}
+    def index(self, run_ids: Collection[str] | None = None) -> dict[str, IndexRow]:
+        """These runs, or all, by id, oldest first."""
+        return self._read(lambda connection: index.index_rows(connection, run_ids))
+
+    def ids(self) -> frozenset[str]:
+        """The ids of all runs."""
+        return self._read(index.all_ids)
+
+    def unsettled(self) -> dict[str, IndexRow]:
+        """The runs that have not settled, by id."""
+        return self._read(index.unsettled)
+
+    def ended_last(self, limit: int) -> dict[str, IndexRow]:
+        """Those of the settled runs that ended last, by id; at most ``limit``."""
+        return self._read(lambda connection: index.ended_last(connection, limit))
+
+    def named(self, names: Collection[str]) -> dict[str, IndexRow]:
+        """The runs that have one of these ids, names or sweeps, or an id that begins so, and the newest of all."""
+        return self._read(lambda connection: index.named(connection, names))
+
+    def worth_listing(self, newest: int) -> list[str]:
+        """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+        return self._read(lambda connection: index.worth_listing(connection, newest))
+
+    def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
+        """The ids of the runs of which all conditions may hold, oldest first.
+
+        Args:
+            conditions: The conditions.
+            archived: Whether archived runs that have ended are among them.
+        """
+        from slurmtrain.registry import narrowing
+
+        return self._read(lambda connection: narrowing.candidates(connection, conditions, archived=archived))
+
+    def best_candidates(self, metric: str, *, larger: bool, limit: int) -> tuple[list[str], int]:
+        """The ids of the runs with the best newest values of a metric, and how many runs have none.
+
+        Args:
+            metric: The name of the metric.
+            larger: Whether larger values are better.
+            limit: How many runs, at most.
+        """
+        from slurmtrain.registry.narrowing import best_candidates
+
+        return self._read(lambda connection: best_candidates(connection, metric, larger=larger, limit=limit))
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""

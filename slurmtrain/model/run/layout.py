@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,11 @@ class RunsRoot:
         """Held by the process that watches these runs, and identifies it."""
         return self.path / ".watch.lock"
 
+    @property
+    def settled_check(self) -> Path:
+        """Its time is that at which all runs that have settled were last looked at, where there are many."""
+        return self.path / ".settled-check"
+
     def run(self, run_id: str) -> RunDir:
         """The directory of the run with this id."""
         return RunDir(self.path / run_id)
@@ -97,6 +103,11 @@ class RunsRoot:
 def is_run_id(name: str) -> bool:
     """Whether an entry of the runs root is a run."""
     return RUN_ID.fullmatch(name) is not None
+
+
+def run_ids_among(names: Iterable[str]) -> Iterator[str]:
+    """Those of these names that are ids of runs."""
+    return filter(RUN_ID.fullmatch, names)
 
 
 def is_unborn(name: str) -> bool:

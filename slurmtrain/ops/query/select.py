@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.errors import QueryError
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.model.query.sort import SortKey
     from slurmtrain.ops.shared.observe import ListedRuns
-    from slurmtrain.registry.store import IndexRow
+    from slurmtrain.registry.index import IndexRow
 
 # How many runs are listed if nothing is asked, apart from those that have not ended.
 NEWEST = 20
+# So many runs most often show all fields that there are.
+_EXAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
 
         others, notes = runs_of_colleagues(workspace)
         records = [*({"user": workspace.root.path.name, **record} for record in records), *others]
-    _check(records, conditions, [*(key.name for key in keys), *question.columns])
+    _check(_examples(workspace, runs, records), conditions, [*(key.name for key in keys), *question.columns])
     matching = [record for record in records if all(condition.holds(record) for _, condition in conditions)]
     ordered = _ordered(matching, keys)
     shown = ordered[: question.limit]
@@ -155,20 +158,18 @@ def _sort_keys(question: Question) -> Sequence[SortKey]:
 
 def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
     """The ids of the runs that may be the answer, oldest first unless they are named. Raises RunNotFound."""
-    index = runs.index
     archived_too = question.all_runs or any(each.name == "archived" for each in _comparisons(conditions))
     if question.names:
-        from slurmtrain.ops.shared.find import choose_all
+        from slurmtrain.ops.shared.find import choose_all_listed
 
-        groups = [choose_all(index, [name], namesakes=question.namesakes) for name in question.names]
+        groups = [choose_all_listed(runs, name, namesakes=question.namesakes) for name in question.names]
         if not archived_too:
-            groups = [[run_id for run_id in ids if not _is_put_away(index[run_id])] or ids for ids in groups]
+            rows = runs.index_of([run_id for ids in groups for run_id in ids])
+            groups = [[run_id for run_id in ids if not _is_put_away(rows[run_id])] or ids for ids in groups]
         return list(dict.fromkeys(run_id for ids in groups for run_id in ids))
-    listed = [run_id for run_id, row in index.items() if archived_too or not _is_put_away(row)]
-    if question.is_about_all:
-        return listed
-    newest = set(listed[-NEWEST:])
-    return [run_id for run_id in listed if run_id in newest or not index[run_id].ended]
+    if not question.is_about_all:
+        return runs.worth_listing(NEWEST)
+    return runs.candidates([condition for _, condition in conditions], archived=archived_too)
 
 
 def _is_put_away(row: IndexRow) -> bool:
@@ -176,17 +177,44 @@ def _is_put_away(row: IndexRow) -> bool:
     return row.archived and row.ended
 
 
-def _check(records: Sequence[Mapping[str, Any]], conditions: Sequence[_Stated], fields: Sequence[str]) -> None:
-    """Raise QueryError if none of the ``records`` has a field, or it cannot be compared."""
+def _examples(
+    workspace: Workspace, runs: ListedRuns, records: Sequence[Mapping[str, Any]]
+) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """More and more runs that show which fields there are: those of the answer, the newest, all."""
+    if records:
+        yield records
+    for ids in (runs.worth_listing(_EXAMPLES), runs.index):
+        yield [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
+
+
+def _check(
+    examples: Iterable[Sequence[Mapping[str, Any]]], conditions: Sequence[_Stated], fields: Sequence[str]
+) -> None:
+    """Raise QueryError if none of the runs has a field, or it cannot be compared.
+
+    Args:
+        examples: More and more runs, lastly all: what is wrong with some may be right with more.
+        conditions: The conditions.
+        fields: Names of fields.
+    """
     if not conditions and not fields:
         return
     from slurmtrain.model.query.mistakes import check_condition, check_field
 
-    for text, condition in conditions:
-        if text:
-            check_condition(condition, text, records)
-    for name in fields:
-        check_field(name, records)
+    mistake: QueryError | None = None
+    for records in examples:
+        try:
+            for text, condition in conditions:
+                if text:
+                    check_condition(condition, text, records)
+            for name in fields:
+                check_field(name, records)
+        except QueryError as error:
+            mistake = error
+        else:
+            return
+    if mistake is not None:
+        raise mistake
 
 
 def _ordered(matching: Sequence[Mapping[str, Any]], keys: Sequence[SortKey]) -> list[Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
 LAST = "@last"
@@ -143,7 +144,32 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
     """
     observed = observe(workspace, ask_slurm=ask_slurm)
     refuse_others(workspace, observed, names)
-    return [choose(observed.runs.index, name) for name in names], observed
+    return [choose_listed(observed.runs, name) for name in names], observed
+
+
+def choose_listed(runs: ListedRuns, name: str) -> str:
+    """As :func:`choose`, but reads all runs only if it finds none. Raises RunNotFound."""
+    try:
+        return choose(runs.named([name]), name)
+    except RunNotFound:
+        return choose(runs.index, name)
+
+
+def choose_all_listed(runs: ListedRuns, name: str, *, namesakes: bool = False) -> list[str]:
+    """As :func:`choose_all` for one name, but reads all runs only for a pattern, or if it finds none.
+
+    Args:
+        runs: All runs.
+        name: A name, sweep or pattern.
+        namesakes: The name of a run refers to all runs of that name.
+
+    Raises:
+        RunNotFound: It refers to no run.
+    """
+    if not is_pattern(name):
+        with contextlib.suppress(RunNotFound):
+            return choose_all(runs.named([name]), [name], namesakes=namesakes)
+    return choose_all(runs.index, [name], namesakes=namesakes)
 
 
 def find_all(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
@@ -173,6 +199,6 @@ def refuse_others(workspace: Workspace, observed: Observed, names: Sequence[str]
     if shared_root is None:
         return
     for name in names:
-        if is_run_id(name) and name not in observed.runs:
+        if is_run_id(name) and name not in observed.runs.named([name]):
             for place in shared_root.glob(f"*/{name}"):
                 raise RunNotFound(f"there is no run {name!r} of yours: it is a run of {place.parent.name}'s")

@@ -2,15 +2,19 @@
 
 It starts and ends nothing. It reads every run that is not settled, that is: ended, with all processes dead and its
 directories unchanged for two seconds. A settled run is read again only if the modification time of one of its
-directories changes or, with ``thorough``, the size of a file. ``gone`` is journaled only after the journals were read
+directories changes or, with ``thorough``, the size of a file; where there are thousands of settled runs, most commands
+look only at those that ended last. ``gone`` is journaled only after the journals were read
 once more after the processes were found dead, because a process may write its end event just before it exits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RunUnreadable
@@ -18,47 +22,113 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal_files import folder_times, is_quiet
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from slurmtrain.model.query.conditions import Condition
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
-    from slurmtrain.registry.store import IndexRow, Listed
+    from slurmtrain.registry.index import IndexRow
+    from slurmtrain.registry.store import Listed, Store
     from slurmtrain.registry.transaction import Transaction
+
+# Of so many settled runs, those that ended last, each command looks at the directories; at those of the others, where
+# there are more, one command in so many seconds.
+_FEW = 1000
+_CHECK_EVERY_S = 600.0
 
 
 class ListedRuns(Mapping[str, "Listed"]):
-    """All runs by id, oldest first. Their rows are read on first use, all in one statement.
+    """All runs by id, oldest first. What is known of them is read on first use.
 
-    Most commands use a few of thousands of runs: :meth:`fetch` reads only those. ``index`` has what choosing among them
-    needs.
+    Most commands use a few of thousands of runs: :meth:`fetch` reads only those. ``index`` has what choosing among all
+    of them needs, :meth:`named` and :meth:`worth_listing` choose without it.
     """
 
-    def __init__(self, index: Mapping[str, IndexRow], read: Callable[[Collection[str] | None], Mapping[str, Listed]]):
-        """``read`` returns the rows of the given runs, or of all."""
-        self.index = index
-        self._read = read
+    def __init__(
+        self,
+        store: Store | None,
+        complete: Callable[[Mapping[str, Listed]], Mapping[str, Listed]] = lambda rows: rows,
+        ids: Collection[str] | None = None,
+    ) -> None:
+        """The runs that a registry knows.
+
+        Args:
+            store: The registry; None: there are no runs.
+            complete: Adds to rows what the registry does not store.
+            ids: All ids, if they are known already.
+        """
+        self._store = store
+        self._complete = complete
+        self._ids = ids
         self._rows: dict[str, Listed] = {}
+
+    @cached_property
+    def index(self) -> Mapping[str, IndexRow]:
+        """What choosing among all runs needs, by id, oldest first."""
+        return {} if self._store is None else self._store.index()
+
+    def index_of(self, run_ids: Collection[str]) -> Mapping[str, IndexRow]:
+        """What choosing among these runs needs, without unknown ones."""
+        if self._store is None or "index" in vars(self):
+            return {run_id: self.index[run_id] for run_id in run_ids if run_id in self.index}
+        return self._store.index(run_ids)
+
+    def named(self, names: Collection[str]) -> Mapping[str, IndexRow]:
+        """The runs that have one of these ids, names or sweeps, or an id that begins so, and the newest of all."""
+        return {} if self._store is None else self._store.named(names)
+
+    def worth_listing(self, newest: int) -> list[str]:
+        """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+        return [] if self._store is None else self._store.worth_listing(newest)
+
+    def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
+        """The ids of the runs of which all conditions may hold, oldest first.
+
+        Args:
+            conditions: The conditions.
+            archived: Whether archived runs that have ended are among them.
+        """
+        return [] if self._store is None else self._store.candidates(conditions, archived=archived)
+
+    def best_candidates(self, metric: str, *, larger: bool, limit: int) -> tuple[list[str], int]:
+        """The ids of the runs with the best newest values of a metric, and how many runs have none.
+
+        Args:
+            metric: The name of the metric.
+            larger: Whether larger values are better.
+            limit: How many runs, at most.
+        """
+        return ([], 0) if self._store is None else self._store.best_candidates(metric, larger=larger, limit=limit)
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
         """These runs in this order, without unknown ones."""
-        ids = [run_id for run_id in run_ids if run_id in self.index]
+        ids = list(run_ids)
         missing = [run_id for run_id in ids if run_id not in self._rows]
-        if missing:
-            self._rows.update(self._read(missing if len(missing) < len(self.index) else None))
+        if missing and self._store is not None:
+            self._rows.update(
+                self._complete(
+                    self._store.listed(None if len(missing) > _FEW and len(missing) == len(self) else missing)
+                )
+            )
         return {run_id: self._rows[run_id] for run_id in ids if run_id in self._rows}
 
     def __getitem__(self, run_id: str) -> Listed:
         if run_id not in self._rows:
-            self.fetch(self.index)
+            # Who has iterated over all runs is about to use all of them.
+            self.fetch(self.index if "index" in vars(self) else [run_id])
         return self._rows[run_id]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.index)
 
     def __len__(self) -> int:
-        return len(self.index)
+        if self._ids is None:
+            self._ids = () if self._store is None else self._store.ids()
+        return len(self._ids)
 
     def __contains__(self, run_id: object) -> bool:
-        return run_id in self.index
+        return run_id in self._rows or run_id in self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +169,20 @@ def observe(
         ask_slurm: Ask Slurm, if it may know more about any run.
     """
     if not workspace.has_registry and not workspace.run_ids():
-        return Observed(ListedRuns({}, lambda _: {}))
-    index = workspace.store.index()
-    # After the index, so that a run which another command creates meanwhile is not taken for one that is gone.
-    present = workspace.run_ids()
-    gone = _gone(workspace, index, index.keys() - set(present), only or (), ask_slurm=ask_slurm)
-    look = _Look(workspace, index)
-    suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
-    if suspects:
+        return Observed(ListedRuns(None))
+    census = _take_census(workspace, only, thorough=thorough)
+    gone = _remove_gone(workspace, census, only or (), ask_slurm=ask_slurm)
+    look = _Look(workspace, census.rows)
+    if suspects := _suspects(workspace, census, thorough=thorough):
         _read(look, suspects, ask_slurm=ask_slurm)
-    if look.has_written or gone:
-        index = workspace.store.index()
-    directories = frozenset(present)
 
-    def read(run_ids: Collection[str] | None) -> dict[str, Listed]:
-        rows = workspace.store.listed(run_ids)
-        return {run_id: _complete(row, look.live.get(run_id), run_id in directories) for run_id, row in rows.items()}
+    def complete(listed: Mapping[str, Listed]) -> Mapping[str, Listed]:
+        directories = census.present if only is None else workspace.present(listed)
+        return {run_id: _complete(row, look.live.get(run_id), run_id in directories) for run_id, row in listed.items()}
 
-    runs = ListedRuns(index, read)
+    runs = ListedRuns(workspace.store, complete, None if only is not None or census.absent else census.present)
+    if census.is_whole and not (gone or look.has_written):
+        runs.index = census.rows
     if only is not None:
         runs.fetch(only)
     return Observed(runs, look.garbage, look.problems, look.unreadable)
@@ -154,30 +220,75 @@ def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
     return listed if live is None else replace(listed, live=live)
 
 
-def _gone(
-    workspace: Workspace,
-    index: Mapping[str, IndexRow],
-    absent: Set[str],
-    only: Collection[str],
-    *,
-    ask_slurm: bool,
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Census:
+    """The runs that an observation is about.
+
+    ``rows``: those known to the registry that may have changed, or are absent. ``present``: those with a directory,
+    ``absent``: those known without one, ``new``: unknown ones with one. ``is_whole``: whether ``rows`` has all
+    that are known.
+    """
+
+    rows: Mapping[str, IndexRow]
+    present: Set[str]
+    absent: Set[str]
+    new: Set[str]
+    is_whole: bool = False
+
+
+def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough: bool) -> _Census:
+    """Compare the registry with the runs root; of many runs that have settled, choose those to look at.
+
+    What the registry knows is read first: a run that another command creates meanwhile is not taken for one that is
+    gone.
+    """
+    store = workspace.store
+    if only is not None:
+        rows = store.index(only)
+        present = workspace.present(only)
+        return _Census(rows, present, rows.keys() - present, present - rows.keys())
+    registered = store.ids()
+    present = workspace.present()
+    absent = registered - present
+    # Sets of many runs take milliseconds to compare.
+    new = present - registered if absent or len(registered) != len(present) else frozenset()
+    if thorough or len(registered) <= _FEW or _is_check_due(workspace.root.settled_check):
+        return _Census(store.index(), present, absent, new, is_whole=True)
+    rows = {**store.index(absent), **store.ended_last(_FEW), **store.unsettled()}
+    return _Census(rows, present, absent, new)
+
+
+def _is_check_due(mark: Path) -> bool:
+    """Whether all runs that have settled are to be looked at again; notes in the file ``mark`` that it is done."""
+    try:
+        if abs(time.time() - mark.stat().st_mtime) < _CHECK_EVERY_S:
+            return False
+    except OSError:
+        pass  # there is none yet
+    with contextlib.suppress(OSError):
+        handle = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        os.utime(handle)
+        os.close(handle)
+    return True
+
+
+def _remove_gone(workspace: Workspace, census: _Census, only: Collection[str], *, ask_slurm: bool) -> list[str]:
     """Take runs whose directories were deleted out of the registry, unless they may have a job; returns them.
 
     Args:
         workspace: Where the runs were.
-        index: All runs.
-        absent: Those without a directory.
+        census: All runs.
         only: Runs that the command is at work on: if nothing of one runs, it has ended.
         ask_slurm: Ask Slurm whether there are jobs.
     """
-    gone = [run_id for run_id in absent if index[run_id].ended]
-    open_runs = set(absent) - set(gone)
+    rows = census.rows
+    gone = [run_id for run_id in census.absent if run_id in rows and rows[run_id].ended]
+    open_runs = census.absent - set(gone)
     if open_runs:
         loaded = workspace.store.load_all(open_runs)
         gone += [run_id for run_id, run in loaded.items() if not _may_run(workspace, run, ask_slurm=ask_slurm)]
     if gone:
-        over, now = [run_id for run_id in gone if run_id in only and not index[run_id].ended], time.time()
+        over, now = [run_id for run_id in gone if run_id in only and not rows[run_id].ended], time.time()
 
         def change(transaction: Transaction) -> None:
             transaction.remove([run_id for run_id in gone if run_id not in only])
@@ -204,18 +315,18 @@ def _may_run(workspace: Workspace, run: Run, *, ask_slurm: bool) -> bool:
         return True
 
 
-def _suspects(
-    workspace: Workspace, index: Mapping[str, IndexRow], run_ids: Sequence[str], thorough: bool
-) -> list[RunDir]:
+def _suspects(workspace: Workspace, census: _Census, *, thorough: bool) -> list[RunDir]:
     """The runs that may have something new."""
     root, path = workspace.root, str(workspace.root.path)
-    changed: list[str] = []
+    changed = set(census.new)
     unchanged: list[str] = []
-    for run_id in run_ids:
-        row = index.get(run_id)
-        is_over = row is not None and row.settled and folder_times(f"{path}/{run_id}") == row.scanned
-        (unchanged if is_over else changed).append(run_id)
-    suspects = [root.run(run_id) for run_id in changed]
+    for run_id in sorted(census.rows.keys() & census.present):
+        row = census.rows[run_id]
+        if row.settled and folder_times(f"{path}/{run_id}") == row.scanned:
+            unchanged.append(run_id)
+        else:
+            changed.add(run_id)
+    suspects = [root.run(run_id) for run_id in sorted(changed)]
     return [*suspects, *workspace.store.unread([root.run(run_id) for run_id in unchanged])] if thorough else suspects
 
 

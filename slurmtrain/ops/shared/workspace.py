@@ -7,14 +7,14 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, UntrustedPath
-from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
+from slurmtrain.model.run.layout import RunsRoot, is_unborn, run_ids_among
 from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, describe_os_error, make_directory
 from slurmtrain.system.owned_files import open_directory
 
@@ -90,7 +90,20 @@ class Workspace:
 
     def run_ids(self) -> list[str]:
         """Ids of all run directories, oldest first. Raises PathError if the root cannot be read."""
-        return sorted(name for name in self._names() if is_run_id(name))
+        return sorted(self.present())
+
+    def present(self, run_ids: Collection[str] | None = None) -> frozenset[str]:
+        """Ids of all run directories, or of those among ``run_ids``. Raises PathError if the root cannot be read."""
+        if run_ids is None:
+            return frozenset(run_ids_among(self._names()))
+        try:
+            root = self._open_root()
+        except FileNotFoundError:
+            return frozenset()
+        try:
+            return frozenset(filter(partial(_has_entry, root), run_ids_among(run_ids)))
+        finally:
+            os.close(root)
 
     def _run_directories(self) -> list[RunDir]:
         """The directories of all runs. Raises PathError if the root cannot be read."""
@@ -153,6 +166,17 @@ class Workspace:
             raise
         except OSError as error:
             raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
+
+
+def _has_entry(directory: int, name: str) -> bool:
+    """Whether there is anything of this name in an open directory."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # it is there, though nothing is known of it
+    return True
 
 
 def _make_root(root: Path) -> None:

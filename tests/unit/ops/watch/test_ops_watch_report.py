@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,11 @@ from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import WatchRound
-from slurmtrain.registry.store import IndexRow, Listed
+from slurmtrain.registry.index import IndexRow
+from slurmtrain.registry.store import Listed
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Store
 
 
 def kinds(events: Sequence[WatchEvent]) -> list[str]:
@@ -32,7 +37,8 @@ def outcome(
     """A round after which the run r1 is in this state; ``synced``: what else the round did."""
     listed = Listed({"name": "x", "state": state, "attempt": attempt, "reason": reason})
     index = {"r1": IndexRow("r1", "x", state, settled=False, journals_at=0, attempts_at=0)}
-    observed = Observed(ListedRuns(index, lambda _: {"r1": listed}), problems=synced.pop("unasked", ()))
+    store = cast("Store", SimpleNamespace(index=lambda: index, listed=lambda _: {"r1": listed}))
+    observed = Observed(ListedRuns(store), problems=synced.pop("unasked", ()))
     return WatchRound(Synced(observed, **synced), slurm_down=down)
 
 

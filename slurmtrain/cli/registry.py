@@ -6,6 +6,7 @@ import click
 
 from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.inherited import current_directory
 
 
 @click.group("registry", short_help="Manage the registry.", epilog=options.examples("registry rebuild"))
@@ -33,4 +34,30 @@ def rebuild(workspace: Workspace, as_json: bool) -> int:
         output.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
     else:
         output.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
+    return 0
+
+
+@command.command(
+    "copy",
+    short_help="Copy the registry to another database.",
+    epilog=options.examples("registry copy runs/registry.db postgresql+psycopg://me@db.site/runs"),
+)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@options.json_option
+@options.in_workspace
+def copy(workspace: Workspace, source: str, target: str, as_json: bool) -> int:
+    """Copy a registry to another database, and compare both.
+
+    FROM and TO are SQLite files or databases on a PostgreSQL server, as 'registry' in slurmtrain.yaml names them. TO
+    gets all that FROM has, also what was sent to trackers, or nothing; it is refused if it has runs that FROM does not
+    have. Set 'registry' to TO afterwards.
+    """
+    from slurmtrain.ops.copy_registry import copy_registry
+
+    copied = copy_registry(workspace, source, target, current_directory())
+    if as_json:
+        output.print_json({"schema": 1, "from": copied.source, "to": copied.target, "rows": dict(copied.rows)})
+    else:
+        output.echo(f"{copied.rows['run']} runs copied to {copied.target}, {sum(copied.rows.values())} rows", err=True)
     return 0

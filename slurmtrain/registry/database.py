@@ -14,21 +14,23 @@ if TYPE_CHECKING:
     from slurmtrain.system.database_url import DatabaseUrl
 
 
-def open_engine(address: Path | DatabaseUrl) -> sa.Engine:
-    """Open the registry, creating it if there is none.
+def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engine:
+    """Open the registry.
 
-    A registry of an earlier version is emptied: the next command reads all runs again.
+    Args:
+        address: Where it is.
+        create: Create it if there is none. One of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
-        RegistryUnusable: It is not a registry.
+        RegistryUnusable: It is not a registry or, without ``create``, not one of this version.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, its disk is full or its server down.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     if isinstance(address, Path):
-        return file.open_file(address)
+        return file.open_file(address, create=create)
     from slurmtrain.registry.postgresql.server import open_server
 
-    return open_server(address)
+    return open_server(address, create=create)
 
 
 def engine_in_memory() -> sa.Engine:

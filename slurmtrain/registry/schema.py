@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from slurmtrain.errors import RegistryUnusable
 from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
@@ -288,3 +289,13 @@ def _carry_over(connection: sa.Connection) -> None:
         values = {"tracker": "mlflow", "sending": "{}", "problem": "", **row}
         connection.execute(sent.insert(), {**values, "offsets": json.dumps(offsets), "refused": json.dumps(refused)})
     connection.execute(sa.schema.DropTable(earlier))
+
+
+def not_of_this_version(registry: str, version: int | None) -> RegistryUnusable:
+    """Why a registry cannot be read as it is. ``version``: that of its tables, an earlier one; None: it has none."""
+    if version is None:
+        return RegistryUnusable(f"there is no registry at {registry}")
+    return RegistryUnusable(
+        f"{registry} is a registry of an earlier version; any command that uses it, such as 'slurmtrain status', "
+        "brings it up to date"
+    )

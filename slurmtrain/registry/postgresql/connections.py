@@ -7,6 +7,7 @@ wait for nobody, and see all tables as they were at their first statement.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from slurmtrain.system.locking.waiting import Waiting
 
 try:
     import psycopg
+    from psycopg.types.numeric import FloatDumper
     from psycopg.types.string import StrDumperUnknown
 except ImportError as missing:
     raise RegistryFailed(
@@ -42,6 +44,13 @@ class _TextDumper(StrDumperUnknown):
 
     def dump(self, obj: str) -> Any:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
+
+
+class _FloatDumper(FloatDumper):
+    """Numbers, with NULL for what is not a number, as SQLite stores it."""
+
+    def dump(self, obj: float) -> Any:
+        return None if math.isnan(obj) else super().dump(obj)
 
 
 def make_engine(url: DatabaseUrl) -> sa.Engine:
@@ -86,6 +95,7 @@ def _connect(url: DatabaseUrl) -> psycopg.Connection[Any]:
     }
     connection = psycopg.connect(**ours)
     connection.adapters.register_dumper(str, _TextDumper)
+    connection.adapters.register_dumper(float, _FloatDumper)
     return connection
 
 

@@ -41,11 +41,16 @@ class _Schema:
     root: Path | None
 
 
-def open_server(url: DatabaseUrl) -> sa.Engine:
-    """Open the registry on a server, creating its schema if there is none.
+def open_server(url: DatabaseUrl, *, create: bool = True) -> sa.Engine:
+    """Open the registry on a server.
+
+    Args:
+        url: The registry.
+        create: Create its schema if there is none, and empty one of an earlier version.
 
     Raises:
-        RegistryUnusable: The schema holds other tables, or the runs of another root.
+        RegistryUnusable: The schema holds other tables, or the runs of another root; without ``create``, it is not of
+            this version.
         RegistryNewer: It was made by a newer version.
         RegistryFailed: The server cannot be used now, or does not let this role in.
     """
@@ -55,8 +60,12 @@ def open_server(url: DatabaseUrl) -> sa.Engine:
         present = _read(connection, url)
     if present is not None:
         _check(present, url)
-    if present is None or present.version != schema.VERSION:
-        _make(engine, url)
+    version = None if present is None else present.version
+    if version == schema.VERSION:
+        return engine
+    if not create:
+        raise schema.not_of_this_version(f"{url}, in the schema {url.schema}", version)
+    _make(engine, url)
     return engine
 
 

@@ -31,26 +31,32 @@ from slurmtrain.system.owned_files import check_entry
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
 
 
-def open_file(path: Path) -> sa.Engine:
-    """Open the registry's file, creating it if there is none.
+def open_file(path: Path, *, create: bool = True) -> sa.Engine:
+    """Open the registry's file.
 
-    A registry of an earlier version is copied to a backup and emptied: the next command reads all runs again.
+    Args:
+        path: The file.
+        create: Create it if there is none. One of an earlier version is copied to a backup and emptied: the next
+            command reads all runs again.
 
     Raises:
-        RegistryUnusable: The file is not a registry.
+        RegistryUnusable: The file is not a registry or, without ``create``, not one of this version.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
-        return _open(_with_events(patient_engine(path), path), path)
+        return _open(_with_events(patient_engine(path), path), path, create=create)
     except NoFileLocks:
-        return _open(_with_events(exclusive_engine(path), path), path)
+        return _open(_with_events(exclusive_engine(path), path), path, create=create)
 
 
-def _open(engine: sa.Engine, path: Path) -> sa.Engine:
+def _open(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
     version = _version(engine, path) if _exists(path) else None
-    if version != schema.VERSION:
-        _bring_up_to_date(engine, path)
+    if version == schema.VERSION:
+        return engine
+    if not create:
+        raise schema.not_of_this_version(str(path), version)
+    _bring_up_to_date(engine, path)
     return engine
 
 

@@ -68,7 +68,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     newest = next((run_id for run_id in reversed(chosen) if ids.get(run_id)), None)
     if newest is None:
         runs = f"run {chosen[0]} is not" if len(chosen) == 1 else f"none of these {len(chosen)} runs is"
-        raise NotAvailable(f"{runs} in MLflow: it has no job yet, or tracking.mlflow.enabled is false in its spec")
+        raise NotAvailable(f"{runs} in MLflow: it has not started yet, or tracking.mlflow.enabled is false in its spec")
     store = sent[newest].uri
     experiment, title = MlflowTracker({"uri": store}, workspace.root).experiment_of(ids[newest])
     if len(chosen) == 1:

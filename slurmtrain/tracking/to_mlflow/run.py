@@ -1,23 +1,38 @@
-"""The MLflow run that shows a run: its params, its tags and its status, apart from metrics."""
+"""The MLflow run that shows a run: its params, its tags and its status, apart from metrics.
+
+MLflow never changes a param or the time at which a run started. So a run is created there once it has started, and a
+run that goes on with other params gets a new MLflow run, with everything that the one before has: that one is deleted,
+unless somebody else has logged something there, and names its successor in a tag.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.events.base import select
+from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.tracking.to_mlflow import description
+from slurmtrain.tracking.to_mlflow.checkpoints import tags_of_checkpoints
 from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 from slurmtrain.tracking.to_mlflow.sender import Sender
+from slurmtrain.tracking.to_mlflow.sweeps import SweepRuns
+from slurmtrain.tracking.tracker import TrackedRun
 
 # MLflow's limits for one call and for one value.
 _PARAMS_A_CALL = 100
-_PARAM_LENGTH = 6000
+_TAGS_A_CALL = 100
 _TAG_LENGTH = 5000
-_NAME_LENGTH = 200
-_RUN_TAG = "slurmtrain.run_id"
-_STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "cancelled": "KILLED"}
+_REPLACED_BY = "slurmtrain.replaced_by"
+_REPLACES = "slurmtrain.replaces"
+_SERVERS = ("http://", "https://")
+# What MLflow and slurmtrain set themselves; other tags are people's own.
+_OURS = ("slurmtrain.", "mlflow.")
+_OWN_METRICS = ("slurmtrain/", "system/", "replayed/", "live/")
 
 
 class MlflowRuns:
@@ -36,55 +51,109 @@ class MlflowRuns:
         self._uri = uri
         self._root = root
         self._failure = failure
+        self._sweeps = SweepRuns(client)
         self.notes: list[str] = []
         """What the store did not take, as sentences."""
 
-    def find_or_create(self, run: Run, plan: Plan) -> str:
-        """The id of the MLflow run that shows a run, created if there is none."""
-        experiment = self._experiment(plan.spec.tracking.mlflow.experiment or run.name)
-        existing = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
-        if existing:
+    def open(self, tracked: TrackedRun, earlier: str | None, *, anew: bool) -> str:
+        """The id of the MLflow run that shows a run as it is now: an existing one, or a new one.
+
+        Args:
+            tracked: The run.
+            earlier: What showed it the last time; None: that is unknown.
+            anew: Whether that shows points that were rolled back.
+        """
+        shown = self._find(tracked, earlier)
+        if shown is None:
+            return self._create(tracked, {})
+        # What another command has put in the place of the one before has nothing yet.
+        is_stale = anew and earlier in (None, shown.info.run_id)
+        if not is_stale and not self._has_other_params(shown, tracked):
             # Whoever created it may have been killed before all of them were sent.
-            self._log_params(existing[0].info.run_id, plan.spec.params, existing[0].data.params)
-            return str(existing[0].info.run_id)
-        tags = {
-            _RUN_TAG: run.id,
-            "slurmtrain.plan_hash": run.plan_hash or "",
-            "slurmtrain.dir": str(self._root.path / run.id),
-        }
-        tags.update({f"mlflow.source.git.{key}": str(value) for key, value in (run.git or {}).items()})
+            self._log_params(shown.info.run_id, tracked.plan.spec.params, shown.data.params)
+            return str(shown.info.run_id)
+        return self._replace(shown, tracked)
+
+    def describe(self, mlflow_id: str, tracked: TrackedRun) -> None:
+        """Set what changes while a run goes on: tags, the time in the queue, the status, and those of its sweep."""
+        run = tracked.run
+        tags = description.changing_tags(run) | tags_of_checkpoints(
+            run, tracked.plan.spec.checkpoint, tracked.directory
+        )
+        tags |= description.former_params(_params_by_attempt(tracked))
+        if run.sweep is not None:
+            experiment = str(self._client.get_run(mlflow_id).info.experiment_id)
+            tags["mlflow.parentRunId"] = self._sweeps.parent(experiment, tracked, _origin(tracked.directory))
+        self._set_tags(mlflow_id, tags)
+        self._log_queue_times(mlflow_id, run)
+        self._set_status(mlflow_id, run)
+        if run.sweep is not None:
+            self._sweeps.set_status(tags["mlflow.parentRunId"], run)
+
+    # --- finding and creating -------------------------------------------------------------------------------------
+
+    def _find(self, tracked: TrackedRun, earlier: str | None) -> Any | None:
+        """MLflow's run for a run; None if there is none that was not deleted or replaced."""
+        if earlier is not None:
+            run = self._client.get_run(earlier)
+            if run.info.lifecycle_stage == "active" and not run.data.tags.get(_REPLACED_BY):
+                return run
+        name = tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
+        present = self._client.search_runs(
+            [self._experiment(name)], f"tags.`{description.RUN_TAG}` = '{tracked.run.id}'", order_by=["start_time DESC"]
+        )
+        return next((run for run in present if not run.data.tags.get(_REPLACED_BY)), None)
+
+    def _create(self, tracked: TrackedRun, tags: Mapping[str, str]) -> str:
+        run, origin = tracked.run, _origin(tracked.directory)
+        experiment = self._experiment(tracked.plan.spec.tracking.mlflow.experiment or run.name)
+        own = description.lasting_tags(run, origin, tracked.plan.spec, str(self._root.path / run.id))
+        if run.sweep is not None:
+            own["mlflow.parentRunId"] = self._sweeps.parent(experiment, tracked, origin)
         created = self._client.create_run(
             experiment,
-            start_time=_ms(run.submitted_at),
-            tags={legal_name(name): value[:_TAG_LENGTH] for name, value in tags.items()},
-            run_name=f"{run.name[:_NAME_LENGTH]}-{run.id}",
+            start_time=description.started_ms(run),
+            tags={legal_name(name): value[:_TAG_LENGTH] for name, value in {**tags, **own}.items()},
+            run_name=description.run_name(run, origin, tracked.plan.content),
         )
-        self._log_params(created.info.run_id, plan.spec.params)
+        self._log_params(created.info.run_id, tracked.plan.spec.params)
         return str(created.info.run_id)
 
-    def retire(self, mlflow_id: str) -> None:
-        """Delete an MLflow run that shows what was rolled back. MLflow keeps it until its own garbage collection."""
-        if self._client.get_run(mlflow_id).info.lifecycle_stage == "active":
-            self._client.delete_run(mlflow_id)
+    def _has_other_params(self, shown: Any, tracked: TrackedRun) -> bool:
+        """Whether MLflow shows another value of any param than the run has now."""
+        present = shown.data.params
+        return any(
+            present.get(name, param.value) != param.value
+            for param in description.flat_params(tracked.plan.spec.params)
+            for name in (legal_name(param.name), flat_name(param.name))
+        )
 
-    def tag(self, mlflow_id: str, run: Run) -> None:
-        """Set the tags that change while a run goes on."""
-        from mlflow.entities import RunTag
-
+    def _replace(self, shown: Any, tracked: TrackedRun) -> str:
+        """Create another MLflow run in the place of one; the tags that people have added to it move along."""
+        mlflow_id = str(shown.info.run_id)
         tags = {
-            "slurmtrain.state": run.state,
-            "slurmtrain.reason": run.reason,
-            "slurmtrain.attempts": str(len(run.attempts)),
-            "slurmtrain.lost_steps": str(run.lost_steps if run.lost_steps is not None else ""),
+            name: value
+            for name, value in shown.data.tags.items()
+            if not name.startswith(_OURS) or name == description.NOTE_TAG
         }
-        self._client.log_batch(mlflow_id, tags=[RunTag(key, value[:_TAG_LENGTH]) for key, value in tags.items()])
+        # Whoever created one may have been killed before it was known.
+        successors = self._client.search_runs([shown.info.experiment_id], f"tags.`{_REPLACES}` = '{mlflow_id}'")
+        if successors:
+            created = str(successors[0].info.run_id)
+            self._log_params(created, tracked.plan.spec.params, successors[0].data.params)
+        else:
+            created = self._create(tracked, {**tags, _REPLACES: mlflow_id})
+        self._client.set_tag(mlflow_id, _REPLACED_BY, created)
+        if not self._has_others_data(shown, tracked.run):
+            self._client.delete_run(mlflow_id)
+        return created
 
-    def set_status(self, mlflow_id: str, run: Run) -> None:
-        """Set MLflow's status to that of the run."""
-        if run.state in _STATUS:
-            self._client.set_terminated(mlflow_id, _STATUS[run.state], _ms(run.ended_at))
-        elif self._client.get_run(mlflow_id).info.status != "RUNNING":
-            self._client.update_run(mlflow_id, status="RUNNING")
+    def _has_others_data(self, shown: Any, run: Run) -> bool:
+        """Whether a script has logged something itself: it knows its MLflow run on a server only."""
+        if not self._uri.startswith(_SERVERS):
+            return False
+        ours = {legal_name(name) for name in run.metrics}
+        return any(name not in ours and not name.startswith(_OWN_METRICS) for name in shown.data.metrics)
 
     def _experiment(self, name: str) -> str:
         existing = self._client.get_experiment_by_name(name)
@@ -94,6 +163,8 @@ class MlflowRuns:
         location = self._root.mlflow_artifacts.as_uri() if self._uri.startswith("sqlite:") else None
         return str(self._client.create_experiment(name, artifact_location=location))
 
+    # --- sending --------------------------------------------------------------------------------------------------
+
     def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
         """Send the params of a plan, but for those that are ``present``: MLflow never changes one."""
         from mlflow.entities import Param
@@ -101,14 +172,16 @@ class MlflowRuns:
         def log(entities: list[Param]) -> None:
             self._client.log_batch(mlflow_id, params=entities)
 
-        sender: Sender[_Param] = Sender(
+        sender: Sender[description.Param] = Sender(
             lambda param, name: Param(name, param.value),
             log,
             self._failure,
             lambda: self._client.get_run(mlflow_id).data.params,
         )
         flat = [
-            param for param in _flatten(params) if not {legal_name(param.name), flat_name(param.name)} & set(present)
+            param
+            for param in description.flat_params(params)
+            if not {legal_name(param.name), flat_name(param.name)} & set(present)
         ]
         for start in range(0, len(flat), _PARAMS_A_CALL):
             sender.send(flat[start : start + _PARAMS_A_CALL])
@@ -117,22 +190,50 @@ class MlflowRuns:
             for name, why in sender.refused.items()
         ]
 
+    def _set_tags(self, mlflow_id: str, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
 
-class _Param(NamedTuple):
-    """A param: its ``name``, and its ``value`` as text."""
+        entities = [RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in tags.items()]
+        for start in range(0, len(entities), _TAGS_A_CALL):
+            self._client.log_batch(mlflow_id, tags=entities[start : start + _TAGS_A_CALL])
 
-    name: str
-    value: str
+    def _log_queue_times(self, mlflow_id: str, run: Run) -> None:
+        from mlflow.entities import Metric
+
+        times = [
+            Metric("slurmtrain/queue_s", each.seconds, description.milliseconds(each.at), each.attempt)
+            for each in description.queue_times(run)
+        ]
+        if times:
+            self._client.log_batch(mlflow_id, metrics=times)
+
+    def _set_status(self, mlflow_id: str, run: Run) -> None:
+        status = description.status_of(run)
+        if run.ended and status is not None:
+            ended = description.milliseconds(run.ended_at) if run.ended_at is not None else None
+            self._client.set_terminated(mlflow_id, status, ended)
+        elif status is not None:
+            self._client.update_run(mlflow_id, status=status)
 
 
-def _flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[_Param]:
-    """The params of sections and their subsections by dotted names."""
-    for name, value in params.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield _Param(f"{prefix}{name}", str(value)[:_PARAM_LENGTH])
+def _origin(directory: RunDir) -> description.Origin:
+    """Where a run came from, as far as its journal says so."""
+    source = "journal/created.jsonl"
+    created = next(iter(select(read_events(directory.path / source, source), RunCreated)), None)
+    if created is None:
+        return description.Origin()
+    payload = created.payload
+    return description.Origin(payload.by or "", payload.spec_file or "", payload.varies)
 
 
-def _ms(time: float | None) -> int | None:
-    return None if time is None else int(time * 1000)
+def _params_by_attempt(tracked: TrackedRun) -> Sequence[tuple[int, Mapping[str, str]]]:
+    """The params of each attempt that has a submission of its own, and those of the newest; empty if there is one."""
+    first_of = {attempt.submission: attempt.number for attempt in reversed(tracked.run.attempts)}
+    if len(first_of) < 2:
+        return []
+    history = []
+    for submission, number in sorted(first_of.items(), key=lambda item: item[1])[:-1]:
+        plan = read_plan(tracked.directory.submission(submission).plan)
+        if plan is not None:
+            history.append((number, dict(description.flat_params(plan.spec.params))))
+    return [*history, (len(tracked.run.attempts), dict(description.flat_params(tracked.plan.spec.params)))]

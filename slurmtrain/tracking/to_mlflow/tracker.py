@@ -14,9 +14,11 @@ from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import create_private, describe_os_error
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
+from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sender import first_line
+from slurmtrain.tracking.to_mlflow.system_metrics import send_system_metrics
 from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
 
 
@@ -66,10 +68,7 @@ class MlflowTracker(Tracker):
         """As :meth:`Tracker.begin`."""
         self._run_id = tracked.run.id
         with self._asking():
-            if start.anew and start.remote_id:
-                self._records.retire(start.remote_id)
-            current = start.remote_id if not start.anew else None
-            self._mlflow_id = current or self._records.find_or_create(tracked.run, tracked.plan)
+            self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
             self._metrics = MetricLog(self._client, self._mlflow_id, self._failure)
         return Begun(self._mlflow_id)
 
@@ -82,8 +81,14 @@ class MlflowTracker(Tracker):
     def finish(self, tracked: TrackedRun) -> None:
         """As :meth:`Tracker.finish`."""
         with self._asking():
-            self._records.tag(self._mlflow_id, tracked.run)
-            self._records.set_status(self._mlflow_id, tracked.run)
+            send_system_metrics(self._client, self._mlflow_id, tracked.run, tracked.directory)
+            if problem := send_artifacts(self._client, self._mlflow_id, tracked.run, tracked.directory):
+                self._note(f"the MLflow store {self.uri} does not take files of runs: {problem}")
+            self._records.describe(self._mlflow_id, tracked)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
         """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""

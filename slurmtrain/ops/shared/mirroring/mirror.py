@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LockHeld, SlurmtrainError
 from slurmtrain.model.spec.plan import Plan
@@ -43,7 +43,7 @@ def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool 
     waiting = [
         run_id
         for run_id, listed in runs.items()
-        if listed.attempt and not listed.unreadable and listed.row["tracked"] is not False
+        if listed.attempt and not listed.unreadable and listed.row["tracked"] is not False and _has_begun(listed.row)
         and any(each.revision != listed.revision for each in sent.get(run_id, {"": Sent("", "")}).values())
         and workspace.root.run(run_id).path.exists()
     ]  # fmt: skip
@@ -56,6 +56,11 @@ def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool 
     except LockHeld as error:
         outcome.problems.append(f"nothing was sent to trackers: {error}")
     return outcome
+
+
+def _has_begun(row: Mapping[str, Any]) -> bool:
+    """Whether a run can be shown with the time at which it started, which some trackers never change."""
+    return row["started_at"] is not None or row["ended_at"] is not None or row["mlflow_run_id"] is not None
 
 
 def _send(

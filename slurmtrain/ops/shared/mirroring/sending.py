@@ -142,6 +142,9 @@ class RunSender:
             begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew))
         if link(self._workspace, self._run, name, begun.remote_id, tracker.uri):
             self._read()
+        if sent.remote_id not in (None, begun.remote_id):
+            # It has begun a new one, such as for other params.
+            start = Place()
         sent = replace(sent, remote_id=begun.remote_id)
         self._note_place(sent, start)
         skipped = None

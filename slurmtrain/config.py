@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
+from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
-from slurmtrain.system.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name

@@ -12,7 +12,7 @@ import pytest
 from helpers.postgres_server import PostgresServer, postgres_server
 from hypothesis import HealthCheck, settings
 
-from slurmtrain.system.database_url import DatabaseUrl
+from slurmtrain.model.database_url import DatabaseUrl
 
 # Machines are shared, so the duration of an example means nothing.
 settings.register_profile(

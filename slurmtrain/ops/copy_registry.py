@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.config import registry_address
 from slurmtrain.errors import UserError
+from slurmtrain.model.database_url import is_url, read_database_url
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.database_url import is_url, read_database_url
 
 if TYPE_CHECKING:
-    from slurmtrain.system.database_url import DatabaseUrl
+    from slurmtrain.model.database_url import DatabaseUrl
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.registry.dialects import insert
 
 if TYPE_CHECKING:
-    from slurmtrain.system.database_url import DatabaseUrl
+    from slurmtrain.model.database_url import DatabaseUrl
 
 # So many rows are in memory at once.
 _BATCH = 5_000

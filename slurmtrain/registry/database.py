@@ -11,7 +11,7 @@ from slurmtrain.registry.sqlite import file
 from slurmtrain.registry.sqlite.connections import READS
 
 if TYPE_CHECKING:
-    from slurmtrain.system.database_url import DatabaseUrl
+    from slurmtrain.model.database_url import DatabaseUrl
 
 
 def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engine:

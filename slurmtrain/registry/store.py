@@ -19,6 +19,7 @@ from slurmtrain.registry.index import IndexRow
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
+    from slurmtrain.model.database_url import DatabaseUrl
     from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
     from slurmtrain.model.query.conditions import Condition
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.sent import Sent
     from slurmtrain.registry.transaction import Transaction
-    from slurmtrain.system.database_url import DatabaseUrl
 
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.system.database_url import DatabaseUrl, read_database_url
+from slurmtrain.model.database_url import DatabaseUrl, read_database_url
 
 # The server refuses to run as root; this account comes with its package.
 ACCOUNT = "postgres"
@@ -40,11 +40,11 @@ class PostgresServer:
         """The registry of the runs in ``runs``, in a schema of its own."""
         return read_database_url(self.url()).of_root(runs)
 
-    def execute(self, statement: str) -> list[tuple[object, ...]]:
-        """The rows of a statement that its superuser executes; none if it returns none."""
+    def execute(self, statement: str, *, user: str = SUPERUSER, database: str = "postgres") -> list[tuple[object, ...]]:
+        """The rows of a statement, by default its superuser's; none if it returns none."""
         import psycopg
 
-        with psycopg.connect(host=str(self.place), user=SUPERUSER, dbname="postgres", autocommit=True) as connection:
+        with psycopg.connect(host=str(self.place), user=user, dbname=database, autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 

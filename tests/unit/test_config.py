@@ -9,7 +9,7 @@ import pytest
 
 from slurmtrain.config import Config, load_config
 from slurmtrain.errors import PathError, SpecError
-from slurmtrain.system.database_url import DatabaseUrl
+from slurmtrain.model.database_url import DatabaseUrl
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from slurmtrain.system.database_url import DatabaseUrl
+    from slurmtrain.model.database_url import DatabaseUrl
 
 # How long commands wait for another one that writes. Then they read the run directories instead.
 LIMIT_S = 10.0

@@ -18,7 +18,7 @@ from slurmtrain.registry.dialects import TEXT
 from slurmtrain.registry.postgresql.connections import READS, make_engine
 
 if TYPE_CHECKING:
-    from slurmtrain.system.database_url import DatabaseUrl
+    from slurmtrain.model.database_url import DatabaseUrl
 
 # The oldest version of PostgreSQL that is supported, as the server reports it.
 OLDEST = 12_00_00

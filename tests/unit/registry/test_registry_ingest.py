@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
@@ -16,7 +17,6 @@ from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Store
 from slurmtrain.system import journal_files
-from slurmtrain.system.database_url import DatabaseUrl
 
 RUN_ID = "0123456789"
 

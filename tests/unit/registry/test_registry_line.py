@@ -11,6 +11,7 @@ from helpers.metric_lines import Lines, lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
@@ -18,7 +19,6 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store
-from slurmtrain.system.database_url import DatabaseUrl
 
 RUN_ID = "0123456789"
 

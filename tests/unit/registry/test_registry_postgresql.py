@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from helpers.postgres_server import PostgresServer
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
+from slurmtrain.model.database_url import DatabaseUrl, read_database_url
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
@@ -27,7 +29,6 @@ from slurmtrain.registry.postgresql import connections, server
 from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Spare, Store
 from slurmtrain.registry.transaction import Transaction
-from slurmtrain.system.database_url import DatabaseUrl, read_database_url
 from slurmtrain.system.locking import waiting
 
 
@@ -132,6 +133,35 @@ def test_a_group_can_read_and_a_role_that_may_only_read_goes_on_without_writing(
         assert warning.endswith("meanwhile the run directories are read instead")
     finally:
         postgres.execute(f"ALTER SCHEMA {name} OWNER TO tests; DROP ROLE team")
+
+
+def test_with_the_roles_of_the_documentation_a_group_reads_what_its_members_store(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "registry.md").read_text()
+    preparation = page.partition("```sql\n")[2].partition("```")[0]
+    of_server, in_database = preparation.split("\\connect runs\n")
+    postgres.execute("CREATE ROLE bob LOGIN")
+    try:
+        for statement in of_server.split(";\n")[:-1]:
+            postgres.execute(statement)
+        for statement in in_database.split(";\n")[:-1]:
+            postgres.execute(statement, database="runs")
+        postgres.execute("GRANT vision TO bob")
+        ann = read_database_url(postgres.url(user="ann", database="runs")).of_root(tmp_path / "runs")
+        SimulatedRun(RunDir(ann.root / RUN_ID)).created(name="cnn")
+        workspace = make_workspace(ann.root, registry=ann)
+        observe(workspace, ask_slurm=False)
+        workspace.store.close()
+        names = f"SELECT name, metrics::json ->> 'loss' FROM {ann.schema}.run"
+        assert postgres.execute(names, database="runs", user="bob") == [("cnn", None)]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            postgres.execute(f"DELETE FROM {ann.schema}.run", database="runs", user="bob")
+        with pytest.raises(RegistryFailed, match="belongs to the role ann, and bob is no member of it"):
+            Store(replace(ann, text=ann.text.replace("ann@", "bob@")))
+    finally:
+        postgres.execute("DROP DATABASE IF EXISTS runs WITH (FORCE)")
+        postgres.execute("DROP ROLE IF EXISTS ann, bob, vision")
 
 
 def test_a_role_that_may_make_no_schema_is_named_the_reason(registry: DatabaseUrl, role: str) -> None:

@@ -12,6 +12,7 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun, make_test_plan
 from helpers.workspaces import make_workspace
 
+from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.interruption_stats import outlook
@@ -19,7 +20,6 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.slurm.parse import Job
-from slurmtrain.system.database_url import DatabaseUrl
 
 PARTITIONS = (
     "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4 GraceTime=60 PreemptMode=REQUEUE\n"

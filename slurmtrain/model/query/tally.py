@@ -48,7 +48,7 @@ def tally(run: Run, partitions: Mapping[int, str | None]) -> Tally:
     for attempt in run.attempts:
         sums = result.setdefault(place_of(run, attempt, partitions), defaultdict(float))
         _add(sums, attempt, gpus_per_node)
-    return {place: dict(sums) for place, sums in result.items()}
+    return {place: {name: total for name, total in sums.items() if total} for place, sums in result.items()}
 
 
 def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:

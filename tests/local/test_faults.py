@@ -218,7 +218,8 @@ def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(si
     assert mirrored["status"] == "FINISHED"
     assert mirrored["tags"]["slurmtrain.run_id"] == run_id
     assert mirrored["tags"]["slurmtrain.attempts"] == "2"
-    assert mirrored["params"] == {"steps": "6", "model.width": "3"}
+    assert mirrored["params"] == {"steps": "11", "model.width": "3"}
+    assert mirrored["tags"]["slurmtrain.attempt_1.params.steps"] == "6"
     assert [step for step, _, _ in sorted(mirrored["loss"])] == list(range(1, 12))
     lines = [
         json.loads(line)

@@ -43,12 +43,12 @@ def ask(server: str, path: str, data: dict[str, Any] | None = None) -> Any:
 
 
 def stored(server: str, run_id: str) -> tuple[dict[str, float], dict[str, str]]:
-    """The last values of all metrics of a run, and its params."""
+    """The last values of all metrics that a run has logged, and its params."""
     experiment = ask(server, f"experiments/get-by-name?experiment_name=of%20{run_id}")["experiment"]["experiment_id"]
     [run] = ask(server, "runs/search", {"experiment_ids": [experiment]})["runs"]
     data = run["data"]
     return (
-        {each["key"]: each["value"] for each in data.get("metrics", [])},
+        {each["key"]: each["value"] for each in data.get("metrics", []) if each["key"] != "slurmtrain/queue_s"},
         {each["key"]: each["value"] for each in data.get("params", [])},
     )
 

@@ -126,7 +126,7 @@ def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_comman
         _, errors = process.communicate(timeout=60)
         until(lambda: have_ended(servers), "the end of the server")
     assert (named, len(shown)) == ("digits", 2)
-    assert shown[0]["data"]["metrics"][0]["value"] == 0.5
+    assert [each["value"] for each in shown[0]["data"]["metrics"] if each["key"] == "loss"] == [0.5]
     assert listening == ["127.0.0.1"]
     assert refused in (None, "403")
     # A server that runs already is not started: it has the run of the other runs root, too.

@@ -116,6 +116,8 @@ class MlflowRuns:
             tags={legal_name(name): value[:_TAG_LENGTH] for name, value in {**tags, **own}.items()},
             run_name=description.run_name(run, origin, tracked.plan.content),
         )
+        if run.started_at is None:
+            self._set_status(created.info.run_id, run)
         self._log_params(created.info.run_id, tracked.plan.spec.params)
         return str(created.info.run_id)
 

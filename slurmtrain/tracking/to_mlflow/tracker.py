@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import create_private, describe_os_error
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
+from slurmtrain.tracking.to_mlflow import model_registry
 from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
@@ -89,6 +91,23 @@ class MlflowTracker(Tracker):
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
+
+    def ensure_model(self, name: str) -> None:
+        """Create a model in the store's registry unless there is one of this ``name``. Raises TrackingError."""
+        with contextlib.redirect_stdout(sys.stderr):
+            model_registry.ensure_model(self._client, name)
+
+    def register(self, mlflow_id: str, file: Path, name: str, tags: Mapping[str, str]) -> str:
+        """Make a file a new version of a model that exists; returns the version. Raises TrackingError.
+
+        Args:
+            mlflow_id: The MLflow run.
+            file: The exported model.
+            name: The name of the model.
+            tags: Of the version, among them its hash, module and format.
+        """
+        with contextlib.redirect_stdout(sys.stderr):
+            return model_registry.register_file(self._client, mlflow_id, file, name, tags)
 
     def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
         """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""

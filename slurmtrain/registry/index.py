@@ -85,7 +85,8 @@ def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexR
     """The runs that have one of these ids, names or sweeps, or an id that begins so, oldest first; and the newest."""
     run = schema.run.c
     newest = sa.select(sa.func.max(run.id)).scalar_subquery()
-    begun = [run.id.between(name.lower(), name.lower() + _AFTER) for name in names if _may_begin_id(name)]
+    # Not BETWEEN, beside which PostgreSQL allows no collation.
+    begun = [sa.and_(run.id >= name.lower(), run.id <= name.lower() + _AFTER) for name in names if _may_begin_id(name)]
     # No run has a name that is not text, which no database takes.
     listed = [name for name in names if is_text(name)]
     where = sa.or_(run.id == newest, run.name.in_(listed), run.sweep.in_(listed), run.id.in_(listed), *begun)

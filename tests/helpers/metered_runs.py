@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
@@ -30,7 +31,7 @@ def write_metered_run(workspace: Workspace, number: int = 1, *, ends: bool = Tru
 
 def export(workspace: Workspace, counters: Counters | None = None, *, per_run: bool = True) -> str:
     """What a new command exports, or a process that has exported before with these ``counters``."""
-    again = Workspace(workspace.config)
+    again = Workspace(workspace.config, warn=pytest.fail)
     try:
         return text_of(collect(again, counters or Counters(), per_run=per_run), {"user": "ada"})
     finally:

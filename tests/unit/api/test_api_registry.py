@@ -28,6 +28,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submission
 from slurmtrain.system.inherited import private_umask
 
+# A registry that fails is replaced by one in memory, with a warning and the same answers.
+pytestmark = pytest.mark.filterwarnings("error::slurmtrain.errors.SlurmtrainWarning")
+
 
 def numbers(runs: list[slurmtrain.RunHandle]) -> list[int]:
     return [int(run.id) for run in runs]

@@ -14,6 +14,9 @@ import slurmtrain
 from slurmtrain.errors import NoCheckpoint, NotAvailable, QueryError, RunBusy, RunNotFound, UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
+# A registry that fails is replaced by one in memory, with a warning and the same answers.
+pytestmark = pytest.mark.filterwarnings("error::slurmtrain.errors.SlurmtrainWarning")
+
 
 @pytest.fixture
 def run(workspace: Workspace) -> slurmtrain.RunHandle:

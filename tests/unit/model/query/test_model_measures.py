@@ -1,0 +1,95 @@
+"""Measures of curves: how they are written, and their values."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.errors import QueryError
+from slurmtrain.model.query.measures import Measure, area, read_measure, value_at
+from slurmtrain.model.query.mistakes import check_condition, check_field
+from slurmtrain.model.query.where import parse
+
+RUNS = [{"state": "completed", "params": {"lr": 0.1}, "metrics": {"loss": 0.5, "hits@10": 0.2, "train/acc": 0.7}}]
+curves = st.dictionaries(st.integers(0, 50), st.floats(-10, 10) | st.just(math.nan), max_size=20).map(
+    lambda points: sorted(points.items())
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "measure"),
+    [
+        ("min:loss", Measure("min", "loss")),
+        ("max:metrics.train/acc", Measure("max", "train/acc")),
+        ("last:a:b", Measure("last", "a:b")),
+        ("loss@1000", Measure("at", "loss", 1000)),
+        ("hits@10@1000", Measure("at", "hits@10", 1000)),
+        ("area:hits@10", Measure("area", "hits@10")),
+        ("metrics.hits@10", None),
+        ("params.a@1", None),
+        ("loss@", None),
+        ("loss@1e3", None),
+        ("mean:loss", None),
+        ("state", None),
+    ],
+)
+def test_what_a_name_measures(text: str, measure: Measure | None) -> None:
+    assert read_measure(text) == measure
+
+
+@given(curves, st.integers(0, 60))
+def test_the_value_at_a_step_is_the_newest_up_to_it(points: list[tuple[int, float]], step: int) -> None:
+    before = [value for at, value in points if at <= step]
+    expected = before[-1] if before and math.isfinite(before[-1]) else None
+    assert value_at([at for at, _ in points], [value for _, value in points], step) == expected
+
+
+@given(curves)
+def test_the_area_is_that_of_trapezoids_between_finite_values(points: list[tuple[int, float]]) -> None:
+    finite = [(at, value) for at, value in points if math.isfinite(value)]
+    result = area([at for at, _ in points], [value for _, value in points])
+    if len(finite) < 2:
+        assert result is None
+    else:
+        expected = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(finite))
+        assert result == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_run_that_has_not_reached_a_step_has_no_value_there() -> None:
+    measure = Measure("at", "val", 150)
+    assert measure.of_curve([100, 200], [1.0, 2.0], 200) == 1.0
+    assert measure.of_curve([100], [1.0], 160) == 1.0
+    assert measure.of_curve([100], [1.0], 149) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("min:los", "none of these runs has a metric 'los'; did you mean 'loss'?"),
+        ("losss@5", "none of these runs has a metric 'losss'; did you mean 'loss'?"),
+        ("mim:loss", "there is no measure 'mim'; did you mean 'min'?"),
+        ("best:loss", "there is no measure 'best'; there are last, min, max, area"),
+        ("hits@10", "none of these runs has a field 'hits@10'; did you mean 'metrics.hits@10'?"),
+    ],
+)
+def test_mistakes_in_measures_name_what_is_meant(name: str, message: str) -> None:
+    with pytest.raises(QueryError) as error:
+        check_field(name, RUNS)
+    assert str(error.value) == message
+
+
+def test_measures_stand_in_conditions_and_are_numbers() -> None:
+    condition = parse("min:loss < 0.5 and loss@1000 != null", 0.0)
+    assert [each.name for each in condition.comparisons()] == ["min:loss", "loss@1000"]
+    assert parse(str(condition), 0.0) == condition
+    assert condition.holds({"min:loss": 0.25, "loss@1000": 0.3})
+    with pytest.raises(QueryError, match="'min:loss' is a number, and 'small' is none"):
+        check_condition(parse("min:loss < small", 0.0), "min:loss < small", [{**RUNS[0], "min:loss": 0.5}])
+
+
+def test_before_anything_is_logged_a_measure_is_no_mistake() -> None:
+    check_field("min:loss", [{"metrics": {}}])

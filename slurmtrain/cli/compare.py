@@ -10,12 +10,11 @@ import click
 
 from slurmtrain.cli.shared import complete, formatting, options, output, run_table, tables
 from slurmtrain.cli.shared.fit import GAP, Column
-from slurmtrain.cli.shared.question_options import split_words, where_option
-from slurmtrain.model.query.comparison import is_seed
+from slurmtrain.cli.shared.question_options import over_option, split_words, where_option
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.query.comparison import Compared, SeedGroup, Spread
+    from slurmtrain.model.query.comparison import Compared, SeedGroup
     from slurmtrain.ops.query.compare import Answer
 
 # Cells of a run in a table with a line for each difference, before it is cut.
@@ -44,6 +43,7 @@ _COMMIT = 12
     help="The metric to sort by; by default the first of those compared.",
 )
 @click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
+@over_option
 @where_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
@@ -54,6 +54,7 @@ def command(
     metrics: tuple[str, ...],
     by: str | None,
     larger: bool | None,
+    over: tuple[str, ...],
     where: tuple[str, ...],
     as_csv: bool,
     as_json: bool,
@@ -62,8 +63,9 @@ def command(
 
     RUN may also be a pattern such as 'cnn*', or a sweep; a single name stands for all runs of that name. Settings are
     the keys of the spec, the commit of the code, and the versions that the preflight saw. Runs that differ only in a
-    seed are one line, with the mean of each metric and its standard deviation. A metric's newest value is compared;
-    "best" is the best one that remained after interruptions, with its step.
+    seed, or in what --over names, are one line, with the mean of each metric and its standard deviation. A metric's
+    newest value is compared; "best" is the best one that remained after interruptions, with its step. METRIC may also
+    be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
@@ -74,7 +76,7 @@ def command(
     observed = observe(workspace)
     output.warn_about(observed)
     # A run alone cannot be compared with anything.
-    question = Question(names=names, namesakes=len(names) == 1, where=where, for_programs=True)
+    question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     answer = compare(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
     if as_json:
@@ -124,13 +126,13 @@ def _columns(answer: Answer) -> list[Column]:
     """The columns: on a narrow terminal those of what runs are sorted by, and of their settings, are shown first."""
     by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
     settings = [
-        Column(name.removeprefix("params."), rank=3 if is_seed(name) else 1, room=8)
+        Column(name.removeprefix("params."), rank=3 if name in answer.comparison.over else 1, room=8)
         for name in answer.comparison.differs
     ]
     metrics = [
         Column(header, rank=rank + (0 if metric == by else 3))
         for metric in answer.metrics
-        for header, rank in ((metric, 0), (f"best {metric}", 2))
+        for header, rank in ((metric, 0), *([(f"best {metric}", 2)] if metric in answer.ranged else []))
     ]
     return [Column("ID"), Column("NAME", rank=6, room=8), Column("STATE", rank=6), *settings, *metrics]
 
@@ -170,23 +172,24 @@ def _scores(answer: Answer, group: SeedGroup) -> list[str]:
     for metric in answer.metrics:
         step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
         at = "" if step is None else f" @{step}"
-        cells += [_spread(group.spread(metric)), _spread(group.spread(metric, best=True)) + at]
+        cells.append(formatting.spread(group.spread(metric)))
+        if metric in answer.ranged:
+            cells.append(formatting.spread(group.spread(metric, best=True)) + at)
     return cells
 
 
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    mean = formatting.number(float(spread.mean))
-    return mean if spread.deviation is None else f"{mean} ±{spread.deviation:.2g}"
-
-
 def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
-    metrics = [header for metric in answer.metrics for header in (metric, f"best {metric}", f"best {metric} step")]
+    metrics = [
+        header
+        for metric in answer.metrics
+        for header in (metric, *([f"best {metric}", f"best {metric} step"] if metric in answer.ranged else []))
+    ]
     yield ["id", "name", "state", *answer.comparison.differs, *metrics]
     for group in answer.comparison.groups:
         for run in group.runs:
-            scores = [run.scores[metric] for metric in answer.metrics]
-            values = [value for score in scores for value in (score.last, score.best, score.best_step)]
+            values: list[float | None] = []
+            for metric in answer.metrics:
+                score = run.scores[metric]
+                values += [score.last, score.best, score.best_step] if metric in answer.ranged else [score.last]
             settings = [formatting.field("params.", run.settings.get(name)) for name in answer.comparison.differs]
             yield [run.id, run.name, run.state, *settings, *values]

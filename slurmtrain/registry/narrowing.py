@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurmtrain.model.query.conditions import AllOf, AnyOf, Comparison, Condition, Literal
+from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import schema
@@ -45,20 +46,21 @@ def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, ar
     return [row[0] for row in _fetch(connection, query.order_by(schema.run.c.id))]
 
 
-def best_candidates(connection: sa.Connection, metric: str, *, larger: bool, limit: int) -> tuple[list[str], int]:
-    """The ids of the runs with the best newest values of a metric, and how many runs have none; without archived ones.
+def best_candidates(connection: sa.Connection, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
+    """The ids of the runs with the best values of a measure, and how many runs have none; without archived ones.
 
     Args:
         connection: The connection to query.
-        metric: The name of the metric.
+        measure: A measure that a summary has.
         larger: Whether larger values are better.
         limit: How many runs, at most.
     """
     run, table = schema.run.c, schema.metric
     is_put_away = run.archived & run.state.in_(sorted(ENDED))
     put_away = sa.select(run.id).where(is_put_away)
-    has_value = (table.c.name == metric) & table.c.last.is_not(None)
-    order = table.c.last.desc() if larger else table.c.last.asc()
+    value = table.c[measure.kind]
+    has_value = (table.c.name == measure.metric) & value.is_not(None)
+    order = value.desc() if larger else value.asc()
     best = sa.select(table.c.run_id).where(has_value, table.c.run_id.not_in(put_away))
     ids = _fetch(connection, best.order_by(order, table.c.run_id).limit(limit))
     # Few runs are put away: counting all others would take reading them.
@@ -121,6 +123,10 @@ def _comparison(comparison: Comparison, *, json: bool) -> Clause | None:
         return None
     if name in _NUMBERS:
         return _order(schema.run.c[name], comparison.operator, number)
+    if (measure := read_measure(name)) is not None and measure.is_summarised and is_text(measure.metric):
+        table = schema.metric.c
+        holds = _order(table[measure.kind], comparison.operator, float(number))
+        return schema.run.c.id.in_(sa.select(table.run_id).where(table.name == measure.metric, holds))
     if json and section in _SECTIONS and _KEY.fullmatch(key):
         value = _number(schema.run.c[section], key)
         return sa.or_(_order(value, comparison.operator, float(number)), sa.func.typeof(value) == "text")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
     from slurmtrain.model.query.conditions import Condition
+    from slurmtrain.model.query.measures import Measure
     from slurmtrain.model.run.events.base import AnyEvent, Event, P
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
@@ -270,17 +271,17 @@ class Store:
 
         return self._read(lambda connection: narrowing.candidates(connection, conditions, archived=archived))
 
-    def best_candidates(self, metric: str, *, larger: bool, limit: int) -> tuple[list[str], int]:
-        """The ids of the runs with the best newest values of a metric, and how many runs have none.
+    def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
+        """The ids of the runs with the best values of a measure, and how many runs have none.
 
         Args:
-            metric: The name of the metric.
+            measure: A measure that a summary has.
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
         from slurmtrain.registry.narrowing import best_candidates
 
-        return self._read(lambda connection: best_candidates(connection, metric, larger=larger, limit=limit))
+        return self._read(lambda connection: best_candidates(connection, measure, larger=larger, limit=limit))
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""

@@ -119,16 +119,25 @@ def _tag_items(context: click.Context, _incomplete: str) -> list[CompletionItem]
 
 
 def _metric_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Metrics by their own names, or as fields for those who type them as such."""
-    prefix = "metrics." if incomplete.startswith("metrics.") else ""
+    """Metrics by their own names, or as fields or in measures for those who type them as such."""
+    from slurmtrain.model.query.measures import KINDS
+
+    prefixes = ("metrics.", *(f"{kind}:" for kind in KINDS))
+    prefix = next((each for each in prefixes if incomplete.startswith(each)), "")
     return _unique(f"{prefix}{metric}" for run in _glimpses(context) for metric in run.metrics)
 
 
-def _field_items(context: click.Context, _incomplete: str) -> list[CompletionItem]:
+def _field_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
     from slurmtrain.ops.shared.views import FIELDS
 
     params = (f"params.{param}" for run in _glimpses(context) for param in run.params)
-    return [*_unique(FIELDS), *_unique(params), *_metric_items(context, "metrics.")]
+    metrics = _metric_items(context, incomplete if ":" in incomplete else "metrics.")
+    return [*_unique(FIELDS), *_unique(params), *metrics]
+
+
+def _param_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    prefix = "params." if incomplete.startswith("params.") else ""
+    return _unique(f"{prefix}{param}" for run in _glimpses(context) for param in run.params)
 
 
 def _state_items(_context: click.Context, _incomplete: str) -> list[CompletionItem]:
@@ -186,6 +195,7 @@ complete_metric = _completing(_metric_items)
 complete_metrics = _completing(_in_lists(_metric_items))
 complete_field = _completing(_field_items)
 complete_fields = _completing(_in_lists(_field_items))
+complete_params = _completing(_in_lists(_param_items))
 complete_states = _completing(_in_lists(_state_items))
 complete_spec = _completing(_spec_items)
 complete_override = _completing(_override_items)

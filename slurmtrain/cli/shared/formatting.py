@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.cli.shared import times
 from slurmtrain.model.query.differing import write_settings, write_value
 from slurmtrain.model.query.fields import flattened
+
+if TYPE_CHECKING:
+    from slurmtrain.model.query.comparison import Spread
 
 _METRICS_SHOWN = 3
 
@@ -84,6 +87,14 @@ def field(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(write_value, value))
     return number(value) if isinstance(value, float) and not name.startswith("params.") else write_value(value)
+
+
+def spread(values: Spread | None) -> str:
+    """The mean of ``values`` and their standard deviation: ``0.25 ±0.01``."""
+    if values is None:
+        return "-"
+    mean = number(float(values.mean))
+    return mean if values.deviation is None else f"{mean} ±{values.deviation:.2g}"
 
 
 def newest_checkpoint(run: Mapping[str, Any]) -> str:

@@ -18,6 +18,18 @@ def split_words(_context: click.Context, _parameter: click.Parameter, value: str
     return tuple(word for part in (value or "").split(",") if (word := part.strip()))
 
 
+def _params(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Names of parameters, as fields."""
+    return tuple(f"params.{word.removeprefix('params.')}" for word in split_words(context, parameter, value))
+
+
+over_option = click.option(
+    "--over",
+    metavar="PARAM[,PARAM]",
+    callback=_params,
+    shell_complete=complete.complete_params,
+    help="Runs that differ only in these count as one, by their mean.",
+)
 where_option = click.option(
     "--where",
     metavar="CONDITION",
@@ -53,7 +65,7 @@ _OPTIONS = (
         "--sort",
         metavar="KEY[,KEY]",
         shell_complete=complete.complete_fields,
-        help="Sort by fields, such as -metrics.val_loss; a minus: descending.",
+        help="Sort by fields, such as -metrics.val_loss or min:loss; a minus: descending.",
     ),
     click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most this many runs."),
     click.option(
@@ -61,7 +73,7 @@ _OPTIONS = (
         metavar="FIELD[,FIELD]",
         callback=split_words,
         shell_complete=complete.complete_fields,
-        help="Print these fields, such as id,params.lr.",
+        help="Print these fields, such as id,params.lr,min:loss.",
     ),
 )
 

@@ -40,30 +40,39 @@ class Spread:
     deviation: float | None
 
 
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """The mean of some values, and their standard deviation; None for no values."""
+    if not values:
+        return None
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Spread(mean, None)
+    return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """Runs that differ in nothing but seeds, the best first. One of them may be alone."""
+    """Runs that differ in nothing but seeds, or other settings of little interest, the best first; maybe only one."""
 
     runs: Sequence[Compared]
 
     def spread(self, metric: str, *, best: bool = False) -> Spread | None:
         """The newest values of a metric, or the ``best`` ones, over the runs; None if no run has one."""
         scores = [run.scores.get(metric, Score()) for run in self.runs]
-        values = [value for score in scores if (value := score.best if best else score.last) is not None]
-        if not values:
-            return None
-        mean = math.fsum(values) / len(values)
-        if len(values) == 1:
-            return Spread(mean, None)
-        return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+        return spread_of([value for score in scores if (value := score.best if best else score.last) is not None])
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """Runs side by side. ``differs``: the names of the settings that do; ``groups``: the best first."""
+    """Runs side by side.
+
+    ``differs``: the names of the settings that do; ``groups``: the best first; ``over``: those of the settings in which
+    runs of a group may differ.
+    """
 
     differs: Sequence[str]
     groups: Sequence[SeedGroup]
+    over: Sequence[str] = ()
 
 
 def is_seed(name: str) -> bool:
@@ -72,18 +81,20 @@ def is_seed(name: str) -> bool:
     return name.startswith("params.") and (last in _SEEDS or last.endswith("_seed"))
 
 
-def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool) -> SideBySide:
+def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, over: Sequence[str] = ()) -> SideBySide:
     """Compare runs.
 
     Args:
         runs: The runs.
         metric: What to sort them by, by the mean of the newest values over seeds; None: they stay in order.
         larger: Whether larger values of it are better.
+        over: The settings in which runs of a group may differ; empty: seeds.
     """
     differs = differing([run.settings for run in runs])
-    groups = _groups(runs, differs)
+    over = [name for name in differs if (name in over if over else is_seed(name))]
+    groups = _groups(runs, [name for name in differs if name not in over]) if over else [[run] for run in runs]
     if metric is None:
-        return SideBySide(differs, [SeedGroup(group) for group in groups])
+        return SideBySide(differs, [SeedGroup(group) for group in groups], over)
 
     def order(value: float | None) -> tuple[bool, float]:
         return (value is None, 0.0 if value is None else -value if larger else value)
@@ -93,20 +104,17 @@ def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool) 
         return None if spread is None else spread.mean
 
     sorted_groups = [SeedGroup(sorted(group, key=lambda run: order(_last(run, metric)))) for group in groups]
-    return SideBySide(differs, sorted(sorted_groups, key=lambda group: order(mean(group))))
+    return SideBySide(differs, sorted(sorted_groups, key=lambda group: order(mean(group))), over)
 
 
 def _last(run: Compared, metric: str) -> float | None:
     return run.scores.get(metric, Score()).last
 
 
-def _groups(runs: Sequence[Compared], differs: Sequence[str]) -> list[list[Compared]]:
-    """The runs that differ only in seeds together; each alone if no seed differs."""
-    if not any(map(is_seed, differs)):
-        return [[run] for run in runs]
-    others = [name for name in differs if not is_seed(name)]
+def _groups(runs: Sequence[Compared], names: Sequence[str]) -> list[list[Compared]]:
+    """The runs of one name whose settings of these ``names`` are equal, together."""
     groups: dict[tuple[Any, ...], list[Compared]] = {}
     for run in runs:
-        key = [identity(run.settings[name]) if name in run.settings else None for name in others]
+        key = [identity(run.settings[name]) if name in run.settings else None for name in names]
         groups.setdefault((run.name, *key), []).append(run)
     return list(groups.values())

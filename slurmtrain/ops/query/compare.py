@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, UserError
-from slurmtrain.model.query.comparison import Compared, Score, SeedGroup, SideBySide, Spread, compare_runs, is_seed
+from slurmtrain.model.query.comparison import Compared, Score, SeedGroup, SideBySide, Spread, compare_runs
 from slurmtrain.model.query.criterion import Criterion, choose_criterion
 from slurmtrain.model.query.direction import is_larger_better
 from slurmtrain.model.query.fields import flattened, names_in, value_of
 from slurmtrain.model.query.mistakes import check_field
-from slurmtrain.ops.history import read_history
+from slurmtrain.ops.query.measures import fields_of
 from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.shared.run_details import findings_json
 from slurmtrain.ops.shared.views import SCHEMA
@@ -21,7 +20,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import read_json
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.curves import Curve
+    from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.run.run import Run
     from slurmtrain.ops.shared.observe import ListedRuns
 
@@ -36,13 +35,14 @@ _NOT_COMPARED = ("name", "params", "resources", "command", "sweep")
 class Answer:
     """Runs side by side.
 
-    ``criterion``: what they are sorted by, if anything. ``metrics``: the names of those that are compared. ``notes``:
-    what cannot be read.
+    ``criterion``: what they are sorted by, if anything. ``metrics``: the names of those that are compared, and of
+    measures. ``ranged``: those that have a best value beside their newest. ``notes``: what cannot be read.
     """
 
     comparison: SideBySide
     criterion: Criterion | None
     metrics: Sequence[str]
+    ranged: Collection[str]
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -59,12 +59,12 @@ class Answer:
         }
 
     def _group(self, group: SeedGroup) -> dict[str, Any]:
-        settings = self.settings_of(group.runs[0])
+        settings, over = self.settings_of(group.runs[0]), self.comparison.over
         return {
             "runs": [run.id for run in group.runs],
             "name": group.runs[0].name,
-            "settings": {name: value for name, value in settings.items() if not is_seed(name)},
-            "seeds": {name: [run.settings.get(name) for run in group.runs] for name in settings if is_seed(name)},
+            "settings": {name: value for name, value in settings.items() if name not in over},
+            "seeds": {name: [run.settings.get(name) for run in group.runs] for name in settings if name in over},
             "metrics": {
                 metric: {"last": _spread(group.spread(metric)), "best": _spread(group.spread(metric, best=True))}
                 for metric in self.metrics
@@ -112,25 +112,36 @@ def compare(
     if len(records) < 2:
         raise UserError(f"a comparison takes at least two runs, and these are {len(records)}")
     chosen = [name.removeprefix(_METRICS) for name in metrics] or _telling_metrics(records)
-    first = by or next((name for name in chosen if is_larger_better(name) is not None or larger is not None), None)
-    criterion = None if first is None else choose_criterion(_field(first), larger, records)
     if by and by.removeprefix(_METRICS) not in chosen:
         chosen.insert(0, by.removeprefix(_METRICS))
-    for name in chosen:
-        check_field(_field(name), records)
+    fields = fields_of(workspace, records, chosen)
+    first = by or next((name for name in chosen if is_larger_better(name) is not None or larger is not None), None)
+    criterion = None if first is None else choose_criterion(fields[first.removeprefix(_METRICS)], larger, records)
+    for name in (*fields.values(), *question.over):
+        check_field(name, records)
     directions = {name: is_larger_better(name) for name in chosen}
     if criterion is not None:
         directions[criterion.name.removeprefix(_METRICS)] = criterion.larger
     notes: list[str] = []
+    summaries = workspace.store.surviving_metrics([record["id"] for record in records])
     loaded = workspace.store.load_all([record["id"] for record in records])
-    compared = [_compared(workspace, record, loaded[record["id"]], directions, notes) for record in records]
+    compared = [
+        Compared(
+            record["id"],
+            record["name"],
+            record["state"],
+            _settings(workspace, record, loaded[record["id"]], notes),
+            {
+                name: _score(value_of(record, fields[name]), summaries.get(record["id"], {}).get(name), larger)
+                for name, larger in directions.items()
+            },
+        )
+        for record in records
+    ]
     by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
-    comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger))
-    return Answer(comparison, criterion, chosen, notes)
-
-
-def _field(metric: str) -> str:
-    return _METRICS + metric.removeprefix(_METRICS)
+    comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger), over=question.over)
+    ranged = [name for name in chosen if fields[name] != name]
+    return Answer(comparison, criterion, chosen, ranged, notes)
 
 
 def _telling_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -139,13 +150,7 @@ def _telling_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
     return (telling or names)[:_MOST_METRICS]
 
 
-def _compared(
-    workspace: Workspace,
-    record: Mapping[str, Any],
-    run: Run,
-    directions: Mapping[str, bool | None],
-    notes: list[str],
-) -> Compared:
+def _settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {f"params.{name}": value for name, value in flattened(record["params"])}
     try:
         settings |= _plan_settings(workspace, run)
@@ -154,7 +159,7 @@ def _compared(
     settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
     settings |= {f"versions.{name}": value for name, value in _versions(workspace, run)}
     settings["executor"] = record["executor"]
-    return Compared(run.id, run.name, run.state, settings, _scores(workspace, record, run, directions, notes))
+    return settings
 
 
 def _plan_settings(workspace: Workspace, run: Run) -> dict[str, Any]:
@@ -193,34 +198,11 @@ def _versions(workspace: Workspace, run: Run) -> Iterator[tuple[str, Any]]:
                 return
 
 
-def _scores(
-    workspace: Workspace,
-    record: Mapping[str, Any],
-    run: Run,
-    directions: Mapping[str, bool | None],
-    notes: list[str],
-) -> dict[str, Score]:
-    """The metrics of a run; ``directions``: of each, whether larger values are better, None if that is not known."""
-    try:
-        history = read_history(run, workspace.root.run(run.id), directions)
-        curves = history.curves
-        notes.extend(f"run {run.id}: {problem}" for problem in history.problems)
-    except PathError as error:
-        curves = {}
-        notes.append(f"run {run.id}: {error}")
-    return {
-        metric: _score(value_of(record, _field(metric)), curves.get(metric), larger)
-        for metric, larger in directions.items()
-    }
-
-
-def _score(last: Any, curve: Curve | None, larger: bool | None) -> Score:
-    values = curve.kept.values if curve is not None else ()
-    places = [place for place, value in enumerate(values) if math.isfinite(value)]
-    if larger is None or curve is None or not places:
+def _score(last: Any, summary: MetricSummary | None, larger: bool | None) -> Score:
+    """A metric of a run, or a measure of one, which has no ``summary``."""
+    if larger is None or summary is None:
         return Score(last)
-    best = (max if larger else min)(places, key=lambda place: values[place])
-    return Score(last, values[best], curve.kept.steps[best])
+    return Score(last, summary.max, summary.max_step) if larger else Score(last, summary.min, summary.min_step)
 
 
 def _spread(spread: Spread | None) -> dict[str, float | None] | None:

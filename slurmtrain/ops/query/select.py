@@ -52,6 +52,8 @@ class Question:
     """At most this many, the first in this order."""
     columns: Sequence[str] = ()
     """Fields to show, which must exist."""
+    over: Sequence[str] = ()
+    """Parameters in which runs count as repetitions of each other, such as ``params.seed``."""
     for_programs: bool = False
     """Any run may be the answer, also if nothing is asked; they come as they are named, or the oldest first."""
     all_runs: bool = False
@@ -100,7 +102,10 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
 
         others, notes = runs_of_colleagues(workspace)
         records = [*({"user": workspace.root.path.name, **record} for record in records), *others]
-    _check(_examples(workspace, runs, records), conditions, [*(key.name for key in keys), *question.columns])
+    fields = [*(key.name for key in keys), *question.columns]
+    measures = _measures([*fields, *(each.name for each in _comparisons(conditions))])
+    _attach(workspace, records, measures)
+    _check(_examples(workspace, runs, records, measures), conditions, fields)
     matching = [record for record in records if all(condition.holds(record) for _, condition in conditions)]
     ordered = _ordered(matching, keys)
     shown = ordered[: question.limit]
@@ -177,14 +182,38 @@ def _is_put_away(row: IndexRow) -> bool:
     return row.archived and row.ended
 
 
+def _measures(names: Sequence[str]) -> Sequence[str]:
+    """Those of these names that may be measures of curves, such as ``min:loss``."""
+    return [name for name in names if ":" in name or "@" in name]
+
+
+def _attach(
+    workspace: Workspace, records: Sequence[Mapping[str, Any]], measures: Sequence[str]
+) -> Sequence[Mapping[str, Any]]:
+    """The ``records``, which have these ``measures`` as fields now."""
+    if measures:
+        from slurmtrain.ops.query.measures import attach_measures
+
+        attach_measures(workspace, records, measures)
+    return records
+
+
 def _examples(
-    workspace: Workspace, runs: ListedRuns, records: Sequence[Mapping[str, Any]]
+    workspace: Workspace, runs: ListedRuns, records: Sequence[Mapping[str, Any]], measures: Sequence[str]
 ) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """More and more runs that show which fields there are: those of the answer, the newest, all."""
+    """More and more runs that show which fields there are: those of the answer, the newest, all.
+
+    Args:
+        workspace: Where the runs are.
+        runs: All of them.
+        records: Those of the answer.
+        measures: Measures of curves that they have as fields.
+    """
     if records:
         yield records
     for ids in (runs.worth_listing(_EXAMPLES), runs.index):
-        yield [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
+        listed_runs = runs.fetch(ids).values()
+        yield _attach(workspace, [RunRecord(workspace, listed) for listed in listed_runs], measures)
 
 
 def _check(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from slurmtrain.model.query.conditions import Condition
+    from slurmtrain.model.query.measures import Measure
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
@@ -91,15 +92,15 @@ class ListedRuns(Mapping[str, "Listed"]):
         """
         return [] if self._store is None else self._store.candidates(conditions, archived=archived)
 
-    def best_candidates(self, metric: str, *, larger: bool, limit: int) -> tuple[list[str], int]:
-        """The ids of the runs with the best newest values of a metric, and how many runs have none.
+    def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
+        """The ids of the runs with the best values of a measure, and how many runs have none.
 
         Args:
-            metric: The name of the metric.
+            measure: A measure that the registry has.
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
-        return ([], 0) if self._store is None else self._store.best_candidates(metric, larger=larger, limit=limit)
+        return ([], 0) if self._store is None else self._store.best_candidates(measure, larger=larger, limit=limit)
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
         """These runs in this order, without unknown ones."""

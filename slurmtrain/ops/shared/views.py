@@ -41,15 +41,17 @@ class RunRecord(Mapping[str, Any]):
     def __init__(self, workspace: Workspace, listed: Listed) -> None:
         self.listed = listed
         self.directory = workspace.root.run(listed.id)
+        self.measures: Mapping[str, Callable[[RunRecord], float | None]] = {}
+        """Further fields that can be read, such as ``min:loss``, but do not belong to the JSON."""
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = FIELDS[name](self)
+            self._values[name] = (FIELDS.get(name) or self.measures[name])(self)
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in FIELDS
+        return name in FIELDS or name in self.measures
 
     def __iter__(self) -> Iterator[str]:
         return iter(FIELDS)

@@ -43,10 +43,11 @@ def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> i
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
-        from slurmtrain.ops.unmirrored import describe_unmirrored
+        from slurmtrain.ops.unmirrored import describe_refused, describe_unmirrored
 
         print_run(facts, each_node=each_node)
-        output.note(describe_unmirrored(workspace, [facts]))
+        for line in (*describe_unmirrored(workspace, [facts]), *describe_refused(facts)):
+            output.note(line)
     return 0
 
 

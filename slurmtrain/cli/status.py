@@ -68,7 +68,8 @@ def command(
             _explain_nothing(workspace, selection)
         show(question, selection)
         if show is _as_table:
-            output.note(describe_unmirrored(workspace, selection.runs))
+            for line in describe_unmirrored(workspace, selection.runs):
+                output.note(line)
         return 0
     workspace = workspace.looking_again()
     if output.is_terminal(sys.stdout) and show is _as_table:

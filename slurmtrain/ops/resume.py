@@ -15,6 +15,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
@@ -57,6 +58,7 @@ def resume(
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
+        check_trackers([planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
         if from_start:
             _check_own(directory, run, planned.plan)

@@ -1,39 +1,88 @@
-"""Runs of which MLflow does not have all metrics yet: commands that only read say so."""
+"""What trackers lack of runs, and why: commands that only read say so."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.ops.shared.workspace import Workspace
 
 # Who has sent something less than this long ago, such as a watch with its usual pause, is about to send again.
 _SENDING_S = 120.0
-_CURES = "'slurmtrain sync' sends them, 'slurmtrain ui' also shows them"
+_SYNC = "'slurmtrain sync' sends them"
+_UI = "'slurmtrain ui' also shows them"
+_TITLES = {"mlflow": "MLflow", "wandb": "Weights & Biases", "tensorboard": "TensorBoard", "csv": "CSV"}
 
 
-def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]]) -> str:
-    """Of how many of these runs MLflow lacks metrics, and what sends them; empty if nothing need be said.
+def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What trackers lack of these runs, and what sends it; empty if nothing need be said.
 
-    Nothing need be said while another command sends them every so often. ``runs``: RUN of the JSON contract each.
+    What is merely waiting need not be mentioned while another command sends it every so often.
+
+    Args:
+        workspace: Where the runs are.
+        runs: RUN of the JSON contract each.
     """
-    behind = [str(run["id"]) for run in runs if run.get("mirrored") is False]
-    unsent = workspace.store.unsent(behind) if behind and not _is_sending(workspace) else []
-    if not unsent:
-        return ""
-    runs_text = f"run {unsent[0]}" if len(unsent) == 1 else f"{len(unsent)} runs"
-    return f"metrics of {runs_text} are not in MLflow yet: {_CURES}"
+    behind = {str(run["id"]): run for run in runs if run.get("mirrored") is False}
+    failing = {run_id for run_id, run in behind.items() if any(each["problem"] for each in run["trackers"])}
+    notes = _failures([behind[run_id] for run_id in behind if run_id in failing])
+    waiting = [run_id for run_id in behind if run_id not in failing]
+    unsent = workspace.store.unsent(waiting) if waiting and not _is_sending(workspace) else []
+    if unsent:
+        names = sorted({each["tracker"] for run_id in unsent for each in behind[run_id]["trackers"]})
+        where = f" to {title_of(names)}" if names else ""
+        cures = f"{_SYNC}, {_UI}" if not names or "mlflow" in names else _SYNC
+        notes.append(f"metrics of {_runs(unsent)} have not been sent{where} yet: {cures}")
+    return notes
 
 
-def describe_next(workspace: Workspace, *, tracked: bool) -> str:
+def _failures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which trackers take nothing, since when, and why: a line for each."""
+    failing: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for run in runs:
+        for each in run["trackers"]:
+            if each["problem"]:
+                failing.setdefault(each["tracker"], []).append((str(run["id"]), each))
+    notes = []
+    for name, entries in failing.items():
+        steps = sum(each["behind"] or 0 for _, each in entries)
+        since = min(str(each["since"]) for _, each in entries)
+        lacks = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "what is new"
+        runs_text = _runs([run_id for run_id, _ in entries])
+        notes.append(f"{title_of([name])} lacks {lacks} of {runs_text} since {since}: {entries[0][1]['problem']}")
+    return notes
+
+
+def describe_refused(run: Mapping[str, Any]) -> list[str]:
+    """Which metrics of a run its trackers do not take. ``run``: RUN of the JSON contract."""
+    return [
+        f"{title_of([each['tracker']])} does not take {', '.join(map(repr, each['refused']))}"
+        for each in run["trackers"]
+        if each["refused"]
+    ]
+
+
+def describe_next(workspace: Workspace, trackers: Collection[str]) -> str:
     """What sends the metrics of a run that was submitted just now; empty if a command does already, or none is to.
 
     Args:
         workspace: Where the run is.
-        tracked: Whether its metrics are to be sent to MLflow.
+        trackers: The names of the trackers that it is to be sent to.
     """
-    return "" if not tracked or _is_sending(workspace) else f"metrics are not sent to MLflow by themselves: {_CURES}"
+    if not trackers or _is_sending(workspace):
+        return ""
+    cures = f"{_SYNC}, {_UI}" if "mlflow" in trackers else _SYNC
+    return f"metrics are not sent to {title_of(sorted(trackers))} by themselves: {cures}"
+
+
+def title_of(names: Iterable[str]) -> str:
+    """What people call these trackers."""
+    return ", ".join(_TITLES.get(name, name) for name in names)
+
+
+def _runs(run_ids: Sequence[str]) -> str:
+    return f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs"
 
 
 def _is_sending(workspace: Workspace) -> bool:

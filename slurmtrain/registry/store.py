@@ -50,6 +50,8 @@ class Listed:
     row: Mapping[str, Any]
     live: Live | None = None
     mirrored: bool | None = None
+    trackers: Sequence[Mapping[str, Any]] = ()
+    """The rows of what trackers have of it."""
 
     @property
     def id(self) -> str:
@@ -170,16 +172,16 @@ def _texts(text: str | None) -> list[str]:
     return [] if text == "[]" else list(map(str, json.loads(text or "[]")))
 
 
-def _is_mirrored(row: Mapping[str, Any], revisions: Sequence[int]) -> bool | None:
+def _is_mirrored(row: Mapping[str, Any], sent: Sequence[Mapping[str, Any]]) -> bool | None:
     """Whether trackers have all that they can be sent of a run; None: none is to have it, or that is unknown.
 
     Args:
         row: The run's.
-        revisions: Its revisions when it was last sent, one for each tracker.
+        sent: What its trackers have: the rows.
     """
-    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and not revisions):
+    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and not sent):
         return None
-    return bool(revisions) and all(revision == row["revision"] for revision in revisions)
+    return bool(sent) and all(each["revision"] == row["revision"] for each in sent)
 
 
 def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
@@ -288,10 +290,14 @@ class Store:
         rows = sorted(self._rows(schema.run, run_ids), key=lambda row: str(row["id"]))
         if self.in_memory:  # what was sent is only in the file
             return {row["id"]: Listed(row) for row in rows}
-        revisions: dict[str, list[int]] = {}
+        sent: dict[str, list[Mapping[str, Any]]] = {}
         for row in self._rows(schema.sent, run_ids):
-            revisions.setdefault(row["run_id"], []).append(row["revision"])
-        return {row["id"]: Listed(row, mirrored=_is_mirrored(row, revisions.get(row["id"], ()))) for row in rows}
+            sent.setdefault(row["run_id"], []).append(row)
+        return {
+            row["id"]: Listed(row, mirrored=_is_mirrored(row, of_run), trackers=of_run)
+            for row in rows
+            for of_run in [sent.get(row["id"], ())]
+        }
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""

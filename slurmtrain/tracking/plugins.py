@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import TrackingError
+from slurmtrain.errors import TrackingError, UserError
+from slurmtrain.model.spec.kinds import suggestion
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunsRoot
     from slurmtrain.tracking.tracker import Tracker
 
 GROUP = "slurmtrain.trackers"
-_OWN = {"mlflow": "slurmtrain.tracking.to_mlflow.tracker:MlflowTracker"}
+_OWN = {
+    "csv": "slurmtrain.tracking.to_csv:CsvTracker",
+    "mlflow": "slurmtrain.tracking.to_mlflow.tracker:MlflowTracker",
+    "tensorboard": "slurmtrain.tracking.to_tensorboard:TensorboardTracker",
+    "wandb": "slurmtrain.tracking.to_wandb.tracker:WandbTracker",
+}
+# Trackers whose package is an extra of the same name.
+_EXTRAS = frozenset({"tensorboard", "wandb"})
 
 
 @cache
@@ -25,6 +34,24 @@ def _declared() -> Mapping[str, EntryPoint]:
 def tracker_names() -> Sequence[str]:
     """The names of all trackers that are installed."""
     return sorted({*_OWN, *_declared()})
+
+
+def check_tracker(name: str) -> None:
+    """Check that a tracker is installed, importing nothing of it.
+
+    Args:
+        name: Its name.
+
+    Raises:
+        UserError: It is not.
+    """
+    if name in _EXTRAS and find_spec(name) is None:
+        raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
+    if name not in _OWN and name not in _declared():
+        raise UserError(
+            f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are {', '.join(tracker_names())}, "
+            f"and a package adds one by an entry point of the group {GROUP}"
+        )
 
 
 def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Tracker:
@@ -39,10 +66,12 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
         TrackingError: There is none of this name, or it cannot be opened.
     """
     point = EntryPoint(name, _OWN[name], GROUP) if name in _OWN else _declared().get(name)
-    if point is None:
-        raise TrackingError(f"there is no tracker {name!r}; there are {', '.join(tracker_names())}")
     try:
+        check_tracker(name)
+        assert point is not None
         tracker: Tracker = point.load()(settings, root)
+    except UserError as error:
+        raise TrackingError(str(error)) from error
     except TrackingError:
         raise
     except Exception as error:  # whatever other people's code raises, other trackers go on

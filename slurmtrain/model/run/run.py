@@ -233,7 +233,7 @@ class Run:
     resources: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``resources`` in its newest attempt."""
     tracked: bool | None = None
-    """Whether its metrics are to be sent to MLflow; None: unknown."""
+    """Whether its metrics are to be sent to any tracker; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which the runs of one submission share; None for a single run."""
     tags: Sequence[str] = ()

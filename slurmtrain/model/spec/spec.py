@@ -29,6 +29,7 @@ from slurmtrain.model.spec.names import check_name, check_param_name, check_vari
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
 from slurmtrain.model.spec.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
+from slurmtrain.model.spec.trackers import CsvSpec, PluginSettings, TensorboardSpec, WandbSpec, tracker_settings
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,
@@ -299,6 +300,19 @@ class TrackingSpec:
     """Experiment tracking."""
 
     mlflow: MlflowSpec = declare_key(MlflowSpec(), Section(MlflowSpec), "MLflow.")
+    wandb: WandbSpec = declare_key(WandbSpec(), Section(WandbSpec), "Weights & Biases.")
+    tensorboard: TensorboardSpec = declare_key(TensorboardSpec(), Section(TensorboardSpec), "TensorBoard.")
+    csv: CsvSpec = declare_key(CsvSpec(), Section(CsvSpec), "CSV files.")
+    plugins: dict[str, dict[str, Any]] = declare_key(
+        {},
+        Entries(PluginSettings(), "mapping of trackers to their settings", check_param_name),
+        "Trackers of other packages, by name, with settings of their own.",
+    )
+    live: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "Whether trackers that cannot delete points also show those that a rollback may still reach, as `live/NAME`.",
+    )
     metrics: ScriptMetricsSpec | None = declare_key(
         None,
         ScriptMetricsSection(ScriptMetricsSpec),
@@ -309,6 +323,11 @@ class TrackingSpec:
         kinds.boolean(),
         "Whether each node measures how busy its processors and GPUs are, and their memory.",
     )
+
+    @property
+    def trackers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of the trackers that are switched on, by name."""
+        return tracker_settings(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

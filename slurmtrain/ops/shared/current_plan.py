@@ -40,7 +40,7 @@ def run_settings(plan: Plan) -> RunSettings:
         "params": params,
         "command": plan.spec.command,
         "resources": plan.content["resources"],
-        "tracked": plan.spec.tracking.mlflow.enabled,
+        "tracked": bool(plan.spec.tracking.trackers),
     }
 
 

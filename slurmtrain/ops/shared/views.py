@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -102,6 +103,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "goodput": lambda run: _rounded(run.listed.row["goodput"]),
     "mlflow_run_id": _column("mlflow_run_id"),
     "mirrored": lambda run: run.listed.mirrored,
+    "trackers": lambda run: _trackers(run.listed),
     "dir": lambda run: str(run.directory.path),
     "plan_hash": _column("plan_hash"),
     "git": lambda run: run.listed.git,
@@ -114,6 +116,25 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
     """RUN of the JSON contract, as JSON can be written."""
     return dict(RunRecord(workspace, listed))
+
+
+def _trackers(listed: Listed) -> list[dict[str, Any]]:
+    return [_tracker(listed, row) for row in sorted(listed.trackers, key=lambda row: str(row["tracker"]))]
+
+
+def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tracker has of a run. ``behind``: how many of the newest steps it lacks; None: unknown."""
+    newest = listed.row["step"]
+    return {
+        "tracker": row["tracker"],
+        "remote_id": row["remote_id"],
+        "step": row["step"],
+        "behind": None if newest is None else max(0, newest - (row["step"] or 0)),
+        "complete": row["revision"] == listed.revision,
+        "refused": json.loads(row["refused"]),
+        "problem": row["problem"],
+        "since": iso(row["since"]),
+    }
 
 
 def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from slurmtrain.errors import (
 )
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.interrupt import StopSignal
+from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
@@ -181,6 +182,7 @@ def _submit(
         _check_workdir(planned.plan)
         secret_values(planned.plan, planned.secrets)
     check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs])
+    check_trackers(planned.plan for planned in batch.runs)
     for planned in batch.runs:
         check_script(planned.plan, batch.executor)
     workspace.prepare()

@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.unmirrored import describe_next, describe_unmirrored
+from slurmtrain.ops.unmirrored import describe_next, describe_refused, describe_unmirrored
 from slurmtrain.registry.sent import Sent
 from slurmtrain.system.files import make_directory
 
@@ -28,7 +28,7 @@ def trained(workspace: Workspace, *, tracked: bool = True) -> SimulatedRun:
 
 def note(workspace: Workspace) -> str:
     runs = observe(workspace, ask_slurm=False).runs.values()
-    return describe_unmirrored(workspace, [run_json(workspace, listed) for listed in runs])
+    return "\n".join(describe_unmirrored(workspace, [run_json(workspace, listed) for listed in runs]))
 
 
 def mirrored(workspace: Workspace) -> Any:
@@ -45,12 +45,12 @@ def pretend_to_mirror(workspace: Workspace) -> None:
 
 def test_metrics_that_were_not_sent_are_pointed_out_until_they_are(workspace: Workspace) -> None:
     run = trained(workspace)
-    assert note(workspace).startswith(f"metrics of run {RUN_ID} are not in MLflow yet: 'slurmtrain sync' ")
+    assert note(workspace).startswith(f"metrics of run {RUN_ID} have not been sent yet: 'slurmtrain sync' ")
     assert mirrored(workspace) is False
     pretend_to_mirror(workspace)
     assert (note(workspace), mirrored(workspace)) == ("", True)
     run.reached(4, loss=0.4)
-    assert note(workspace)
+    assert note(workspace).startswith(f"metrics of run {RUN_ID} have not been sent to MLflow yet: ")
     assert mirrored(workspace) is False
 
 
@@ -61,10 +61,26 @@ def test_news_without_metrics_are_no_reason_to_send_anything(workspace: Workspac
     assert (note(workspace), mirrored(workspace)) == ("", False)
 
 
+def test_a_tracker_that_takes_nothing_is_named_with_what_it_lacks_since_when_and_why(workspace: Workspace) -> None:
+    run = trained(workspace)
+    pretend_to_mirror(workspace)
+    run.reached(5, loss=0.4)
+    workspace.root.tracking_lock.touch()
+    csv = Sent("csv", "file:///y", step=2, problem="the disk is full", since=0.0, refused=["a b"])
+    workspace.store.write(lambda transaction: transaction.set_sent(RUN_ID, csv))
+    reason = "since 1970-01-01T00:00:00.000Z: the disk is full"
+    assert note(workspace) == f"CSV lacks 3 steps of run {RUN_ID} {reason}"
+    facts = run_json(workspace, observe(workspace, ask_slurm=False).runs[RUN_ID])
+    assert describe_refused(facts) == ["CSV does not take 'a b'"]
+    assert [(each["tracker"], each["behind"], each["complete"]) for each in facts["trackers"]] == [
+        ("csv", 3, False), ("mlflow", 5, False),
+    ]  # fmt: skip
+
+
 def test_a_run_that_is_not_tracked_or_has_no_job_is_not_missed(workspace: Workspace) -> None:
     trained(workspace, tracked=False)
     assert (note(workspace), mirrored(workspace)) == ("", None)
-    assert describe_next(workspace, tracked=False) == ""
+    assert describe_next(workspace, ()) == ""
 
 
 def test_a_run_of_an_earlier_version_is_not_missed_since_it_may_not_be_tracked(workspace: Workspace) -> None:
@@ -81,4 +97,4 @@ def test_nothing_is_said_while_another_command_keeps_on_sending(
     workspace.root.tracking_lock.touch()
     sent_at = time.time() - ago_s
     os.utime(workspace.root.tracking_lock, (sent_at, sent_at))
-    assert (note(workspace) == "", describe_next(workspace, tracked=True) == "") == (is_silent, is_silent)
+    assert (note(workspace) == "", describe_next(workspace, {"mlflow"}) == "") == (is_silent, is_silent)

@@ -36,7 +36,7 @@ class RunCreated(Payload):
     resources: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``resources``."""
     tracked: bool | None = None
-    """Whether its metrics are to be sent to MLflow: the spec's ``tracking.mlflow.enabled``; None: unknown."""
+    """Whether its metrics are to be sent to any tracker of the spec's ``tracking``; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which all runs of one submission share; None for a single run."""
     varies: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Submitting(Payload):
     resources: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``resources`` from now on, likewise."""
     tracked: bool | None = field(default=None, metadata=OMIT_NONE)
-    """Whether its metrics are to be sent to MLflow from now on, likewise."""
+    """Whether its metrics are to be sent to trackers from now on, likewise."""
 
 
 @payload

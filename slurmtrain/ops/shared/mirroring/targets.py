@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from slurmtrain.model.run.events.command import MlflowRunLinked
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.tracking.plugins import check_tracker
 
 MLFLOW = "mlflow"
 
@@ -30,10 +31,17 @@ class Target:
 
 def targets_of(workspace: Workspace, plan: Plan) -> Sequence[Target]:
     """The trackers that a run with this plan is sent to."""
-    if not plan.spec.tracking.mlflow.enabled:
-        return []
-    # Runs of all experiments of a store are sent through one connection.
-    return [Target(MLFLOW, {"uri": mlflow_uri(workspace, plan)})]
+    settings = {name: dict(each) for name, each in plan.spec.tracking.trackers.items()}
+    if MLFLOW in settings:
+        # Runs of all experiments of a store are sent through one connection.
+        settings[MLFLOW] = {"uri": mlflow_uri(workspace, plan)}
+    return [Target(name, each) for name, each in settings.items()]
+
+
+def check_trackers(plans: Iterable[Plan]) -> None:
+    """Check that the trackers of these plans are installed. Raises UserError."""
+    for name in sorted({name for plan in plans for name in plan.spec.tracking.trackers}):
+        check_tracker(name)
 
 
 def mlflow_uri(workspace: Workspace, plan: Plan) -> str:

@@ -1,0 +1,118 @@
+"""A file with the surviving line of one run: a row for each step, which can be cut off after any step.
+
+It is a CSV file: the columns ``step``, ``time`` (seconds since 1970) and ``attempt``, then one for each metric in the
+order in which they were first logged. Rows are appended, in increasing order of steps. For anything else, such as a new
+column, the file is replaced by a new one at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from slurmtrain.model.metrics.settled import Fate
+from slurmtrain.system.files import make_directory, write_atomically
+from slurmtrain.system.owned_files import open_regular
+from slurmtrain.tracking.tracker import TrackedPoint
+
+_LEADING = ("step", "time", "attempt")
+# A row is shorter than this unless it has thousands of metrics.
+_TAIL_BYTES = 1 << 16
+
+
+class StepFile:
+    """The file of one run."""
+
+    def __init__(self, path: Path) -> None:
+        """Use the file at ``path``, which need not exist."""
+        self.path = path
+        self._names: list[str] = []
+
+    def keep(self, step: int | None) -> int | None:
+        """Drop all rows after a step, or all for None; returns the step of the last row that is left, None for none."""
+        names = None if step is None else self._read_names()
+        self._names = names or []
+        if names is None or step is None:
+            self._replace([])
+            return None
+        newest = self._newest()
+        if newest is None or newest > step or not self._is_whole():
+            self._replace(row for row in self.rows() if int(row[0]) <= step)
+        return self._newest()
+
+    def append(self, points: Sequence[TrackedPoint]) -> None:
+        """Add rows for the final ones among these points, which are of later steps than those in the file."""
+        merged = _merge(points)
+        names = dict.fromkeys(name for _, metrics in merged for name in metrics)
+        if new := [name for name in names if name not in self._names]:
+            rows = list(self.rows())
+            self._names += new
+            self._replace(rows)
+        lines = _text([*leading, *(metrics.get(name, "") for name in self._names)] for leading, metrics in merged)
+        with os.fdopen(open_regular(self.path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the metrics, in the order of their columns."""
+        return self._names
+
+    def rows(self) -> Iterator[list[str]]:
+        """The rows, without the header; what a killed command has left of a row is passed over."""
+        with os.fdopen(open_regular(self.path), "r", newline="", encoding="utf-8") as file:
+            reader = csv.reader(line for line in file if line.endswith("\n"))
+            next(reader, None)
+            yield from (row for row in reader if row)
+
+    def _read_names(self) -> list[str] | None:
+        """The names of the metrics; None if there is no such file."""
+        try:
+            with os.fdopen(open_regular(self.path), "r", newline="", encoding="utf-8") as file:
+                header = next(csv.reader(file), [])
+        except FileNotFoundError:
+            return None
+        return header[len(_LEADING) :] if header[: len(_LEADING)] == list(_LEADING) else None
+
+    def _newest(self) -> int | None:
+        """The step of the last whole row."""
+        lines = self._tail().split(b"\n")[:-1]
+        step = lines[-1].partition(b",")[0] if lines else b""
+        return int(step) if step.isdigit() else None
+
+    def _is_whole(self) -> bool:
+        return self._tail().endswith(b"\n")
+
+    def _tail(self) -> bytes:
+        with os.fdopen(open_regular(self.path), "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read()
+
+    def _replace(self, rows: Iterable[Sequence[object]]) -> None:
+        """Replace the file at once. Rows that have fewer columns than there are names are filled up."""
+        width = len(_LEADING) + len(self._names)
+        filled = ([*row, *[""] * (width - len(row))] for row in rows)
+        content = _text([[*_LEADING, *self._names], *filled])
+        make_directory(self.path.parent)
+        write_atomically(self.path, content)
+
+
+def _text(rows: Iterable[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _merge(points: Sequence[TrackedPoint]) -> list[tuple[tuple[int, float, int], dict[str, float]]]:
+    """The final points, those of one step together: its step, time and attempt, and the metrics."""
+    merged: dict[int, tuple[tuple[int, float, int], dict[str, float]]] = {}
+    for point in points:
+        if point.fate is Fate.FINAL:
+            before = merged[point.step][1] if point.step in merged else {}
+            merged[point.step] = ((point.step, point.time, point.attempt), {**before, **point.metrics})
+    return list(merged.values())

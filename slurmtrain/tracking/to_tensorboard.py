@@ -1,0 +1,120 @@
+"""Runs as event files of TensorBoard, which show the surviving line of their metrics.
+
+``SummaryWriter(purge_step=...)`` only hides the events of steps that are trained again, and other readers of the files
+show both. So the events of a run are in one file, to which they are appended; after a rollback, and after a command was
+killed while it wrote, a new file is written and the old one emptied. A new file begins with a start of a session at
+step 0, upon which a TensorBoard that is running drops what it has read of the old one; it would never look at the new
+one if the old one were deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from slurmtrain.errors import PathError, TrackingError
+from slurmtrain.model.metrics.settled import Fate
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_atomically, write_json
+from slurmtrain.system.owned_files import open_regular
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+
+# What TensorBoard recognises event files by; they are read in the order of their names.
+_NAME = "events.out.tfevents.{:010d}.slurmtrain"
+_STATE = "slurmtrain.json"
+_FORMAT = "brain.Event:2"
+
+
+class TensorboardTracker(Tracker):
+    """A directory with a folder for each run. Its setting ``dir`` is relative to the runs root."""
+
+    truncates: ClassVar[bool] = True
+    waits: ClassVar[bool] = False
+
+    def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
+        """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
+        super().__init__(settings, root)
+        self._directory = root.path / Path(settings.get("dir") or "tensorboard").expanduser()
+        self.uri = self._directory.absolute().as_uri()
+        self.label = f"the directory {self._directory} for TensorBoard"
+        self._folder = self._file = self._directory
+        self._step: int | None = None
+
+    def begin(self, tracked: TrackedRun, start: Start) -> Begun:
+        """As :meth:`Tracker.begin`."""
+        with self._writing():
+            self._folder = self._directory / tracked.run.id
+            make_directory(self._folder)
+            state = read_json(self._folder / _STATE) or {}
+            self._file = self._folder / str(state.get("file"))
+            self._step = start.step
+            whole = self._file.is_file() and self._file.stat().st_size == state.get("bytes")
+            if whole and start.step is not None and state.get("step") == start.step:
+                return Begun(tracked.run.id, start.step)
+            # First, so that what is written from now on is not taken for what the state describes.
+            (self._folder / _STATE).unlink(missing_ok=True)
+            self._file = self._folder / _NAME.format(self._generation() + 1)
+            self._step = None
+            self._write_header()
+        return Begun(tracked.run.id)
+
+    def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
+        """As :meth:`Tracker.log`."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        final = [point for point in points if point.fate is Fate.FINAL]
+        with self._writing(), self._opened() as file:
+            for point in final:
+                values = [Summary.Value(tag=name, simple_value=value) for name, value in point.metrics.items()]
+                _write(file, Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
+                self._step = point.step
+        return {}
+
+    def finish(self, tracked: TrackedRun) -> None:
+        """As :meth:`Tracker.finish`."""
+        del tracked
+        with self._writing():
+            state = {"file": self._file.name, "bytes": self._file.stat().st_size, "step": self._step}
+            write_json(self._folder / _STATE, state)
+            for path in self._folder.glob("events.out.tfevents.*"):
+                if path != self._file and path.stat().st_size:
+                    write_atomically(path, b"")
+
+    def _generation(self) -> int:
+        """The largest number of a file that was written so far; 0 if there is none."""
+        numbers = [path.name.split(".")[3] for path in self._folder.glob("events.out.tfevents.*")]
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+    def _write_header(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(handle, "wb") as file:
+            _write(file, Event(file_version=_FORMAT))
+            _write(file, Event(step=0, session_log=SessionLog(status=SessionLog.START)))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        with os.fdopen(open_regular(self._file, os.O_WRONLY | os.O_APPEND), "ab") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrackingError(f"cannot write to {self._folder}: {describe_os_error(error)}") from error
+        except PathError as error:
+            raise TrackingError(str(error)) from error
+
+
+def _write(file: BinaryIO, event: Any) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    RecordWriter(file).write(event.SerializeToString())

@@ -1,0 +1,176 @@
+"""What other programs read of runs that were rolled back between syncs, in files of trackers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.workspaces import build_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from slurmtrain.errors import UserError
+from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring.targets import check_trackers
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.tracking.step_file import StepFile
+from slurmtrain.tracking.to_tensorboard import TensorboardTracker
+
+SENT = MirrorOutcome(mirrored=[RUN_ID])
+
+
+def tracked(workspace: Workspace, *trackers: str) -> SimulatedRun:
+    """A run that is sent to these trackers, and has trained 4 steps, the last of which may get further metrics."""
+    tracking = {"mlflow": {"enabled": False}, **{name: {"enabled": True} for name in trackers}}
+    run = build_run(workspace, tracking=tracking)
+    assert run._plan is not None
+    run.created(**run_settings(run._plan)).submitted().started()
+    for step in (1, 2, 3, 4):
+        run.later(1).reached(step, loss=step / 4)
+    return run
+
+
+def send(workspace: Workspace) -> MirrorOutcome:
+    return mirror_runs(workspace, observe(workspace, ask_slurm=False).runs.fetch([RUN_ID]))
+
+
+def rolled_back(run: SimulatedRun, restart: int, to: int, steps: int) -> None:
+    """A new attempt resumes from a step, and trains on from there; its losses are 100 larger for each restart."""
+    run.started(restart).rank("workers", 0, restart)
+    for step in range(to + 1, to + steps + 1):
+        run.later(1).reached(step, restart, loss=100 * restart + step, **({"val acc,%": 0.5} if step % 4 == 0 else {}))
+
+
+def rows(workspace: Workspace) -> list[Mapping[str, str]]:
+    with (workspace.root.path / "csv" / f"{RUN_ID}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def losses(workspace: Workspace) -> list[tuple[int, float]]:
+    return [(int(row["step"]), float(row["loss"])) for row in rows(workspace)]
+
+
+def in_tensorboard(workspace: Workspace, name: str = "loss") -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(workspace.root.path / "tensorboard" / RUN_ID), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(name)]
+
+
+def test_files_have_the_surviving_line_after_each_sync(workspace: Workspace) -> None:
+    run = tracked(workspace, "csv", "tensorboard")
+    assert send(workspace) == SENT
+    # Further metrics may follow for step 4, such as those of an evaluation.
+    assert losses(workspace) == in_tensorboard(workspace) == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    running = EventAccumulator(str(workspace.root.path / "tensorboard" / RUN_ID), size_guidance={"scalars": 0})
+    running.Reload()
+    rolled_back(run, 1, 2, 3)
+    assert send(workspace) == SENT
+    assert losses(workspace) == in_tensorboard(workspace) == [(1, 0.25), (2, 0.5), (3, 103), (4, 104)]
+    # Also for whoever looked all the time.
+    running.Reload()
+    assert [(event.step, event.value) for event in running.Scalars("loss")] == losses(workspace)
+    rolled_back(run, 2, 3, 3)
+    run.ended("completed", 0, 2)
+    assert send(workspace) == SENT
+    surviving = [(1, 0.25), (2, 0.5), (3, 103), (4, 204), (5, 205), (6, 206)]
+    assert losses(workspace) == in_tensorboard(workspace) == surviving
+    assert in_tensorboard(workspace, "val acc,%") == [(4, 0.5)]
+    assert rows(workspace)[3] == {"step": "4", "time": rows(workspace)[3]["time"], "attempt": "3", "loss": "204",
+                                  "val acc,%": "0.5"}  # fmt: skip
+    assert send(workspace) == MirrorOutcome()
+
+
+@pytest.mark.parametrize("cut", [1, 20])
+def test_what_a_killed_command_left_of_a_row_is_written_again(workspace: Workspace, cut: int) -> None:
+    run = tracked(workspace, "csv")
+    send(workspace)
+    path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
+    path.write_bytes(path.read_bytes()[:-cut])
+    run.reached(5, loss=1.25).ended("completed")
+    assert send(workspace) == SENT
+    assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
+
+
+def test_rows_that_were_written_but_not_noted_are_not_written_twice(workspace: Workspace) -> None:
+    run = tracked(workspace, "csv")
+    send(workspace)
+    path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
+    with path.open("a") as file:
+        file.write("4,1.5,1,1.0\n")
+    run.reached(5, loss=1.25).ended("completed")
+    assert send(workspace) == SENT
+    assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
+
+
+def test_files_that_were_deleted_are_written_anew(workspace: Workspace) -> None:
+    run = tracked(workspace, "csv", "tensorboard")
+    send(workspace)
+    (workspace.root.path / "csv" / f"{RUN_ID}.csv").unlink()
+    for path in (workspace.root.path / "tensorboard" / RUN_ID).iterdir():
+        path.unlink()
+    run.ended("completed")
+    assert send(workspace) == SENT
+    assert losses(workspace) == in_tensorboard(workspace) == [(step, step / 4) for step in (1, 2, 3, 4)]
+
+
+def test_event_files_of_a_command_that_was_killed_are_written_anew(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tracked(workspace, "tensorboard")
+    monkeypatch.setattr(TensorboardTracker, "finish", _fail)
+    assert send(workspace).problems != []
+    monkeypatch.undo()
+    run.ended("completed")
+    assert send(workspace) == SENT
+    assert in_tensorboard(workspace) == [(step, step / 4) for step in (1, 2, 3, 4)]
+    sizes = [path.stat().st_size for path in sorted((workspace.root.path / "tensorboard" / RUN_ID).glob("events*"))]
+    assert sizes[0] == 0 < sizes[1]
+
+
+def _fail(*_: object) -> None:
+    raise OSError("killed")
+
+
+def test_a_directory_that_cannot_be_written_to_is_a_problem_of_this_tracker_alone(workspace: Workspace) -> None:
+    tracked(workspace, "csv", "tensorboard")
+    (workspace.root.path / "csv").write_text("no directory")
+    outcome = send(workspace)
+    assert "csv" in "".join(outcome.problems)
+    assert in_tensorboard(workspace) == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("commet", "there is no tracker 'commet'; did you mean 'comet'?"), ("nothing", "there is no tracker 'nothing'; ")],
+)
+def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr("slurmtrain.tracking.plugins.tracker_names", lambda: ["comet", "csv"])
+    plan = build_run(workspace, tracking={"plugins": {name: {"project": "x"}}})._plan
+    assert plan is not None
+    with pytest.raises(UserError, match=message.replace("?", "[?]")):
+        check_trackers([plan])
+
+
+def test_a_missing_extra_is_named_with_what_installs_it(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurmtrain.tracking.plugins.find_spec", lambda name: None)
+    plan = build_run(workspace, tracking={"tensorboard": {"enabled": True}})._plan
+    assert plan is not None
+    with pytest.raises(UserError, match=r"tensorboard is not installed: pip install 'slurmtrain\[tensorboard\]'"):
+        check_trackers([plan])
+
+
+def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    file = StepFile(tmp_path / "x.csv")
+    assert file.keep(1) is None
+    assert list(file.rows()) == _none()
+
+
+def _none() -> Sequence[object]:
+    return []

@@ -15,7 +15,7 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 392124d67c65
+# slurmtrain run RUN-ID, plan 7126c9ab051e
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID'
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well

@@ -12,7 +12,7 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 570fd6ff7a10
+# slurmtrain run RUN-ID, plan ba9fac617abb
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well

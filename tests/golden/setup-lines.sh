@@ -14,7 +14,7 @@
 #SBATCH --time=90
 
 # setup
-# slurmtrain run RUN-ID, plan b5ef14b0465a
+# slurmtrain run RUN-ID, plan 4948cc841758
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well

@@ -27,7 +27,7 @@ class WandbSpec:
         "there.",
     )
     dir: str | None = declare_key(
-        None, Nullable(kinds.text("directory")), "Where it writes; null: `wandb` in the runs root."
+        None, Nullable(kinds.text("directory")), "Where it writes the folder `wandb`; null: the runs root."
     )
 
 

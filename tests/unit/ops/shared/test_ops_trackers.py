@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.wandb_files import synced_history
 from helpers.workspaces import build_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -141,6 +142,39 @@ def test_a_directory_that_cannot_be_written_to_is_a_problem_of_this_tracker_alon
     outcome = send(workspace)
     assert "csv" in "".join(outcome.problems)
     assert in_tensorboard(workspace) == [(1, 0.25), (2, 0.5), (3, 0.75)]
+
+
+def in_wandb(workspace: Workspace) -> dict[int, float]:
+    """What W&B's server would show of the metric ``loss``, once everything is synced."""
+    return synced_history(workspace.root.path / "wandb").get("loss", {})
+
+
+def pretend_to_sync(workspace: Workspace) -> None:
+    """Leave the marks that ``wandb sync`` leaves."""
+    for path in (workspace.root.path / "wandb").glob("offline-run-*/*.wandb"):
+        path.with_name(f"{path.name}.synced").touch()
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rollback(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, syncs: bool
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tracked(workspace, "wandb").ended("completed")
+    assert send(workspace) == SENT
+    assert in_wandb(workspace) == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    if syncs:
+        pretend_to_sync(workspace)
+    run.submitted(2)
+    rolled_back(run, 1, 2, 3)
+    run.ended("completed", 0, 1)
+    assert send(workspace) == SENT
+    assert in_wandb(workspace) == {1: 0.25, 2: 0.5, 3: 103, 4: 104, 5: 105}
+    assert len(list((workspace.root.path / "wandb").glob("offline-run-*"))) == (2 if syncs else 1)
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Writing a run to a directory of W&B's offline mode, and syncing such a directory. The only user of wandb."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import TrackingError
+
+# A server that is down is tried again at the next sync.
+_SYNC_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A run as W&B is to know it.
+
+    ``base``: the step up to which the server has it, which is cut off there; None: it has nothing. ``names``: the
+    metrics, in the order of the columns. ``failed``: whether the run has failed.
+    """
+
+    run_id: str
+    name: str
+    project: str
+    entity: str | None
+    params: Mapping[str, Any]
+    tags: Sequence[str]
+    group: str | None
+    base: int | None
+    names: Sequence[str]
+    failed: bool
+
+
+def write_offline(parent: Path, history: History, rows: Sequence[Sequence[str]]) -> str:
+    """Write a directory for ``wandb sync``; returns its name in the folder ``wandb`` of ``parent``.
+
+    Args:
+        parent: The directory of that folder.
+        history: The run.
+        rows: Its rows after ``base``: step, time and attempt, then the values of metrics.
+    """
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("WANDB_CACHE_DIR", str(parent / "wandb" / "cache"))
+    import wandb
+
+    # Nothing of this machine, of its repository or of what commands print.
+    settings = wandb.Settings(
+        silent=True, console="off", symlink=False, disable_git=True, disable_code=True, save_code=False,
+        disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+        x_disable_viewer=True,
+    )  # fmt: skip
+    # W&B takes either: what it rewinds names the run.
+    resume_from = None if history.base is None else f"{history.run_id}?_step={history.base}"
+    run = wandb.init(
+        mode="offline", dir=str(parent), project=history.project, entity=history.entity, name=history.name,
+        config=dict(history.params), tags=list(history.tags), group=history.group, settings=settings,
+        reinit="create_new", id=None if resume_from else history.run_id, resume_from=resume_from,
+    )  # fmt: skip
+    try:
+        for step, time, _, *values in rows:
+            metrics = {name: float(value) for name, value in zip(history.names, values, strict=False) if value != ""}
+            run.log({**metrics, "_timestamp": float(time)}, step=int(step))
+    finally:
+        run.finish(exit_code=1 if history.failed else 0)
+    return Path(run.dir).parent.name
+
+
+def sync(directory: Path) -> None:
+    """Send such a directory to the server. Raises TrackingError."""
+    command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
+    try:
+        done = subprocess.run(
+            command, cwd=directory.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SYNC_S,
+            errors="replace", check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise TrackingError(f"'wandb sync {directory}' did not end within {_SYNC_S:g} s") from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise TrackingError(f"'wandb sync {directory}' failed: {lines[-1] if lines else f'exit {done.returncode}'}")

@@ -1,0 +1,153 @@
+"""Runs in Weights & Biases.
+
+The surviving line of a run is kept in a file of steps, and written to a directory of W&B's offline mode from there. As
+long as that has not been synced, it is replaced by a new one whenever there is more, so that ``wandb sync`` finds one
+directory with the whole line. What has been synced is out of reach: the next directory goes on from there, or rewinds
+the run to the step up to which it survives. In the mode ``online``, ``wandb sync`` is run at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import netrc
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from slurmtrain.errors import PathError, TrackingError
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
+from slurmtrain.tracking.step_file import StepFile
+from slurmtrain.tracking.to_wandb.offline import History, sync, write_offline
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+
+_SERVER = "https://api.wandb.ai"
+# W&B's own columns of a history begin with it.
+_RESERVED = "_"
+# The mark that ``wandb sync`` leaves in a directory.
+_SYNCED = "*.wandb.synced"
+
+
+class WandbTracker(Tracker):
+    """A project of W&B, by directories for it."""
+
+    truncates: ClassVar[bool] = True
+    # What was synced is out of reach, but for rewinding, which not every server can.
+    waits: ClassVar[bool] = True
+
+    def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
+        """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
+        super().__init__(settings, root)
+        self._parent = root.path / Path(settings.get("dir") or ".").expanduser()
+        self._directory = self._parent / "wandb"
+        self.uri = self._directory.absolute().as_uri()
+        self.label = f"the directory {self._directory} for Weights & Biases"
+        self._file = StepFile(self._directory)
+        self._state: dict[str, Any] = {}
+        self._state_file = self._directory
+
+    def begin(self, tracked: TrackedRun, start: Start) -> Begun:
+        """As :meth:`Tracker.begin`."""
+        run_id = tracked.run.id
+        with self._writing():
+            make_directory(self._directory)
+            self._file = StepFile(self._directory / f"{run_id}.csv")
+            self._state_file = self._directory / f"{run_id}.json"
+            self._state = read_json(self._state_file) or {}
+            self._note_synced()
+            step = self._file.keep(start.step)
+            base = self._state.get("base")
+            if base is not None and base > (step or 0):
+                self._note(base=step or 0, written=None)
+            elif self._state.get("written") is not None and self._state["written"] > (step or 0):
+                self._note(written=None)
+        return Begun(run_id, step)
+
+    def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
+        """As :meth:`Tracker.log`."""
+        names = {name for point in points for name in point.metrics if name.startswith(_RESERVED)}
+        with self._writing():
+            self._file.append(
+                [
+                    point._replace(metrics={name: value for name, value in point.metrics.items() if name not in names})
+                    for point in points
+                ]
+            )
+        return dict.fromkeys(names, "names that begin with '_' are W&B's own")
+
+    def finish(self, tracked: TrackedRun) -> None:
+        """As :meth:`Tracker.finish`."""
+        with self._writing():
+            base = self._state.get("base")
+            rows = [row for row in self._file.rows() if base is None or int(row[0]) > base]
+            newest = int(rows[-1][0]) if rows else None
+            if newest is not None and (self._state.get("written") != newest or not self._present()):
+                self._write(tracked, rows, base)
+                self._note(written=newest)
+            if self._is_online() and self._state.get("written") is not None:
+                sync(self._directory / self._state["directory"])
+                self._note_synced()
+
+    def _write(self, tracked: TrackedRun, rows: Sequence[Sequence[str]], base: int | None) -> None:
+        """Write a directory with these rows, instead of the one that has not been synced."""
+        for directory in self._directory.glob(f"offline-run-*-{tracked.run.id}"):
+            # Also what a killed command has left, of which there is no note.
+            if not any(directory.glob(_SYNCED)):
+                shutil.rmtree(directory)
+        history = History(
+            run_id=tracked.run.id,
+            name=tracked.run.name,
+            project=self._project(tracked),
+            entity=self.settings.get("entity"),
+            params=tracked.plan.spec.params,
+            tags=tuple(tracked.run.tags),
+            group=tracked.run.sweep,
+            base=base,
+            names=tuple(self._file.names),
+            failed=tracked.run.state in ("failed", "lost"),
+        )
+        self._note(directory=write_offline(self._parent, history, rows), written=None)
+
+    def _project(self, tracked: TrackedRun) -> str:
+        name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
+        return "".join("-" if letter in "/\\#?%:" else letter for letter in str(name))[:128]
+
+    def _note(self, **changes: Any) -> None:
+        self._state = {**self._state, **changes}
+        write_json(self._state_file, self._state)
+
+    def _present(self) -> bool:
+        return bool(self._state.get("directory")) and (self._directory / self._state["directory"]).is_dir()
+
+    def _note_synced(self) -> None:
+        """Go on behind what ``wandb sync`` has sent: it leaves a mark in the directory."""
+        directory, written = self._state.get("directory"), self._state.get("written")
+        if directory and written is not None and any((self._directory / directory).glob(_SYNCED)):
+            self._note(base=written, directory=None, written=None)
+
+    def _is_online(self) -> bool:
+        mode = self.settings.get("mode", "auto")
+        return bool(mode == "online" or (mode == "auto" and os.environ.get("WANDB_MODE") is None and _has_key()))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TrackingError(f"cannot write to {self._directory}: {describe_os_error(error)}") from error
+        except PathError as error:
+            raise TrackingError(str(error)) from error
+
+
+def _has_key() -> bool:
+    """Whether there is an API key for the server, where ``wandb login`` leaves it, or in the environment."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -28,8 +28,14 @@ from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
-from slurmtrain.model.spec.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
-from slurmtrain.model.spec.trackers import CsvSpec, PluginSettings, TensorboardSpec, WandbSpec, tracker_settings
+from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
+from slurmtrain.model.spec.tracking.trackers import (
+    CsvSpec,
+    PluginSettings,
+    TensorboardSpec,
+    WandbSpec,
+    tracker_settings,
+)
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,

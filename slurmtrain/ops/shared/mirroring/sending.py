@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from slurmtrain.errors import SlurmtrainError, TrackingError
 from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, all_final, covered_until, start_over
@@ -193,19 +194,25 @@ class RunSender:
             skipped: Points of the surviving line up to this step are there already.
         """
         settled = self._settle(tracker, place)
-        notes = []
+        notes: list[str] = []
         for batch in settled.batches(_LINES_AT_ONCE):
             self._note_place(sent, place.before(batch))
-            points = list(_points(batch, sent.refused, skipped))
-            if points:
-                refused = {name: why for name, why in tracker.log(points).items() if name not in sent.refused}
-                notes += [
-                    f"{tracker.label} does not take the metric {name!r} of run {self._run.id}: {why}"
-                    for name, why in refused.items()
-                ]
-                sent = replace(sent, refused=[*sent.refused, *refused])
+            sent = self._log_points(tracker, sent, list(_points(batch, sent.refused, skipped)), notes)
             place = place.after(batch)
+        if self._plan.spec.tracking.live and not tracker.truncates:
+            for lines in _batched(settled.undecided(), _LINES_AT_ONCE):
+                sent = self._log_points(tracker, sent, list(_points(lines, sent.refused, None)), notes)
         return self._note_place(sent, place), notes
+
+    def _log_points(self, tracker: Tracker, sent: Sent, points: Sequence[TrackedPoint], notes: list[str]) -> Sent:
+        """Send points; returns what the tracker has, with the names that it refuses, new ones of which are noted."""
+        refused = tracker.log(points) if points else {}
+        new = {name: why for name, why in refused.items() if name not in sent.refused}
+        notes += [
+            f"{tracker.label} does not take the metric {name!r} of run {self._run.id}: {why}"
+            for name, why in new.items()
+        ]
+        return replace(sent, refused=[*sent.refused, *new])
 
     def _note_place(self, sent: Sent, place: Place) -> Sent:
         sent = self._logged.noted(sent, place)
@@ -223,6 +230,12 @@ def _points(batch: Sequence[Decided], refused: Sequence[str], skipped: int | Non
             if refused:
                 metrics = {name: value for name, value in metrics.items() if name not in refused}
             yield TrackedPoint(line.attempt, point.step, point.time, metrics, fate)
+
+
+def _batched(lines: Iterator[Decided], size: int) -> Iterator[Sequence[Decided]]:
+    """Lines in batches of this size."""
+    while batch := list(islice(lines, size)):
+        yield batch
 
 
 @contextlib.contextmanager

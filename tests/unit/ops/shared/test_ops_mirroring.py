@@ -67,9 +67,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recorder]]:
     Recorder.fails = 0
 
 
-def trained(workspace: Workspace) -> SimulatedRun:
+def trained(workspace: Workspace, **tracking: Any) -> SimulatedRun:
     """A run that has trained 4 steps and saved after the third."""
-    run = build_run(workspace, tracking={"mlflow": {"enabled": True}})
+    run = build_run(workspace, tracking={"mlflow": {"enabled": True}, **tracking})
     assert run._plan is not None
     run.created(**run_settings(run._plan)).submitted().started()
     for step in (1, 2, 3):
@@ -100,6 +100,13 @@ def test_points_that_a_rollback_may_still_reach_are_held_back(workspace: Workspa
     assert line("remote-1") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert send(workspace) == MirrorOutcome()
     assert Recorder.finished == ["running", "completed"]
+
+
+def test_points_that_a_rollback_may_still_reach_are_shown_apart_if_the_spec_wishes(workspace: Workspace) -> None:
+    trained(workspace, live=True)
+    send(workspace)
+    assert line("remote-1") == [(1, 0.1), (2, 0.2)]
+    assert line("remote-1", Fate.OPEN) == [(3, 0.3), (4, 0.4)]
 
 
 def test_steps_that_were_trained_again_are_marked_as_replayed(workspace: Workspace) -> None:

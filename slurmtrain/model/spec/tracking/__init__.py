@@ -1,0 +1,1 @@
+"""What the section ``tracking`` of a spec consists of."""

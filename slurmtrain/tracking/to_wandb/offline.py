@@ -17,7 +17,7 @@ _SYNC_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class OfflineRun:
     """A run as W&B is to know it.
 
     ``base``: the step up to which the server has it, which is cut off there; None: it has nothing. ``names``: the
@@ -36,12 +36,12 @@ class History:
     failed: bool
 
 
-def write_offline(parent: Path, history: History, rows: Sequence[Sequence[str]]) -> str:
+def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]]) -> str:
     """Write a directory for ``wandb sync``; returns its name in the folder ``wandb`` of ``parent``.
 
     Args:
         parent: The directory of that folder.
-        history: The run.
+        offline: The run.
         rows: Its rows after ``base``: step, time and attempt, then the values of metrics.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -55,18 +55,18 @@ def write_offline(parent: Path, history: History, rows: Sequence[Sequence[str]])
         x_disable_viewer=True,
     )  # fmt: skip
     # W&B takes either: what it rewinds names the run.
-    resume_from = None if history.base is None else f"{history.run_id}?_step={history.base}"
+    resume_from = None if offline.base is None else f"{offline.run_id}?_step={offline.base}"
     run = wandb.init(
-        mode="offline", dir=str(parent), project=history.project, entity=history.entity, name=history.name,
-        config=dict(history.params), tags=list(history.tags), group=history.group, settings=settings,
-        reinit="create_new", id=None if resume_from else history.run_id, resume_from=resume_from,
+        mode="offline", dir=str(parent), project=offline.project, entity=offline.entity, name=offline.name,
+        config=dict(offline.params), tags=list(offline.tags), group=offline.group, settings=settings,
+        reinit="create_new", id=None if resume_from else offline.run_id, resume_from=resume_from,
     )  # fmt: skip
     try:
         for step, time, _, *values in rows:
-            metrics = {name: float(value) for name, value in zip(history.names, values, strict=False) if value != ""}
+            metrics = {name: float(value) for name, value in zip(offline.names, values, strict=False) if value != ""}
             run.log({**metrics, "_timestamp": float(time)}, step=int(step))
     finally:
-        run.finish(exit_code=1 if history.failed else 0)
+        run.finish(exit_code=1 if offline.failed else 0)
     return Path(run.dir).parent.name
 
 
@@ -74,12 +74,14 @@ def sync(directory: Path) -> None:
     """Send such a directory to the server. Raises TrackingError."""
     command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=directory.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SYNC_S,
             errors="replace", check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise TrackingError(f"'wandb sync {directory}' did not end within {_SYNC_S:g} s") from error
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise TrackingError(f"'wandb sync {directory}' failed: {lines[-1] if lines else f'exit {done.returncode}'}")
+    if completed.returncode != 0:
+        lines = (completed.stderr or completed.stdout).strip().splitlines()
+        raise TrackingError(
+            f"'wandb sync {directory}' failed: {lines[-1] if lines else f'exit {completed.returncode}'}"
+        )

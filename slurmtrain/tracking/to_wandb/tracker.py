@@ -21,7 +21,7 @@ from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.tracking.step_file import StepFile
-from slurmtrain.tracking.to_wandb.offline import History, sync, write_offline
+from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
 from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
 
 _SERVER = "https://api.wandb.ai"
@@ -97,7 +97,7 @@ class WandbTracker(Tracker):
             # Also what a killed command has left, of which there is no note.
             if not any(directory.glob(_SYNCED)):
                 shutil.rmtree(directory)
-        history = History(
+        offline = OfflineRun(
             run_id=tracked.run.id,
             name=tracked.run.name,
             project=self._project(tracked),
@@ -109,7 +109,7 @@ class WandbTracker(Tracker):
             names=tuple(self._file.names),
             failed=tracked.run.state in ("failed", "lost"),
         )
-        self._note(directory=write_offline(self._parent, history, rows), written=None)
+        self._note(directory=write_offline(self._parent, offline, rows), written=None)
 
     def _project(self, tracked: TrackedRun) -> str:
         name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name

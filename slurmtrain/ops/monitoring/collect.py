@@ -68,6 +68,12 @@ def _add_tracking(families: Families, workspace: Workspace, observed: Observed) 
     recent = set(list(index)[-_RECENT:]) | {run_id for run_id, row in index.items() if not row.settled}
     behind = sum(listed.mirrored is False for listed in observed.runs.fetch(recent).values())
     families["tracker_unsent_runs"].add(behind)
+    failing: dict[str, int] = {}
+    for sent in workspace.store.sent(recent).values():
+        for tracker, each in sent.items():
+            failing[tracker] = failing.get(tracker, 0) + bool(each.problem)
+    for tracker, count in failing.items():
+        families["tracker_failing_runs"].add(count, tracker=tracker)
     with contextlib.suppress(OSError):
         families["tracker_sent_timestamp_seconds"].add(workspace.root.tracking_lock.stat().st_mtime)
 

@@ -15,6 +15,8 @@ from slurmtrain.ops.monitoring.counters import Counters
 from slurmtrain.ops.monitoring.families import COUNTER, SUMMARY, Families
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.transaction import Transaction
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 
@@ -69,6 +71,26 @@ def test_only_runs_that_have_not_ended_have_series_of_their_own(workspace: Works
     )
     assert saved > begun > 1000
     assert "slurmtrain_run_" not in export(workspace, per_run=False)
+
+
+def test_trackers_that_lag_or_fail_are_counted(workspace: Workspace) -> None:
+    for number in (1, 2, 3):
+        write_metered_run(workspace, number, ends=number > 1)
+    export(workspace)
+    revisions = {run_id: listed.revision for run_id, listed in workspace.store.listed().items()}
+
+    def send(transaction: Transaction) -> None:
+        for tracker, problem in (("mlflow", ""), ("wandb", "the server is down")):
+            for number, behind in (("0000000001", 1), ("0000000002", 0)):
+                revision = revisions[number] - (behind if problem else 0)
+                sent = Sent(tracker, "uri", revision=revision, problem=problem if behind else "")
+                transaction.set_sent(number, sent)
+
+    workspace.store.write(send)
+    samples = parse(export(workspace))
+    assert value(samples, "slurmtrain_tracker_unsent_runs") == 1
+    assert value(samples, "slurmtrain_tracker_failing_runs", tracker="wandb") == 1
+    assert value(samples, "slurmtrain_tracker_failing_runs", tracker="mlflow") == 0
 
 
 def test_an_empty_root_is_exported_and_left_empty(workspace: Workspace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ class TrackingProxy:
     """Metrics of all batches that the server has taken: name, step, value. Those that were sent twice stand twice."""
     port: int = 0
     _server: ThreadingHTTPServer | None = None
+    _connections: set[socket.socket] = field(default_factory=set)
 
     @property
     def uri(self) -> str:
@@ -54,6 +56,10 @@ class TrackingProxy:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+            # Clients keep connections open for their next requests.
+            for connection in self._connections.copy():
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
@@ -75,6 +81,17 @@ class _Handler(BaseHTTPRequestHandler):
     # One packet an answer: otherwise the second one waits 40 ms for the acknowledgement of the first.
     wbufsize = -1
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        """Note the connection."""
+        super().setup()
+        self.proxy._connections.add(self.connection)
+
+    def finish(self) -> None:
+        """Forget the connection."""
+        self.proxy._connections.discard(self.connection)
+        with contextlib.suppress(OSError):
+            super().finish()
 
     def _forward(self) -> None:
         proxy = self.proxy

@@ -7,7 +7,7 @@ unless somebody else has logged something there, and names its successor in a ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.run.events.base import select
@@ -17,6 +17,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.tracking.to_mlflow import description
+from slurmtrain.tracking.to_mlflow.artifacts import FOLDER
 from slurmtrain.tracking.to_mlflow.checkpoints import tags_of_checkpoints
 from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 from slurmtrain.tracking.to_mlflow.sender import Sender
@@ -95,14 +96,23 @@ class MlflowRuns:
     def _find(self, tracked: TrackedRun, earlier: str | None) -> Any | None:
         """MLflow's run for a run; None if there is none that was not deleted or replaced."""
         if earlier is not None:
-            run = self._client.get_run(earlier)
-            if run.info.lifecycle_stage == "active" and not run.data.tags.get(_REPLACED_BY):
+            run = self._get(earlier)
+            if run is not None and run.info.lifecycle_stage == "active" and not run.data.tags.get(_REPLACED_BY):
                 return run
         name = tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
         present = self._client.search_runs(
             [self._experiment(name)], f"tags.`{description.RUN_TAG}` = '{tracked.run.id}'", order_by=["start_time DESC"]
         )
         return next((run for run in present if not run.data.tags.get(_REPLACED_BY)), None)
+
+    def _get(self, mlflow_id: str) -> Any | None:
+        """An MLflow run, which may have been deleted; None if the store has lost it."""
+        try:
+            return self._client.get_run(mlflow_id)
+        except self._failure as error:
+            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
 
     def _create(self, tracked: TrackedRun, tags: Mapping[str, str]) -> str:
         run, origin = tracked.run, _origin(tracked.directory)
@@ -146,16 +156,24 @@ class MlflowRuns:
         else:
             created = self._create(tracked, {**tags, _REPLACES: mlflow_id})
         self._client.set_tag(mlflow_id, _REPLACED_BY, created)
-        if not self._has_others_data(shown, tracked.run):
+        if not self._has_others_data(shown, tracked):
             self._client.delete_run(mlflow_id)
         return created
 
-    def _has_others_data(self, shown: Any, run: Run) -> bool:
+    def _has_others_data(self, shown: Any, tracked: TrackedRun) -> bool:
         """Whether a script has logged something itself: it knows its MLflow run on a server only."""
         if not self._uri.startswith(_SERVERS):
             return False
-        ours = {legal_name(name) for name in run.metrics}
-        return any(name not in ours and not name.startswith(_OWN_METRICS) for name in shown.data.metrics)
+        metrics = _stored_as(tracked.run.metrics)
+        params = _stored_as(param.name for param in description.flat_params(tracked.plan.spec.params))
+        if any(name not in metrics and not name.startswith(_OWN_METRICS) for name in shown.data.metrics):
+            return True
+        if not params.issuperset(shown.data.params):
+            return True
+        try:
+            return any(file.path != FOLDER for file in self._client.list_artifacts(shown.info.run_id))
+        except self._failure:
+            return True
 
     def _experiment(self, name: str) -> str:
         existing = self._client.get_experiment_by_name(name)
@@ -216,6 +234,11 @@ class MlflowRuns:
             self._client.set_terminated(mlflow_id, status, ended)
         elif status is not None:
             self._client.update_run(mlflow_id, status=status)
+
+
+def _stored_as(names: Iterable[str]) -> set[str]:
+    """The names that MLflow may have for these."""
+    return {stored for name in names for stored in (legal_name(name), flat_name(name))}
 
 
 def _origin(directory: RunDir) -> description.Origin:

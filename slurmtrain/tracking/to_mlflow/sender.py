@@ -75,7 +75,7 @@ class Sender(Generic[S]):
             self.log([self.make(item, flat_name(name)) for item in items])
             self._accepted[name] = flat_name(name)
         except self.failure as other:
-            if not _is_refusal(other):
+            if not is_refusal(other):
                 raise
             if len(items) == 1:
                 self.refused[name] = first_line(other)
@@ -85,7 +85,7 @@ class Sender(Generic[S]):
 
     def _is_about_content(self, error: Exception, names: Sequence[str]) -> bool:
         """Whether sending less may help: the store refuses something, or one name is in the way of another."""
-        if _is_refusal(error):
+        if is_refusal(error):
             return True
         if getattr(error, "error_code", "") != _UNEXPECTED:
             return False
@@ -98,7 +98,8 @@ class Sender(Generic[S]):
         return self._accepted.get(name) or legal_name(name)
 
 
-def _is_refusal(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
+    """Whether an error of MLflow's is about what was sent."""
     return getattr(error, "error_code", "") in _REFUSALS
 
 

@@ -17,6 +17,7 @@ from slurmtrain.system.files import create_private, describe_os_error
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.tracking.to_mlflow import model_registry
 from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
+from slurmtrain.tracking.to_mlflow.client_store import ClientStore
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sender import first_line
@@ -71,7 +72,7 @@ class MlflowTracker(Tracker):
         self._run_id = tracked.run.id
         with self._asking():
             self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
-            self._metrics = MetricLog(self._client, self._mlflow_id, self._failure)
+            self._metrics = MetricLog(ClientStore(self._client), self._mlflow_id, self._failure)
         return Begun(self._mlflow_id)
 
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:

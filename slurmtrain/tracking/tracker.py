@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from slurmtrain.model.metrics.settled import Fate
+from slurmtrain.model.metrics.settled import Fate, Place
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
@@ -98,6 +98,17 @@ class Tracker(ABC):
         The same points may come again. What it has taken must still be there after a kill, unless ``begin`` says
         otherwise. Raises TrackingError.
         """
+
+    def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:  # noqa: ARG002 (others use them)
+        """How far a run was sent from elsewhere, such as from its own nodes, of which commands know nothing.
+
+        If it was rolled back behind that place, the remote run has points that do not survive.
+
+        Args:
+            directory: The run's.
+            remote_id: What the tracker calls the run.
+        """
+        return None
 
     @abstractmethod
     def finish(self, tracked: TrackedRun) -> None:

@@ -186,6 +186,11 @@ class RunDir:
         """A person's request for a checkpoint now."""
         return self.path / "checkpoint-request.json"
 
+    @property
+    def live_metrics(self) -> Path:
+        """What was sent to MLflow from a node of the run."""
+        return self.path / "mlflow-live.json"
+
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
         """The directory of one start of a job, which came after ``restart`` earlier ones."""
         return AttemptDir(self.attempts / attempt_key(job_id, restart))

@@ -37,6 +37,7 @@ from slurmtrain.runtime.agent.finish import (
     state_of_finished_run,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
@@ -146,6 +147,7 @@ class _Agent:
         self._query = JobQuery(read_record, history.grace_s if history else None)
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
+        self._live: LiveMetrics | None = None
 
     def run(self) -> AttemptOutcome:
         """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
@@ -165,6 +167,8 @@ class _Agent:
             report = self._report_preflight(preflight)
             return AttemptOutcome(report, report)
         self._preflight = preflight
+        if self._node.index == 0:
+            self._live = send_live(self._attempt.run, os.environ, live=False)
         return self._train(preflight, preflight.master)
 
     def finish(self, outcome: AttemptOutcome) -> bool:
@@ -178,7 +182,10 @@ class _Agent:
                 )
             )
         requeue = self._plan.spec.requeue
-        return self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
+        starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
+        if self._live is not None:
+            self._live.end(in_grace=self._flag.raised is not None)
+        return starts_again
 
     def displacement(self) -> str:
         """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""

@@ -12,12 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.metrics.settled import Place
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.system.files import create_private, describe_os_error
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.tracking.to_mlflow import model_registry
 from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
 from slurmtrain.tracking.to_mlflow.client_store import ClientStore
+from slurmtrain.tracking.to_mlflow.live_place import read_place
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sender import first_line
@@ -74,6 +76,12 @@ class MlflowTracker(Tracker):
             self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
             self._metrics = MetricLog(ClientStore(self._client), self._mlflow_id, self._failure)
         return Begun(self._mlflow_id)
+
+    def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:
+        """As :meth:`Tracker.sent_elsewhere`: from node 0 of the run."""
+        live = read_place(directory)
+        is_same = live is not None and (live.uri, live.mlflow_run_id) == (self.uri, remote_id)
+        return live.place if live is not None and is_same else None
 
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
         """As :meth:`Tracker.log`."""

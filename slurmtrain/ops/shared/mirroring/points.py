@@ -1,67 +1,40 @@
-"""A run's logged points, read from its metrics files as often as they are needed: there may be millions."""
+"""How far a tracker has the lines that a run has logged, as the registry has it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
-from slurmtrain.model.metrics.settled import Attempted, LoggedLine, Place
-from slurmtrain.model.metrics.survival import start_of
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.progress import read_point
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.metrics.settled import Place
 from slurmtrain.registry.sent import Sent
-from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
-
-# Enough to read fast, and little memory for any number of lines.
-_PIECE_BYTES = 1 << 20
+from slurmtrain.runtime.job.logged_lines import LoggedLines
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedPoints:
-    """A run's attempts with their metrics files, as long as these are at one moment."""
+def place_of(sent: Sent, logged: LoggedLines) -> Place:
+    """How far a tracker has the lines of a run.
 
-    attempts: Sequence[Attempted]
-    names: Mapping[int, str]
-    """The metrics file of each attempt, relative to the run directory."""
-
-    def place(self, sent: Sent) -> Place:
-        """How far a tracker has them."""
-        numbers = {name: number for number, name in self.names.items()}
-        attempt, offset = sent.sending.get("from", (0, 0))
-        return Place(
-            {numbers[name]: end for name, end in sent.offsets.items() if name in numbers},
-            sent.step,
-            float(sent.sending.get("until", 0.0)),
-            sent.sending.get("reach", sent.step),
-            (int(attempt), int(offset)),
-        )
-
-    def noted(self, sent: Sent, place: Place) -> Sent:
-        """What a tracker has, if that reaches up to a ``place``."""
-        offsets = {self.names[number]: end for number, end in place.offsets.items()}
-        sending = {"until": place.until, "reach": place.reach, "from": list(place.sending)}
-        return replace(sent, offsets=offsets, step=place.step, sending=sending)
+    Args:
+        sent: What it has.
+        logged: The lines.
+    """
+    numbers = {name: number for number, name in logged.names.items()}
+    attempt, offset = sent.sending.get("from", (0, 0))
+    return Place(
+        {numbers[name]: end for name, end in sent.offsets.items() if name in numbers},
+        sent.step,
+        float(sent.sending.get("until", 0.0)),
+        sent.sending.get("reach", sent.step),
+        (int(attempt), int(offset)),
+    )
 
 
-def read_points(run: Run, directory: RunDir) -> LoggedPoints:
-    """The points of a run, of which nothing is read yet. Raises RunUnreadable."""
-    files = {file.metrics_of: file for file in journal_files(directory) if file.metrics_of is not None}
-    attempts = [Attempted(start_of(attempt), partial(_lines, files.get(attempt.key))) for attempt in run.attempts]
-    names = {attempt.number: files[attempt.key].name for attempt in run.attempts if attempt.key in files}
-    return LoggedPoints(attempts, names)
+def at_place(sent: Sent, logged: LoggedLines, place: Place) -> Sent:
+    """What a tracker has, if that reaches up to a place.
 
-
-def _lines(file: JournalFile | None, offset: int) -> Iterator[LoggedLine]:
-    if file is None or file.size <= offset:
-        return
-    for piece in read_pieces(file, offset, length=_PIECE_BYTES):
-        points = ((at, point) for at, record in piece.reading.records if (point := read_point(record)) is not None)
-        previous = None
-        for at, point in points:
-            if previous is not None:
-                yield LoggedLine(previous[0], at, previous[1])
-            previous = (at, point)
-        if previous is not None:
-            yield LoggedLine(previous[0], piece.reading.end, previous[1])
+    Args:
+        sent: What it had.
+        logged: The lines of the run.
+        place: The place.
+    """
+    offsets = {logged.names[number]: end for number, end in place.offsets.items()}
+    sending = {"until": place.until, "reach": place.reach, "from": list(place.sending)}
+    return replace(sent, offsets=offsets, step=place.step, sending=sending)

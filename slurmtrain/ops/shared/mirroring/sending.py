@@ -13,11 +13,12 @@ from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, a
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan
-from slurmtrain.ops.shared.mirroring.points import LoggedPoints, read_points
+from slurmtrain.ops.shared.mirroring.points import at_place, place_of
 from slurmtrain.ops.shared.mirroring.targets import Target, link, targets_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent
+from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
 from slurmtrain.tracking.plugins import open_tracker
 from slurmtrain.tracking.tracker import Start, TrackedPoint, TrackedRun, Tracker
 
@@ -111,7 +112,7 @@ class RunSender:
         run = self._workspace.store.load(run_id)
         assert run is not None
         self._run: Run = run
-        self._logged: LoggedPoints = read_points(run, self._directory)
+        self._logged: LoggedLines = logged_lines(run, self._directory)
 
     def begin(self, tracker: Tracker, name: str) -> str:
         """The id of the run at a tracker, created if there is none, and journaled. Raises TrackingError."""
@@ -136,9 +137,11 @@ class RunSender:
         sent = before if before is not None and before.uri == tracker.uri else Sent(name, tracker.uri)
         # What versions before 8 have sent has steps twice.
         legacy = bool(sent.offsets) and not sent.sending
-        place = Place() if legacy else self._logged.place(sent)
+        place = Place() if legacy else place_of(sent, self._logged)
         start = start_over(self._settle(tracker, place), truncates=tracker.truncates)
         anew = legacy or (start != place and not start.offsets)
+        if self._is_behind_elsewhere(tracker, sent):
+            start, anew = Place(), True
         with _asking(tracker, self._run):
             begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew))
         if link(self._workspace, self._run, name, begun.remote_id, tracker.uri):
@@ -146,8 +149,7 @@ class RunSender:
         if sent.remote_id not in (None, begun.remote_id):
             # It has begun a new one, such as for other params.
             start = Place()
-        sent = replace(sent, remote_id=begun.remote_id)
-        self._note_place(sent, start)
+        sent = self._note_place(replace(sent, remote_id=begun.remote_id), start)
         skipped = None
         if tracker.truncates and begun.step != start.step:
             start, skipped = Place(), begun.step
@@ -177,6 +179,12 @@ class RunSender:
     @property
     def _tracked(self) -> TrackedRun:
         return TrackedRun(self._run, self._plan, self._directory)
+
+    def _is_behind_elsewhere(self, tracker: Tracker, sent: Sent) -> bool:
+        """Whether the run was rolled back behind what a tracker was sent from elsewhere."""
+        remote_id = sent.remote_id or self._run.mlflow_run_id
+        place = tracker.sent_elsewhere(self._directory, remote_id) if remote_id else None
+        return place is not None and self._settle(tracker, place).cut is not None
 
     def _settle(self, tracker: Tracker, place: Place) -> Settlement:
         if self._run.ended:
@@ -215,7 +223,7 @@ class RunSender:
         return replace(sent, refused=[*sent.refused, *new])
 
     def _note_place(self, sent: Sent, place: Place) -> Sent:
-        sent = self._logged.noted(sent, place)
+        sent = at_place(sent, self._logged, place)
         self.note(sent)
         return sent
 

@@ -1,0 +1,195 @@
+"""The process that sends a run's metrics to an MLflow server while it trains, on node 0: ``python -m ...live_sender``.
+
+The agent starts it (:mod:`slurmtrain.runtime.agent.live_metrics`), and neither the agent nor a rank ever waits for its
+server. Its orders are a line of JSON on standard input; when that ends, it sends what the end of the attempt has
+settled, and ends too.
+
+``sync`` sends the same, from another machine. A point that both send is one point, since both give it the time at which
+it was logged. What this process has sent, and is about to send, stands in a file of the run directory: if the run is
+rolled back behind a point that the server may have, ``sync`` has to know. This process then sends nothing more to that
+MLflow run, until a command has replaced it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurmtrain.errors import RunUnreadable, TrackingError
+from slurmtrain.model.metrics.settled import Decided, Place, Settlement, covered_until
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.base import select as select_events
+from slurmtrain.model.run.events.command import MlflowRunLinked
+from slurmtrain.model.run.layout import JOURNALS, RunDir
+from slurmtrain.runtime.agent.live_metrics import LiveOrders
+from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.job.logged_lines import logged_lines
+from slurmtrain.runtime.job.run_reader import read_events, read_run
+from slurmtrain.system.inherited import PRIVATE
+from slurmtrain.tracking.to_mlflow.live_place import LivePlace, read_place, touch_place, write_place
+from slurmtrain.tracking.to_mlflow.metrics import MetricLog
+from slurmtrain.tracking.to_mlflow.rest import RestError, RestStore
+from slurmtrain.tracking.tracker import TrackedPoint
+
+_LINES = 1000
+_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
+_LAST_S = 10
+# The part of one core that it may take.
+_SHARE = 0.02
+_NICE = 10
+# It takes about 25 MB. It must not take much more from the job, whatever is wrong with it.
+_MOST_BYTES = 512 << 20
+
+
+class LiveSender:
+    """Sends the metrics of one run."""
+
+    def __init__(self, directory: RunDir, environ: Mapping[str, str], *, live: bool) -> None:
+        """``directory``: of the run. ``environ``: where MLflow's variables are. ``live``: send open points too."""
+        self._directory = directory
+        self._environ = environ
+        self._live = live
+        self._to: LivePlace | None = None
+        self._metrics: MetricLog
+        # How far open points have been sent, by attempt, in bytes.
+        self._open_until: dict[int, int] = {}
+
+    def send(self) -> None:
+        """Send what is new; what is left after an error is sent the next time.
+
+        Raises:
+            RestError: The server does not take it.
+            TrackingError: The run cannot be sent from here.
+            RunUnreadable: Its files cannot be read.
+            OSError: How far it was sent cannot be written.
+        """
+        to = self._find_mlflow_run()
+        if to is None:
+            return
+        run = read_run(self._directory)
+        open_from = (lambda _attempt, _time: math.inf) if run.ended else covered_until(run.checkpoints)
+        settlement = Settlement(logged_lines(run, self._directory).attempts, to.place, open_from)
+        if settlement.cut is not None:
+            raise TrackingError(
+                "the run was rolled back behind points that MLflow has: 'slurmtrain sync' begins it anew"
+            )
+        for batch in settlement.batches(_LINES):
+            self._note(to.place.before(batch))
+            self._log(batch)
+            to = self._note(to.place.after(batch))
+        if self._live:
+            self._send_open(settlement)
+        touch_place(self._directory)
+
+    def _find_mlflow_run(self) -> LivePlace | None:
+        """Where to send to: the MLflow run that the run was linked to last, if that is on a server."""
+        link = _link(self._directory)
+        if link is None or not link.mlflow_run_id or not link.uri.startswith(("http://", "https://")):
+            return None
+        place = LivePlace(link.uri, link.mlflow_run_id)
+        if self._to is None or not self._to.is_of(place):
+            before = read_place(self._directory)
+            self._to = before if before is not None and before.is_of(place) else place
+            self._metrics = MetricLog(RestStore(link.uri, self._environ), link.mlflow_run_id, (RestError,))
+            self._open_until = {}
+        return self._to
+
+    def _send_open(self, settlement: Settlement) -> None:
+        """Send the points that may still be rolled back."""
+        lines = [line for line in settlement.undecided() if line.offset >= self._open_until.get(line.attempt, 0)]
+        self._log(lines)
+        self._open_until.update({line.attempt: line.end for line in lines})
+
+    def _log(self, lines: Sequence[Decided]) -> None:
+        self._metrics.send(
+            [
+                TrackedPoint(line.attempt, point.step, point.time, point.metrics, fate)
+                for line in lines
+                for fate, point in line.parts.items()
+            ]
+        )
+
+    def _note(self, place: Place) -> LivePlace:
+        assert self._to is not None
+        self._to = replace(self._to, place=place)
+        write_place(self._directory, self._to)
+        return self._to
+
+
+def _link(directory: RunDir) -> MlflowRunLinked | None:
+    """The newest link of a run to one in MLflow; None if there is none."""
+    events: list[AnyEvent] = []
+    for journal in directory.journals.glob("*.jsonl"):
+        events += read_events(journal, f"{JOURNALS}/{journal.name}")
+    links = select_events(sorted(events, key=lambda event: event.order), MlflowRunLinked)
+    return links[-1].payload if links else None
+
+
+class LiveLoop:
+    """Sends again and again, and says once when that fails, and once when it works again."""
+
+    def __init__(self, sender: LiveSender) -> None:
+        """``sender``: of the run."""
+        self._sender = sender
+        self._problem = ""
+        self._failures = 0
+
+    def send(self) -> float:
+        """Send what is new; returns for how many seconds to pause then."""
+        began = time.process_time()
+        try:
+            self._sender.send()
+            self._report("")
+        except (RestError, TrackingError, RunUnreadable, OSError) as error:
+            self._report(str(error))
+        busy_s = time.process_time() - began
+        return max(min(_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S), busy_s / _SHARE)
+
+    def _report(self, problem: str) -> None:
+        self._failures = min(self._failures + 1, 10) if problem else 0
+        if problem and not self._problem:
+            _print(f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too")
+        elif self._problem and not problem:
+            _print("metrics reach MLflow again")
+        self._problem = problem
+
+
+def _print(text: str) -> None:
+    print(f"slurmtrain: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Send until standard input ends, and then what is left."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    # The agent started this process with these signals blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    os.umask(PRIVATE)
+    os.nice(_NICE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    orders = LiveOrders.from_line(line)
+    loop = LiveLoop(LiveSender(RunDir(Path(orders.directory)), os.environ, live=orders.live))
+    pause_s = 0.0
+    while not select.select([sys.stdin.buffer], [], [], pause_s)[0]:
+        pause_s = loop.send()
+    # The agent waits for a moment only, or it has been killed: then nobody would end this process.
+    signal.alarm(_LAST_S)
+    loop.send()
+
+
+if __name__ == "__main__":
+    main()

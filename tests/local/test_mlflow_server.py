@@ -1,0 +1,241 @@
+"""Metrics on a real MLflow server: from a run's own node, from ``sync``, and from both, whatever the server does."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from helpers.mlflow_server import mlflow_server
+from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.site import Site, until
+from helpers.tracking_proxy import TrackingProxy, tracking_proxy
+from helpers.workspaces import make_workspace
+
+from slurmtrain.errors import TrackingError
+from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs, server_variables
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.tracking.to_mlflow.live_sender import LiveSender
+from slurmtrain.tracking.to_mlflow.rest import RestError
+
+STEPS = 160
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def server(database: Path) -> Iterator[str]:
+    with mlflow_server(database.parent, f"sqlite:///{database}") as uri:
+        yield uri
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[TrackingProxy]:
+    with tracking_proxy(server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return make_workspace(tmp_path / "runs")
+
+
+class Shown:
+    """What the server has of one MLflow run."""
+
+    def __init__(self, database: Path, mlflow_id: str | None) -> None:
+        with closing(sqlite3.connect(database)) as connection:
+            rows = connection.execute("SELECT key, step, value FROM metrics WHERE run_uuid = ?", [mlflow_id])
+            self.points = sorted(rows.fetchall())
+            rows = connection.execute("SELECT lifecycle_stage FROM runs WHERE run_uuid = ?", [mlflow_id])
+            self.stage = rows.fetchone()[0] if mlflow_id else None
+
+    def line(self, name: str = "loss") -> list[tuple[int, float]]:
+        return [(step, value) for key, step, value in self.points if key == name]
+
+    @property
+    def names(self) -> set[str]:
+        return {key for key, _, _ in self.points}
+
+
+def trained(workspace: Workspace, uri: str) -> SimulatedRun:
+    """A run that has trained 5 steps, was killed, and has gone on from step 3 to 6, with a checkpoint after 5."""
+    directory = workspace.root.run(RUN_ID)
+    # Runs of all tests have the same id.
+    mlflow = {"uri": uri, "experiment": str(directory.path)}
+    run = SimulatedRun(directory, spec={"tracking": {"mlflow": mlflow}}, now=99.0)
+    assert run._plan is not None
+    run.created(**run_settings(run._plan)).submitted().started()
+    for step in range(1, 6):
+        run.later(1).reached(step, loss=step / 10, bad=1.0)
+        if step == 3:
+            run.saved(3)
+    run.ended("preempted").started(1).node("workers", 0, 1, first_step=3)
+    for step in range(4, 7):
+        run.later(1).reached(step, 1, loss=step / 100, bad=1.0)
+        if step == 5:
+            run.saved(5, 1)
+    return run
+
+
+SURVIVING = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.04), (5, 0.05), (6, 0.06)]
+REPLAYED = [(4, 0.4), (5, 0.5)]
+
+
+def mirror(workspace: Workspace) -> MirrorOutcome:
+    return mirror_runs(workspace, observe(workspace, ask_slurm=False).runs.fetch([RUN_ID]))
+
+
+def mlflow_id(workspace: Workspace) -> str | None:
+    run = workspace.store.load(RUN_ID)
+    return run.mlflow_run_id if run else None
+
+
+def live(workspace: Workspace, *, undecided: bool = False) -> LiveSender:
+    return LiveSender(workspace.root.run(RUN_ID), {}, live=undecided)
+
+
+def linked(workspace: Workspace, proxy: TrackingProxy) -> str:
+    """Create the MLflow run of the run, with nothing in it, as ``submit`` does."""
+    plan = read_plan(workspace.root.run(RUN_ID).plan)
+    assert plan is not None
+    variables = server_variables(workspace, RUN_ID, plan)
+    assert variables["MLFLOW_TRACKING_URI"] == proxy.uri
+    return variables["MLFLOW_RUN_ID"]
+
+
+def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
+    tmp_path: Path, proxy: TrackingProxy, database: Path
+) -> None:
+    site = Site(tmp_path)
+    spec = site.light(
+        params={"steps": STEPS, "step_ms": 50},
+        checkpoint={"every": {"steps": 10}},
+        tracking={"mlflow": {"uri": proxy.uri}},
+    )
+    run_id = site.submit(spec)
+    remote = site.status(run_id)["mlflow_run_id"]
+    until(lambda: Shown(database, remote).points, "the first metrics on the server")
+    assert site.step(run_id) < STEPS
+    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    shown = Shown(database, remote)
+    assert [step for step, _ in shown.line()] == list(range(1, STEPS + 1))
+    assert shown.names == {"loss"}
+    batches = proxy.requests["runs/log-batch"]
+    site.call("sync")
+    assert proxy.requests["runs/log-batch"] > batches
+    assert Shown(database, remote).line() == shown.line()
+    assert site.status(run_id)["mlflow_run_id"] == remote
+
+
+def test_two_senders_give_a_server_each_point_once(workspace: Workspace, proxy: TrackingProxy, database: Path) -> None:
+    run = trained(workspace, proxy.uri)
+    remote = linked(workspace, proxy)
+    live(workspace).send()
+    assert mirror(workspace).problems == []
+    run.ended("completed", 0, 1)
+    assert mirror(workspace).problems == []
+    live(workspace).send()
+    shown = Shown(database, remote)
+    assert shown.line() == SURVIVING
+    assert shown.line("replayed/loss") == REPLAYED
+    sent = Counter(proxy.metrics)
+    assert sent["loss", 1, 0.1] == 2
+
+
+def test_points_that_may_be_rolled_back_have_a_name_of_their_own(
+    workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    trained(workspace, proxy.uri)
+    remote = linked(workspace, proxy)
+    sender = live(workspace, undecided=True)
+    sender.send()
+    requests = proxy.requests["runs/log-batch"]
+    sender.send()
+    assert proxy.requests["runs/log-batch"] == requests
+    shown = Shown(database, remote)
+    assert shown.line() == SURVIVING[:4]
+    assert shown.line("live/loss") == SURVIVING[4:]
+
+
+@pytest.mark.parametrize("sender", ["sync", "node"])
+def test_whatever_the_server_does_nothing_is_lost_or_doubled(
+    sender: str, workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    trained(workspace, proxy.uri).ended("completed", 0, 1)
+    remote = linked(workspace, proxy)
+
+    def fails() -> bool:
+        if sender == "sync":
+            return bool(mirror(Workspace(workspace.config)).problems)
+        try:
+            live(workspace).send()
+        except (RestError, TrackingError):
+            return True
+        return False
+
+    proxy.refuse_connections()
+    assert fails()
+    proxy.listen()
+    proxy.status = 500
+    assert fails()
+    proxy.status = 0
+    # The server takes a batch, and dies before it has said so.
+    proxy.lose_answers_after = 0
+    assert fails()
+    assert Shown(database, remote).points
+    proxy.lose_answers_after = None
+    proxy.refused_names = frozenset({"bad"})
+    assert not fails()
+    shown = Shown(database, remote)
+    assert shown.line() == SURVIVING
+    assert shown.line("replayed/loss") == REPLAYED
+    assert shown.line("replayed/bad") == [(4, 1.0), (5, 1.0)]
+
+
+def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
+    workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    run = trained(workspace, proxy.uri)
+    first = linked(workspace, proxy)
+    live(workspace).send()
+    assert Shown(database, first).line() == SURVIVING[:4]
+    # The checkpoint of step 5 turns out to be damaged.
+    run.ended("preempted", 0, 1).started(2).node("workers", 0, 2, first_step=3)
+    run.later(1).reached(4, 2, loss=4.4).ended("completed", 0, 2)
+    before = len(proxy.metrics)
+    with pytest.raises(TrackingError, match="'slurmtrain sync' begins it anew"):
+        live(workspace).send()
+    assert len(proxy.metrics) == before
+    assert mirror(workspace).problems == []
+    second = mlflow_id(workspace)
+    assert second != first
+    assert Shown(database, first).stage == "deleted"
+    live(workspace).send()
+    assert Shown(database, second).line() == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4.4)]
+
+
+def test_a_run_that_somebody_has_deleted_in_mlflow_is_not_taken_for_one_with_bad_names(
+    workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    import mlflow
+
+    trained(workspace, proxy.uri)
+    remote = linked(workspace, proxy)
+    client = mlflow.MlflowClient(tracking_uri=proxy.uri)
+    client.delete_run(remote)
+    with pytest.raises(TrackingError, match=f"{remote} was deleted in MLflow"):
+        live(workspace).send()
+    client.restore_run(remote)
+    live(workspace).send()
+    assert Shown(database, remote).line() == SURVIVING[:4]

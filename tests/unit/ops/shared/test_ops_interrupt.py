@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 
@@ -39,6 +40,21 @@ def test_a_rest_that_nobody_ends_lasts_as_long_as_it_should() -> None:
         began = time.monotonic()
         assert not stop.wait(0.05)
         assert time.monotonic() - began >= 0.05
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    during: list[object] = []
+
+    def work() -> None:
+        with StopSignal() as stop:
+            during.extend([signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), stop.wait(0.01)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert during == [*before, False]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_who_waits_for_a_run_is_done_with_its_look_at_it_when_a_signal_has_come(

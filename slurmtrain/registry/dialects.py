@@ -17,10 +17,18 @@ from sqlalchemy.sql.functions import GenericFunction
 Conflict = Literal["fail", "ignore", "replace"]
 """What becomes of a new row whose key exists: an error, nothing, or it replaces the old row's values."""
 
-# PostgreSQL would compare by the rules of a language, which pass over "/" and "-".
-TEXT = sa.String().with_variant(sa.String(collation="C"), "postgresql")
-
 _PLACEHOLDERS = {"sqlite": "?", "postgresql": "%s"}
+
+
+class Text(sa.String):
+    """A column with text, which is compared byte by byte.
+
+    PostgreSQL would compare by the rules of a language, which pass over "/" and "-". A collation of SQLAlchemy's type
+    would be repeated at every value, which PostgreSQL refuses in some places (BETWEEN).
+    """
+
+
+TEXT = Text()
 
 
 class Json(sa.String):
@@ -73,6 +81,11 @@ class text_at(GenericFunction[str]):  # noqa: N801
 
     type = sa.String()
     inherit_cache = True
+
+
+@compiles(Text, "postgresql")
+def _text_of_postgresql(_type: Text, _compiler: Any, **_options: Any) -> str:
+    return 'VARCHAR COLLATE "C"'
 
 
 @compiles(texts_in, "sqlite")

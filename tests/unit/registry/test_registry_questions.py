@@ -1,0 +1,83 @@
+"""What is asked of a registry has the same answer in a SQLite file and on a PostgreSQL server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.postgres_server import PostgresServer
+from helpers.queried_runs import SWEEP, write_run, write_sweep
+from helpers.workspaces import make_workspace
+
+from slurmtrain.model.query.measures import Measure
+from slurmtrain.model.query.where import parse
+from slurmtrain.model.run.events.checkpoint import CheckpointSaved
+from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.registry.copying import copy_registry
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
+
+CONDITIONS = (
+    "state = failed",
+    "step > 10 and state in (completed, running)",
+    "submitted_at > 3d",
+    "name = mlp or step < 5",
+)
+QUESTIONS: dict[str, Callable[[Store], Any]] = {
+    "index": lambda store: store.index(),
+    "index of some": lambda store: store.index(["0000000002", "none"]),
+    "ids": lambda store: store.ids(),
+    "unsettled": lambda store: store.unsettled(),
+    "ended_last": lambda store: store.ended_last(3),
+    "named": lambda store: store.named(["mlp", SWEEP, "000000000", "0000000003", "a-b", "\udcff"]),
+    "worth_listing": lambda store: store.worth_listing(2),
+    "candidates": lambda store: [store.candidates([parse(text, 2e9)], archived=False) for text in CONDITIONS],
+    "archived candidates": lambda store: store.candidates([], archived=True),
+    "best": lambda store: store.best_candidates(Measure("last", "acc"), larger=True, limit=3),
+    "smallest": lambda store: store.best_candidates(Measure("min", "loss"), larger=False, limit=3),
+    "listed": lambda store: store.listed(),
+    "runs": lambda store: store.load_all(store.ids()),
+    "events": lambda store: store.events("0000000001", RunCreated),
+    "events of many": lambda store: {run: sorted(map(repr, of_run)) for run, of_run in saves(store).items()},
+    "metrics": lambda store: store.surviving_metrics(),
+    "metrics by name": lambda store: store.surviving_metrics(["0000000001"], ["acc"]),
+    "ledger": lambda store: store.ledger(),
+    "garbage": lambda store: store.garbage("0000000007"),
+    "offsets": lambda store: store.offsets(store.ids()),
+    "sent": lambda store: store.sent(),
+    "unsent": lambda store: store.unsent(sorted(store.ids())),
+    "history": lambda store: store.partition_history("0000000001", "cnn", "local", "", 0.0),
+    "history of a partition": lambda store: store.partition_history("0000000008", "cnn", "slurm", "gpu", 0.0),
+}
+
+
+def saves(store: Store) -> dict[str, Any]:
+    return store.events_of(store.ids(), CheckpointSaved)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> tuple[Store, Store]:
+    """The same registry in a file and on a server."""
+    place: Path = tmp_path_factory.mktemp("questions")
+    workspace = make_workspace(place / "runs")
+    write_sweep(workspace)
+    broken = write_run(workspace, 7, "mlp", state="failed", archived=True, tags=["a", "ü"], metrics={"acc": math.inf})
+    assert broken.directory is not None
+    (broken.directory.journals / "broken.jsonl").write_bytes(b"{half\xff\x00\n")
+    write_run(workspace, 8, "a-b", state="created", days_ago=400)
+    observe(workspace, ask_slurm=False)
+    with workspace.store.begin() as transaction:
+        transaction.set_sent("0000000001", Sent("mlflow", "uri", offsets={"m": 3}, revision=7))
+    server = postgres.registry(place / "runs")
+    copy_registry(workspace.config.registry, server)
+    return workspace.store, Store(server)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_has_the_same_answer_in_both(stores: tuple[Store, Store], question: str) -> None:
+    in_file, on_server = (QUESTIONS[question](store) for store in stores)
+    assert in_file == on_server

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
@@ -18,15 +21,17 @@ from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.tracking import plugins
 from slurmtrain.tracking.step_file import StepFile
 from slurmtrain.tracking.to_tensorboard import TensorboardTracker
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])
 
 
-def tracked(workspace: Workspace, *trackers: str) -> SimulatedRun:
+def tracked(workspace: Workspace, *trackers: str, others: Mapping[str, Any] | None = None) -> SimulatedRun:
     """A run that is sent to these trackers, and has trained 4 steps, the last of which may get further metrics."""
     tracking = {"mlflow": {"enabled": False}, **{name: {"enabled": True} for name in trackers}}
+    tracking["plugins"] = dict(others or {})
     run = build_run(workspace, tracking=tracking)
     assert run._plan is not None
     run.created(**run_settings(run._plan)).submitted().started()
@@ -191,6 +196,32 @@ def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
         check_trackers([plan])
 
 
+def test_the_tracker_of_the_page_about_trackers_gets_final_points(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "trackers.md").read_text()
+    package = tmp_path / "package"
+    (package / "jsonl-1.dist-info").mkdir(parents=True)
+    blocks = dict(re.findall(r"^```(python|toml)[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    (package / "jsonl_tracker.py").write_text(blocks["python"])
+    (package / "jsonl-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: jsonl\nVersion: 1\n")
+    points = tomllib.loads(blocks["toml"])["project"]["entry-points"]["slurmtrain.trackers"]
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (package / "jsonl-1.dist-info" / "entry_points.txt").write_text("\n".join(["[slurmtrain.trackers]", *lines]))
+    monkeypatch.syspath_prepend(package)
+    plugins._declared.cache_clear()
+    run = tracked(workspace, others={"jsonl": {"dir": "lines"}})
+    assert run._plan is not None
+    check_trackers([run._plan])
+    assert send(workspace) == SENT
+    run.ended("completed")
+    assert send(workspace) == SENT
+    file = workspace.root.path / "lines" / f"{RUN_ID}.jsonl"
+    assert file.read_text().splitlines() == [f'{{"step": {step}, "loss": {step / 4}}}' for step in (1, 2, 3, 4)]
+    assert Path(f"{file}.state").read_text() == "completed"
+    plugins._declared.cache_clear()
+
+
 def test_a_missing_extra_is_named_with_what_installs_it(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurmtrain.tracking.plugins.find_spec", lambda name: None)
     plan = build_run(workspace, tracking={"tensorboard": {"enabled": True}})._plan
@@ -203,8 +234,4 @@ def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     file = StepFile(tmp_path / "x.csv")
     assert file.keep(1) is None
-    assert list(file.rows()) == _none()
-
-
-def _none() -> Sequence[object]:
-    return []
+    assert list(file.rows()) == []

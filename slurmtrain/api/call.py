@@ -8,10 +8,10 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurmtrain.config import Config
-from slurmtrain.errors import PathError, SlurmtrainWarning
+from slurmtrain.errors import PathError, SlurmtrainWarning, SpecError
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
@@ -61,12 +61,19 @@ def calling(config: Config, *, again: bool = False) -> Iterator[Call]:
 
 @contextlib.contextmanager
 def our_errors() -> Iterator[None]:
-    """Turn any OSError into a PathError, whose message says where it happened."""
+    """Turn any OSError into a PathError, and name the places of mistakes as a program knows them."""
     try:
         yield
+    except SpecError as error:
+        raise SpecError([replace(each, where=_place(each.where)) for each in error.mistakes]) from None
     except OSError as error:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         raise PathError(f"{path}{describe_os_error(error)}") from error
+
+
+def _place(where: str) -> str:
+    """Where a mistake is; overrides are on no command line here."""
+    return where.replace("command line", "the call", 1) if where.startswith("command line") else where
 
 
 def warn(notes: Iterable[str]) -> None:

@@ -145,7 +145,7 @@ def test_mistakes_in_a_spec_are_all_named_and_nothing_is_created(registry: slurm
     assert [mistake.key or mistake.where for mistake in caught.value.mistakes] == [
         "comand",
         "resources.nodes",
-        "command line (resources.nods=1)",
+        "the call (resources.nods=1)",
     ]
     assert {mistake.where for mistake in caught.value.mistakes[:2]} == {"spec"}
     with pytest.raises(SpecError, match="needs a name"):

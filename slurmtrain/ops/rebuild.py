@@ -11,13 +11,18 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
+    from slurmtrain.registry.parallel_ingest import ShowRuns
 
 
-def rebuild(workspace: Workspace) -> Observed:
+def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -> Observed:
     """Read everything again; other commands see the old registry until the new one is complete.
 
     A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``. A schema on
     a server is emptied if it is a registry of another version or runs root.
+
+    Args:
+        workspace: Where the runs are.
+        show: Called with the number of runs read, and the total.
     """
     from slurmtrain.registry.store import Store
 
@@ -25,7 +30,7 @@ def rebuild(workspace: Workspace) -> Observed:
     try:
         # Unlike the workspace's own, which goes on in memory: here that would be a failure.
         workspace.store = Store(address)
-        garbage = _read_again(workspace)
+        garbage = _read_again(workspace, show)
     except RegistryUnusable:
         from slurmtrain.registry.database import put_aside
 
@@ -35,11 +40,11 @@ def rebuild(workspace: Workspace) -> Observed:
     return replace(observe(workspace), garbage=garbage)
 
 
-def _read_again(workspace: Workspace) -> list[tuple[str, Garbage]]:
+def _read_again(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbage]]:
     """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
-    from slurmtrain.registry.ingest import ingest
+    from slurmtrain.registry.parallel_ingest import ingest_all
 
     runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
     with workspace.store.begin() as transaction:
         transaction.clear()
-        return ingest(transaction, runs, dead=False).garbage
+        return ingest_all(transaction, runs, show)

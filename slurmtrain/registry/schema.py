@@ -60,7 +60,7 @@ run = sa.Table(
     sa.Column("attempts_at", sa.BigInteger, nullable=False),
     # How many bytes of journals and metrics have been read: grows with every new fact.
     sa.Column("revision", sa.BigInteger, nullable=False),
-    # For commands that look at few of many runs (``registry/index.py``).
+    # For commands that look at few of many runs (``registry/choice/index.py``).
     sa.Index("run_state", "state"),
     sa.Index("run_sweep", "sweep"),
     sa.Index("run_ended_at", "ended_at"),

@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from slurmtrain.errors import ConnectionLost, PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
 from slurmtrain.model.run.layout import METRICS
 from slurmtrain.model.run.run import ENDED, UNREADABLE
-from slurmtrain.registry import index, queries, schema
+from slurmtrain.registry import queries, schema
+from slurmtrain.registry.choice import index
+from slurmtrain.registry.choice.index import IndexRow
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
-from slurmtrain.registry.index import IndexRow
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
@@ -227,6 +228,14 @@ class Store:
         except (PathError, RegistryUnusable) as error:
             self._replace(error)
 
+    @classmethod
+    def in_memory_only(cls) -> Store:
+        """A registry of this process alone, which holds nothing yet."""
+        store = cls.__new__(cls)
+        store.address, store._spare, store.in_memory = Path(":memory:"), None, True
+        store._engine = engine_in_memory()
+        return store
+
     def close(self) -> None:
         """Close the database. What replaces it stays readable: a database in memory is lost with its connection."""
         if not self.in_memory:
@@ -269,7 +278,7 @@ class Store:
             conditions: The conditions.
             archived: Whether archived runs that have ended are among them.
         """
-        from slurmtrain.registry import narrowing
+        from slurmtrain.registry.choice import narrowing
 
         return self._read(lambda connection: narrowing.candidates(connection, conditions, archived=archived))
 
@@ -281,7 +290,7 @@ class Store:
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
-        from slurmtrain.registry.narrowing import best_candidates
+        from slurmtrain.registry.choice.narrowing import best_candidates
 
         return self._read(lambda connection: best_candidates(connection, measure, larger=larger, limit=limit))
 

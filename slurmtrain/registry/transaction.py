@@ -44,8 +44,12 @@ class Transaction:
     What its methods write can be read back after :meth:`flush`.
     """
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._transaction = engine.begin()
+    def __init__(self, engine: sa.Engine | None, *, dialect: str = "") -> None:
+        """``engine``: the database; None: only rows are collected, for a database of the ``dialect``."""
+        self._transaction: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if engine is None else engine.begin()
+        )
+        self.dialect = dialect if engine is None else engine.dialect.name
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._put: set[str] = set()
 
@@ -73,6 +77,12 @@ class Transaction:
             if rows:
                 self._connection.exec_driver_sql(statement, rows)
         self._rows.clear()
+
+    def add_rows(self, rows: Mapping[str, Sequence[Row]]) -> None:
+        """Write rows of runs of which nothing is stored. ``rows``: by the statement that writes them."""
+        for statement, of_statement in rows.items():
+            if of_statement:
+                self._connection.exec_driver_sql(statement, list(of_statement))
 
     @contextlib.contextmanager
     def savepoint(self, *errors: type[Exception]) -> Iterator[None]:
@@ -218,7 +228,7 @@ class Transaction:
         storable = reason.encode(errors="backslashreplace").decode()
         run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=storable, executor="")
         row = run_row(run, settled=False, scanned=(), revision=0)
-        self._connection.exec_driver_sql(_mark_unreadable(self._connection.dialect.name), row)
+        self._connection.exec_driver_sql(_mark_unreadable(self.dialect), row)
 
     def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
         """Record that these runs are settled. ``scanned``: their folders' times (ns), by run."""
@@ -258,7 +268,7 @@ class Transaction:
 
     def _add(self, conflict: Conflict, table: sa.Table, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
         """Note rows of values of ``columns``, to be written with all others of their kind."""
-        self._rows[insert(self._connection.dialect.name, conflict, table, columns)] += rows
+        self._rows[insert(self.dialect, conflict, table, columns)] += rows
 
 
 @cache

@@ -30,6 +30,8 @@ _LARGE_BYTES = 1 << 30
 ShowRuns = Callable[[Mapping[str, "Listed"]], None]
 ShowBytes = Callable[[int, int], None]
 """A callback that takes the number of bytes read and the total."""
+ShowCount = Callable[[int, int], None]
+"""A callback that takes how many are done and the total."""
 
 
 @contextmanager
@@ -55,6 +57,24 @@ def byte_progress() -> Iterator[ShowBytes]:
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None, visible=False)
         yield lambda read, total: progress.update(task, completed=read, total=total, visible=total >= _LARGE_BYTES)
+
+
+@contextmanager
+def count_progress(unit: str) -> Iterator[ShowCount]:
+    """Yield a callback that shows how many of a known number are done: a bar, on a terminal only.
+
+    Args:
+        unit: What is counted, in the plural.
+    """
+    if not is_terminal(sys.stderr):
+        yield lambda _done, _total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def describe(run: Mapping[str, Any]) -> str:

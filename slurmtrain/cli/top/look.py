@@ -16,7 +16,7 @@ from slurmtrain.system.files import describe_os_error
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config
-    from slurmtrain.registry.index import IndexRow
+    from slurmtrain.registry.choice.index import IndexRow
     from slurmtrain.registry.store import Listed
 
 # A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.

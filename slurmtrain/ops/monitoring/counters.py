@@ -18,7 +18,7 @@ from slurmtrain.model.query.tally import Placement, Tally, merged, place_of, tal
 from slurmtrain.model.run.events.command import Submitting
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.index import IndexRow
+from slurmtrain.registry.choice.index import IndexRow
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import open_checked, read_checked

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.model.query.sort import SortKey
     from slurmtrain.ops.shared.observe import ListedRuns
-    from slurmtrain.registry.index import IndexRow
+    from slurmtrain.registry.choice.index import IndexRow
 
 # How many runs are listed if nothing is asked, apart from those that have not ended.
 NEWEST = 20

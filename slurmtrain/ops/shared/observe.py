@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
-    from slurmtrain.registry.index import IndexRow
+    from slurmtrain.registry.choice.index import IndexRow
     from slurmtrain.registry.store import Listed, Store
     from slurmtrain.registry.transaction import Transaction
 

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import WatchRound
-from slurmtrain.registry.index import IndexRow
+from slurmtrain.registry.choice.index import IndexRow
 from slurmtrain.registry.store import Listed
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Choosing among very many runs by SQL, without reading them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slurmtrain.model.metrics.blocks import Block, is_increasing
@@ -138,7 +138,7 @@ def _with_segments(
 ) -> Mapping[str, MetricSummary] | None:
     """Summaries with further ``segments``; None if a value that ``metrics`` summarise is logged again for its step."""
     summaries = dict(metrics)
-    # The newest point of each metric, which one of the same step replaces.
+    # The newest points of each metric, the last of which is replaced by one of the same step.
     newest: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
     for segment in segments:
         for name in segment.block.columns:
@@ -148,14 +148,14 @@ def _with_segments(
             if not (segment.block.increases or is_increasing(steps)):
                 steps, values = _last_of_each(steps, values)
             if name in newest:
-                if newest[name][0][0] != steps[0]:
-                    _append(summaries, name, *newest[name])
+                before, earlier = newest[name]
+                count = len(before) - (before[-1] == steps[0])
+                _append(summaries, name, before[:count], earlier[:count])
             elif name in summaries and summaries[name].last_step == steps[0]:
                 return None
-            _append(summaries, name, steps[:-1], values[:-1])
-            newest[name] = (steps[-1:], values[-1:])
-    for name, point in newest.items():
-        _append(summaries, name, *point)
+            newest[name] = (steps, values)
+    for name, points in newest.items():
+        _append(summaries, name, *points)
     return summaries
 
 
@@ -180,8 +180,8 @@ def _summarise(steps: Sequence[int], values: Sequence[float]) -> MetricSummary:
     if not math.isfinite(sum(values)):
         places = [place for place, value in enumerate(values) if math.isfinite(value)]
         at, finite = [steps[place] for place in places], [values[place] for place in places]
-    summary = MetricSummary(len(values), steps[-1], last)
     if not len(finite):
-        return summary
+        return MetricSummary(len(values), steps[-1], last)
     low, high = min(finite), max(finite)
-    return replace(summary, min=low, min_step=at[finite.index(low)], max=high, max_step=at[finite.index(high)])
+    low_at, high_at = at[finite.index(low)], at[finite.index(high)]
+    return MetricSummary(len(values), steps[-1], last, low, low_at, high, high_at)

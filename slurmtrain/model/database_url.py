@@ -6,13 +6,15 @@ import hashlib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
 _EXAMPLE = "'postgresql+psycopg://user@host/database'"
 # What needs no quotes in SQL, of at most as many bytes as PostgreSQL keeps of a name.
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SEARCH_PATH = re.compile(r"search_path\s*=\s*([^\s]+)")
+# In the names of libpq's parameters that are secrets: password, sslpassword, oauth_client_secret.
+_SECRET = re.compile("password|secret")
 # How much of the runs root's path is in the name of its schema, for people; the hash is for slurmtrain.
 _TAIL = 30
 
@@ -38,16 +40,22 @@ class DatabaseUrl:
         parts = urlsplit(self.text)
         account, at, host = parts.netloc.rpartition("@")
         user = account.partition(":")[0]
-        secret_free = [(key, value) for key, values in parse_qs(parts.query).items() for value in values]
-        query = "&".join(f"{key}={quote(value)}" for key, value in secret_free if key not in ("password", "options"))
-        return urlunsplit((SCHEMES[0], f"{user}{at}{host}", parts.path, query, ""))
+        query = "&".join(
+            f"{key}={quote(value)}"
+            for key, values in parse_qs(parts.query).items()
+            for value in values
+            if key != "options" and not _SECRET.search(key)
+        )
+        return f"{SCHEMES[0]}://{user}{at}{host}{parts.path}{'?' if query else ''}{query}"
 
     @property
     def password(self) -> str | None:
-        """The password in the address, if there is one."""
+        """The password, or another secret, in the address, if there is one."""
         parts = urlsplit(self.text)
         _, colon, password = parts.netloc.rpartition("@")[0].partition(":")
-        return unquote(password) if colon else next(iter(parse_qs(parts.query).get("password", ())), None)
+        if colon:
+            return unquote(password)
+        return next((values[0] for key, values in parse_qs(parts.query).items() if _SECRET.search(key)), None)
 
     @property
     def options(self) -> str:
@@ -75,7 +83,8 @@ def read_database_url(text: str) -> DatabaseUrl:
     named = _SEARCH_PATH.search(DatabaseUrl(text).options)
     if named and not _NAME.fullmatch(named[1].strip('"')):
         raise ValueError("has a search_path that is not one name of a-z, 0-9 and _, as the registry needs it")
-    return DatabaseUrl(urlunsplit(("postgresql", *parts[1:])))
+    # libpq has no name of a driver in its addresses.
+    return DatabaseUrl(f"postgresql://{text.partition('://')[2]}")
 
 
 def _schema_of(root: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from slurmtrain.config import Config, load_config
@@ -144,6 +145,19 @@ def test_a_registry_can_be_on_a_server_in_a_schema_of_the_runs_root(project: Pat
     assert first.registry.schema != second.registry.schema
 
 
+@pytest.mark.parametrize(
+    "rest",
+    ["db.site/runs", "/runs", "ann@/runs?host=/run/postgresql", "?service=runs", "a%40b@[::1]:5433/x?sslmode=require"],
+)
+def test_an_address_reaches_libpq_as_it_is(project: Path, rest: str) -> None:
+    write_registry(project, f"postgresql+psycopg://{rest}")
+    registry = load(project).registry
+    assert isinstance(registry, DatabaseUrl)
+    assert registry.text == f"postgresql://{rest}"
+    assert str(registry) == f"postgresql+psycopg://{rest}"
+    assert psycopg.conninfo.conninfo_to_dict(registry.text)
+
+
 def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
     write_registry(project, "postgresql://ann@db.site/runs?options=-csearch_path%3Dvision")
     registry = load(project).registry
@@ -159,6 +173,7 @@ def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
         ("postgresql://db/runs?options=-csearch_path%3D%22a;b%22", "has a search_path that is not one name"),
         ("postgresql://ann:s3cret@db/runs", r"has a password, which others could read here; keep it in ~/\.pgpass"),
         ("postgresql://db/runs?password=s3cret", "has a password, which others could read here"),
+        ("postgresql://db/runs?sslpassword=s3cret", "has a password, which others could read here"),
     ],
 )
 def test_a_registry_that_cannot_be_used_is_a_mistake_which_shows_no_password(

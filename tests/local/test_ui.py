@@ -37,7 +37,7 @@ def site(tmp_path: Path) -> Site:
 
 def make_run(site: Site, run_id: str, uri: str | None = None) -> None:
     run = SimulatedRun(RunsRoot(site.runs).run(run_id), spec={"name": "digits", "tracking": {"mlflow": {"uri": uri}}})
-    run.submitted().started().reached(3, loss=0.5)
+    run.submitted().started().reached(3, loss=0.5).reached(4, loss=0.25).saved(4)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ import pytest
 from slurmtrain.tracking.pages import address, run_page, runs_page
 
 
-def test_an_experiment_is_shown_by_its_runs() -> None:
+def test_an_experiment_is_shown_by_the_curves_of_its_runs() -> None:
     assert runs_page("7").startswith("#/experiments/7/runs?")
-    assert run_page("7", "abc").startswith("#/experiments/7/runs/abc?")
+    assert "compareRunsMode=CHART" in runs_page("7")
+    assert run_page("7", "abc").startswith("#/experiments/7/runs/abc/model-metrics?")
 
 
 def test_some_runs_of_an_experiment_are_a_filter_and_too_many_for_an_address_are_all() -> None:

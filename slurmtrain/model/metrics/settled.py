@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slurmtrain.model.metrics.survival import AttemptStart
+from slurmtrain.model.metrics.survival import AttemptStart, Course
 from slurmtrain.model.run.progress import Point
 from slurmtrain.model.run.run import Checkpoint
 
@@ -170,9 +170,7 @@ class Settlement:
         """Whether the surviving line has points, before the newest that the tracker has, that it was never given."""
         self._attempts = attempts
         self._open_from = open_from
-        self._step = place.step or 0
-        # Whether the ranks may have resumed from anywhere since the newest line.
-        self._resumed = False
+        self._course = Course(place.step or 0)
         self._rollbacks: list[_Rollback] = []
         # By the place of a line, the metrics that were logged again for its step, which replaces them.
         self._overwritten: dict[tuple[int, int], set[str]] = {}
@@ -227,7 +225,7 @@ class Settlement:
         point, place = line.point, (attempt, line.offset)
         if self._smallest[bisect_right(self._places, place)] <= point.step:
             return {Fate.REPLAYED: point}
-        open_from = self._step if self._open_from is None else self._open_from(attempt, point.time)
+        open_from = self._course.step if self._open_from is None else self._open_from(attempt, point.time)
         kept = Fate.OPEN if point.step >= open_from else Fate.FINAL
         replaced = self._overwritten.get(place)
         if not replaced:
@@ -247,13 +245,14 @@ class Settlement:
         else:
             self._note_earlier(attempt.start)
         # Those before the place are what has led there.
-        left = sorted((each for each in restarts if not offset or each.at > self.place.until), reverse=True)
+        left = [each for each in restarts if not offset or each.at > self.place.until]
+        left = sorted(left, key=lambda restart: restart.at)[::-1]
         logged: dict[str, tuple[int, int]] = {}
         for line in lines(offset):
             step, end = line.point.step, line.end
             while left and line.point.time >= left[-1].at:
                 self._resume(left.pop().step, number, line.offset)
-            if step != self._step or self._resumed:
+            if step != self._course.step or self._course.resumed:
                 logged = {}
             self._reach(step, number, line.offset)
             for name in line.point.metrics:
@@ -264,20 +263,18 @@ class Settlement:
             self._resume(left.pop().step, number, end)
 
     def _resume(self, step: int | None, attempt: int, offset: int) -> None:
-        """The ranks have resumed from this step. 0 may also mean that they have not restored their checkpoint yet."""
-        self._resumed = True
-        if step:
-            self._note(step + 1, attempt, offset)
-            self._step = step
+        """The ranks have resumed from this step, before the line at this place."""
+        superseded = self._course.resume(step)
+        if superseded is not None:
+            self._note(superseded, attempt, offset)
 
     def _reach(self, step: int, attempt: int, offset: int) -> None:
-        """The next line is one of this step."""
-        # Several lines of one step, such as that of an evaluation after it, are no rollback.
-        if step < self._step or (self._resumed and step == self._step):
-            self._note(step, attempt, offset)
+        """The line at this place is one of this step."""
+        superseded = self._course.reach(step, step)
+        if superseded is not None:
+            self._note(superseded, attempt, offset)
         elif self.place.step is not None and step <= self.place.step and (self.cut is None or step <= self.cut):
             self.incomplete = True
-        self._step, self._resumed = step, False
 
     def _note(self, step: int, attempt: int, offset: int) -> None:
         """Before this place, the run was rolled back: what was logged for ``step`` and later ones is superseded."""

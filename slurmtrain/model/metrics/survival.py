@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from slurmtrain.model.metrics.blocks import Block
@@ -65,6 +66,32 @@ class Position(NamedTuple):
     reached: int | None = None
 
 
+@dataclass(slots=True)
+class Course:
+    """Where the ranks are: at a ``step``; ``resumed``: they may have resumed from anywhere since they logged that.
+
+    Both methods return the step from which on what was logged before is superseded; None if nothing is.
+    """
+
+    step: int = 0
+    resumed: bool = False
+
+    def resume(self, step: int | None) -> int | None:
+        """The ranks have resumed from this step. 0 may also mean that they have not restored their checkpoint yet."""
+        self.resumed = True
+        if not step:
+            return None
+        self.step = step
+        return step + 1
+
+    def reach(self, first: int, last: int) -> int | None:
+        """The next rows are of steps that never decrease, from ``first`` to ``last``."""
+        # Several lines of one step, such as that of an evaluation after it, are no rollback.
+        goes_back = first < self.step or (self.resumed and first == self.step)
+        self.step, self.resumed = last, False
+        return first if goes_back else None
+
+
 class SurvivingLine:
     """Finds the surviving rows of a run, attempt by attempt, in the order in which they were logged.
 
@@ -78,15 +105,13 @@ class SurvivingLine:
         self.reaches_behind = False
         """Whether a rollback has also taken rows that are not at hand."""
         self._behind = behind.reached
-        self._step = behind.step
-        # Whether the ranks may have resumed from anywhere since the newest row.
-        self._resumed = behind.resumed
+        self._course = Course(behind.step, behind.resumed)
 
     @property
     def position(self) -> Position:
         """Where it stands now."""
         reached = self.kept[-1].block.steps[self.kept[-1].stop - 1] if self.kept else self._behind
-        return Position(self._step, self._resumed, reached)
+        return Position(self._course.step, self._course.resumed, reached)
 
     def add_attempt(self, start: AttemptStart, blocks: Iterable[Block]) -> None:
         """Add the rows of the next attempt, which began at ``start``."""
@@ -103,11 +128,8 @@ class SurvivingLine:
             self._add_rows(attempt, block, 0, len(block))
 
     def resume(self, step: int | None) -> None:
-        """The ranks have resumed from this step. 0 may also mean that they have not restored their checkpoint yet."""
-        self._resumed = True
-        if step:
-            self._roll_back(step + 1)
-            self._step = step
+        """The ranks have resumed from this step, as :meth:`Course.resume`."""
+        self._roll_back(self._course.resume(step))
 
     def _add_block(self, attempt: int, block: Block, restarts: list[Restart]) -> None:
         """Add the rows of a ``block``; the ``restarts`` before each row, the earliest last, happen before it."""
@@ -129,16 +151,14 @@ class SurvivingLine:
         for bound in bounds:
             if start == bound:
                 continue
-            first = block.steps[start]
-            # Several lines of one step, such as that of an evaluation after it, are no rollback.
-            if first < self._step or (self._resumed and first == self._step):
-                self._roll_back(first)
+            self._roll_back(self._course.reach(block.steps[start], block.steps[bound - 1]))
             self.kept.append(Segment(attempt, block, start, bound))
-            self._step, self._resumed = block.steps[bound - 1], False
             start = bound
 
-    def _roll_back(self, step: int) -> None:
-        """Drop the rows of ``step`` and later steps."""
+    def _roll_back(self, step: int | None) -> None:
+        """Drop the rows of ``step`` and later steps; none for None."""
+        if step is None:
+            return
         dropped = []
         while self.kept:
             last = self.kept[-1]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.query.measures import Measure
+from slurmtrain.model.query.where import parse
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -85,8 +87,10 @@ def test_reading_in_any_pieces_gives_what_a_rebuild_gives(story: Lines, data: st
         assert (repr(piecewise), surviving) == (repr(rebuilt), written.surviving())
 
 
-def test_the_newest_value_of_a_metric_is_the_newest_that_survived(tmp_path: Path) -> None:
-    written = Written(tmp_path)
+def test_the_newest_value_of_a_metric_is_the_newest_that_survived(
+    tmp_path: Path, registry_address: Path | DatabaseUrl
+) -> None:
+    written = Written(tmp_path, registry_address)
     written.submit(1)
     for step in range(1, 6):
         written.log(1, step, loss=1 / step, **({"val": 0.5} if step == 5 else {}))
@@ -99,6 +103,11 @@ def test_the_newest_value_of_a_metric_is_the_newest_that_survived(tmp_path: Path
     written.log(2, 4, loss=math.nan)
     assert repr(written.read().metrics) == "{'loss': nan}"
     assert written.surviving() == {"loss": MetricSummary(4, 4, None, 1 / 3, 3, 1.0, 1)}
+    written.log(2, 5, loss=-math.inf)
+    assert written.read().metrics == {"loss": -math.inf}
+    assert written.surviving() == {"loss": MetricSummary(5, 5, -math.inf, 1 / 3, 3, 1.0, 1)}
+    assert repr(written.rebuild().metrics) == "{'loss': -inf}"
+    assert written.surviving() == {"loss": MetricSummary(5, 5, -math.inf, 1 / 3, 3, 1.0, 1)}
 
 
 def test_only_new_lines_are_read_unless_a_rollback_took_something_away(tmp_path: Path) -> None:
@@ -134,3 +143,15 @@ def test_sql_can_ask_for_the_smallest_values(tmp_path: Path, registry_address: P
     with open_engine(written.store.address).connect() as connection:
         query = "SELECT run_id, min, min_step FROM metric WHERE name = 'loss' AND min < 2"
         assert connection.exec_driver_sql(query).all() == [(RUN_ID, 1.5, 2)]
+
+
+def test_runs_are_chosen_and_ranked_by_their_summaries(tmp_path: Path, registry_address: Path | DatabaseUrl) -> None:
+    written = Written(tmp_path, registry_address)
+    written.submit(1)
+    for step, loss in ((1, 3.0), (2, 1.5), (3, 2.0)):
+        written.log(1, step, loss=loss)
+    written.read()
+    for text, holds in (("min:loss < 2", True), ("max:loss < 3", False), ("last:loss >= 2 and min:loss <= 1.5", True)):
+        assert written.store.candidates([parse(text, 0.0)], archived=False) == [RUN_ID] * holds
+    assert written.store.best_candidates(Measure("min", "loss"), larger=False, limit=5) == ([RUN_ID], 0)
+    assert written.store.best_candidates(Measure("max", "acc"), larger=True, limit=5) == ([], 1)

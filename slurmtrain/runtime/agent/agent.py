@@ -168,7 +168,7 @@ class _Agent:
             return AttemptOutcome(report, report)
         self._preflight = preflight
         if self._node.index == 0:
-            self._live = send_live(self._attempt.run, os.environ, live=False)
+            self._live = send_live(self._attempt.run, environment.environment_of_agent(), live=False)
         return self._train(preflight, preflight.master)
 
     def finish(self, outcome: AttemptOutcome) -> bool:

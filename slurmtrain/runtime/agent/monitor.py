@@ -19,13 +19,13 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
-from slurmtrain.runtime.agent.log_sizes import LogSizes
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.thread_use import ThreadUse
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.script_output.log_sizes import LogSizes
 from slurmtrain.system.journal import Journal
 
 # How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
+from slurmtrain.runtime.job.environment import environment_of_agent
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
@@ -231,7 +231,7 @@ class Round:
         from slurmtrain.runtime.system_metrics.sampler import Sampler
 
         path = config.attempt.system_metrics(config.node)
-        return Sampler(path, lambda: Gauges(os.environ, load_nvml()), self._monitor.last_step)
+        return Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""

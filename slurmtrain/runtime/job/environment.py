@@ -369,6 +369,11 @@ def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
     return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
 
 
+def environment_of_agent() -> Mapping[str, str]:
+    """The environment of this process, as its ranks inherit it."""
+    return os.environ
+
+
 def environment_of_helper() -> dict[str, str]:
     """The environment of a process that helps this one: its own, so that it finds slurmtrain in the same place."""
     package_parent = str(Path(__file__).parents[3])

@@ -1,1 +1,1 @@
-"""Reading the metrics of a script from what it prints or writes."""
+"""What scripts print and write: reading metrics from it, and noting how long their logs were at what time."""

@@ -51,6 +51,7 @@ CALLS = {
     "doctor": ("doctor", RUN_ID),
     "doctor spec": ("doctor", "gpus.yaml", "--executor", "local"),
     "drill": ("drill", "gpus.yaml", "--executor", "local"),
+    "metrics": ("metrics",),
     "nodes": ("nodes",),
     "nodes forgive": ("nodes", "forgive", "n1"),
     "registry": ("registry", "rebuild"),

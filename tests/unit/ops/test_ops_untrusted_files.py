@@ -149,7 +149,7 @@ def test_a_lock_or_a_store_that_is_not_a_file_of_mine_is_refused(
     root.mkdir()
     SimulatedRun(RunDir(root / RUN_ID), spec={"tracking": {"mlflow": {"enabled": True}}}, executor="local").submitted(
         process={"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
-    )
+    ).started()
     victim = place / "precious"
     victim.write_text("precious")
     bob.take(victim, 0o666)

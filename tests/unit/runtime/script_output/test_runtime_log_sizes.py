@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-from slurmtrain.runtime.agent.log_sizes import LogSizes
+from slurmtrain.runtime.script_output.log_sizes import LogSizes
 
 
 def read_notes(path: Path) -> list[dict[str, int]]:

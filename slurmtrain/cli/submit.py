@@ -74,8 +74,7 @@ def command(
         if swept is not None:
             lists = f"'slurmtrain status {swept}' lists this sweep of {len(run_ids)} runs"
         output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
-        trackers = {name for run in loaded.runs for name in run.plan.spec.tracking.trackers}
-        output.note(describe_next(workspace, trackers))
+        output.note(describe_next(workspace, [run.plan for run in loaded.runs]))
     return 0
 
 

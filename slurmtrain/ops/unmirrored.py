@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.spec.plan import Plan
 
 # Who has sent something less than this long ago, such as a watch with its usual pause, is about to send again.
 _SENDING_S = 120.0
@@ -18,7 +22,7 @@ _TITLES = {"mlflow": "MLflow", "wandb": "Weights & Biases", "tensorboard": "Tens
 def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]]) -> list[str]:
     """What trackers lack of these runs, and what sends it; empty if nothing need be said.
 
-    What is merely waiting need not be mentioned while another command sends it every so often.
+    What is merely waiting need not be mentioned while another command, or the run itself, sends it every so often.
 
     Args:
         workspace: Where the runs are.
@@ -27,7 +31,7 @@ def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]])
     behind = {str(run["id"]): run for run in runs if run.get("mirrored") is False}
     failing = {run_id for run_id, run in behind.items() if any(each["problem"] for each in run["trackers"])}
     notes = _failures([behind[run_id] for run_id in behind if run_id in failing])
-    waiting = [run_id for run_id in behind if run_id not in failing]
+    waiting = [run_id for run_id in behind if run_id not in failing and not _sends_itself(workspace, run_id)]
     unsent = workspace.store.unsent(waiting) if waiting and not _is_sending(workspace) else []
     if unsent:
         names = sorted({each["tracker"] for run_id in unsent for each in behind[run_id]["trackers"]})
@@ -63,13 +67,14 @@ def describe_refused(run: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def describe_next(workspace: Workspace, trackers: Collection[str]) -> str:
-    """What sends the metrics of a run that was submitted just now; empty if a command does already, or none is to.
+def describe_next(workspace: Workspace, plans: Iterable[Plan]) -> str:
+    """What sends the metrics of runs that were submitted just now; empty if something does already, or nothing is to.
 
     Args:
-        workspace: Where the run is.
-        trackers: The names of the trackers that it is to be sent to.
+        workspace: Where the runs are.
+        plans: Theirs.
     """
+    trackers = {name for plan in plans for name in plan.spec.tracking.trackers if not _goes_live(workspace, plan, name)}
     if not trackers or _is_sending(workspace):
         return ""
     cures = f"{_SYNC}, {_UI}" if "mlflow" in trackers else _SYNC
@@ -85,9 +90,25 @@ def _runs(run_ids: Sequence[str]) -> str:
     return f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs"
 
 
+def _goes_live(workspace: Workspace, plan: Plan, tracker: str) -> bool:
+    """Whether a run sends its metrics to this tracker itself; if it could not, ``submit`` has said so."""
+    from slurmtrain.ops.shared.mirroring.targets import MLFLOW, mlflow_uri
+
+    return tracker == MLFLOW and mlflow_uri(workspace, plan).startswith(("http://", "https://"))
+
+
+def _sends_itself(workspace: Workspace, run_id: str) -> bool:
+    """Whether a run has sent something itself a moment ago."""
+    return _is_recent(workspace.root.run(run_id).live_metrics)
+
+
 def _is_sending(workspace: Workspace) -> bool:
     """Whether some command has sent something a moment ago. It takes the lock for that, which writes to its file."""
+    return _is_recent(workspace.root.tracking_lock)
+
+
+def _is_recent(path: Path) -> bool:
     try:
-        return abs(time.time() - workspace.root.tracking_lock.stat().st_mtime) < _SENDING_S
+        return abs(time.time() - path.stat().st_mtime) < _SENDING_S
     except OSError:
         return False

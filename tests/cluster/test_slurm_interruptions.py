@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.cluster_runs import (
     PARAMS,
@@ -19,7 +22,9 @@ from helpers.cluster_runs import (
     until_trains,
     watching,
 )
+from helpers.mlflow_server import mlflow_server
 from helpers.site import PATIENCE_S, until
+from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 
 # From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine. The
 # longest run has four times as many steps as the others.
@@ -28,16 +33,31 @@ TO_THE_END_S = 2 * PATIENCE_S + 4 * STEPS * PARAMS["step_ms"] / 1000
 PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
 
 
+@pytest.fixture
+def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[TrackingProxy]:
+    """The way from the nodes to an MLflow server on this machine."""
+    with (
+        mlflow_server(tmp_path, f"sqlite:///{tmp_path / 'mlflow.db'}") as server,
+        tracking_proxy(server, cluster.controller_address) as proxy,
+    ):
+        yield proxy
+
+
 def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
-    site: ClusterSite, cluster: Cluster, undisturbed: str
+    site: ClusterSite, cluster: Cluster, undisturbed: str, proxy: TrackingProxy
 ) -> None:
-    run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT, tracking={}))
+    tracking = {"mlflow": {"uri": proxy.uri}}
+    run_id = site.submit(
+        site.light(params=PARAMS, resources=TWO, slurm=SPOT, checkpoint={"every": {"steps": 30}}, tracking=tracking)
+    )
     for number in range(1, PREEMPTIONS + 1):
         until_trains(site, run_id, starts=number)
         site.until_step(run_id, site.step(run_id) + random.Random(number).randrange(20))
         preempt(cluster, lambda number=number: len(events(site, run_id, "requeue")) >= number)
     until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
-    site.call("sync")
+    # No command has sent anything.
+    until(lambda: len(steps_in_mlflow(proxy)) == STEPS, "the last metrics, from node 0")
+    assert steps_in_mlflow(proxy) == set(range(1, STEPS + 1))
     run = site.show(run_id)
     assert (run["step"], run["lost_steps"]) == (STEPS, 0)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted"] * PREEMPTIONS + ["completed"]
@@ -50,6 +70,14 @@ def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
     assert run["mlflow_run_id"]
+    sent = len(proxy.metrics)
+    site.call("sync")
+    assert {name for name, _, _ in proxy.metrics[:sent]} == {"loss"}
+
+
+def steps_in_mlflow(proxy: TrackingProxy) -> set[int]:
+    """The steps of which the server has the loss."""
+    return {step for name, step, _ in proxy.metrics if name == "loss"}
 
 
 def test_a_rank_that_is_killed_and_one_that_is_stopped_are_started_again_in_place(

@@ -81,6 +81,13 @@ class Cluster:
         assert not check or completed.returncode == 0, f"{command}: {completed.stderr}"
         return completed.stdout
 
+    @property
+    def controller_address(self) -> str:
+        """The address of this machine that the nodes can reach."""
+        line = re.search(r"^SlurmctldHost=[^(]*\(([0-9.]+)\)", Path(self.conf).read_text(), re.MULTILINE)
+        assert line is not None
+        return line[1]
+
     def jobs(self, *states: str) -> dict[str, str]:
         """Names of all jobs in these states, by id; by default of those that have not ended."""
         chosen = ",".join(states) or "PENDING,RUNNING,COMPLETING,SUSPENDED,CONFIGURING"

@@ -21,6 +21,8 @@ class TrackingProxy:
     """Forwards requests to an MLflow server; its fields may be changed at any time, and hold for later requests."""
 
     upstream: str
+    host: str = "127.0.0.1"
+    """The address on which it listens."""
     delay_s: float = 0.0
     """How long each request waits before it is forwarded."""
     status: int = 0
@@ -40,12 +42,12 @@ class TrackingProxy:
     @property
     def uri(self) -> str:
         """The tracking URI of the proxy."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def listen(self) -> None:
         """Accept connections, on the same port as before."""
         handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self._server = ThreadingHTTPServer((self.host, self.port), handler)
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -63,9 +65,9 @@ class TrackingProxy:
 
 
 @contextlib.contextmanager
-def tracking_proxy(upstream: str) -> Iterator[TrackingProxy]:
-    """A proxy before the server at the URI ``upstream``, which forwards everything at first."""
-    proxy = TrackingProxy(upstream)
+def tracking_proxy(upstream: str, host: str = "127.0.0.1") -> Iterator[TrackingProxy]:
+    """A proxy at ``host`` before the server at the URI ``upstream``, which forwards everything at first."""
+    proxy = TrackingProxy(upstream, host)
     proxy.listen()
     try:
         yield proxy

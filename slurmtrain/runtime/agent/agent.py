@@ -168,7 +168,8 @@ class _Agent:
             return AttemptOutcome(report, report)
         self._preflight = preflight
         if self._node.index == 0:
-            self._live = send_live(self._attempt.run, environment.environment_of_agent(), live=False)
+            live = self._plan.spec.tracking.live
+            self._live = send_live(self._attempt.run, environment.environment_of_agent(), live=live)
         return self._train(preflight, preflight.master)
 
     def finish(self, outcome: AttemptOutcome) -> bool:

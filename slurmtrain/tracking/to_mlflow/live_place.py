@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,10 +49,12 @@ def write_place(run: RunDir, live: LivePlace) -> None:
     write_json(run.live_metrics, data, private=True)
 
 
-def touch_place(run: RunDir) -> None:
-    """Note that a ``run`` has nothing left that could be sent now. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
+def touch_place(run: RunDir, live: LivePlace) -> None:
+    """Note that all of a ``run`` was sent that can be now, and how far that is. Raises OSError."""
+    try:
         os.utime(run.live_metrics)
+    except FileNotFoundError:
+        write_place(run, live)
 
 
 def _from_json(data: dict[str, Any]) -> LivePlace:

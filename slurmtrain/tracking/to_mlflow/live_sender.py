@@ -89,7 +89,7 @@ class LiveSender:
             to = self._note(to.place.after(batch))
         if self._live:
             self._send_open(settlement)
-        touch_place(self._directory)
+        touch_place(self._directory, to)
 
     def _find_mlflow_run(self) -> LivePlace | None:
         """Where to send to: the MLflow run that the run was linked to last, if that is on a server."""

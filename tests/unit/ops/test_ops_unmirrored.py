@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 from helpers.workspaces import build_run
 
 from slurmtrain.ops.shared.current_plan import run_settings
@@ -78,9 +78,21 @@ def test_a_tracker_that_takes_nothing_is_named_with_what_it_lacks_since_when_and
 
 
 def test_a_run_that_is_not_tracked_or_has_no_job_is_not_missed(workspace: Workspace) -> None:
-    trained(workspace, tracked=False)
+    run = trained(workspace, tracked=False)
     assert (note(workspace), mirrored(workspace)) == ("", None)
-    assert describe_next(workspace, ()) == ""
+    assert describe_next(workspace, [run._plan]) == ""
+
+
+def test_a_run_that_sends_its_metrics_itself_is_not_missed_until_it_stops_that(workspace: Workspace) -> None:
+    run = trained(workspace)
+    plan = make_test_plan(tracking={"mlflow": {"uri": "https://mlflow.example"}})
+    assert describe_next(workspace, [plan]) == ""
+    assert describe_next(workspace, [plan, run._plan]) != ""
+    live = workspace.root.run(RUN_ID).live_metrics
+    live.touch()
+    assert note(workspace) == ""
+    os.utime(live, (0, 0))
+    assert note(workspace) != ""
 
 
 def test_a_run_of_an_earlier_version_is_not_missed_since_it_may_not_be_tracked(workspace: Workspace) -> None:
@@ -92,9 +104,9 @@ def test_a_run_of_an_earlier_version_is_not_missed_since_it_may_not_be_tracked(w
 def test_nothing_is_said_while_another_command_keeps_on_sending(
     workspace: Workspace, ago_s: float, is_silent: bool
 ) -> None:
-    trained(workspace)
+    run = trained(workspace)
     make_directory(workspace.root.path)
     workspace.root.tracking_lock.touch()
     sent_at = time.time() - ago_s
     os.utime(workspace.root.tracking_lock, (sent_at, sent_at))
-    assert (note(workspace) == "", describe_next(workspace, {"mlflow"}) == "") == (is_silent, is_silent)
+    assert (note(workspace) == "", describe_next(workspace, [run._plan]) == "") == (is_silent, is_silent)

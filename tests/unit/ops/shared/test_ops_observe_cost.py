@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from slurmtrain.ops.shared.views import runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.registry import ingest as ingest_module
+from slurmtrain.system import journal_files as journal_files_module
 from slurmtrain.system.process import this_process
 
 LONG_AGO_NS = 10**18
@@ -216,3 +218,31 @@ def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path:
     newest = list(observed.runs)[-20:]
     assert rows == [newest]
     assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest[::-1]
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_of_runs_that_go_on_only_new_bytes_are_read_and_of_others_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    workspace = ended_runs(tmp_path, count)
+    look(workspace)
+    going_on = [new_run(workspace, count + number, "slurm") for number in range(count)]
+    look(workspace)
+    read: list[int] = []
+    read_bytes = journal_files_module.read_bytes
+
+    def counting(*arguments: Any) -> bytes:
+        text = read_bytes(*arguments)
+        read.append(len(text))
+        return text
+
+    monkeypatch.setattr(journal_files_module, "read_bytes", counting)
+    look(workspace)
+    assert read == []
+    for run in going_on:
+        append(run, 2.0, "note", text="new", by="me@here")
+    with counted() as statements:
+        look(workspace)
+    line = encode(2.0, "note", {"text": "new", "by": "me@here"})
+    assert read == [len(line)] * count
+    assert statements.writing_transactions == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.mlflow_server import mlflow_server
@@ -203,13 +204,31 @@ def test_whatever_the_server_does_nothing_is_lost_or_doubled(
     assert shown.line("replayed/bad") == [(4, 1.0), (5, 1.0)]
 
 
+def log_nothing(client: Any, mlflow_id: str, folder: Path) -> None:
+    pass
+
+
+def log_param(client: Any, mlflow_id: str, folder: Path) -> None:
+    client.log_param(mlflow_id, "found by the script", 1)
+
+
+def log_artifact(client: Any, mlflow_id: str, folder: Path) -> None:
+    (folder / "picture.txt").write_text("drawn by the script")
+    client.log_artifact(mlflow_id, str(folder / "picture.txt"))
+
+
+@pytest.mark.parametrize(("log", "stage"), [(log_nothing, "deleted"), (log_param, "active"), (log_artifact, "active")])
 def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
-    workspace: Workspace, proxy: TrackingProxy, database: Path
+    log: Callable[[Any, str, Path], None], stage: str, workspace: Workspace, proxy: TrackingProxy, database: Path
 ) -> None:
+    import mlflow
+
     run = trained(workspace, proxy.uri)
     first = linked(workspace, proxy)
     live(workspace).send()
     assert Shown(database, first).line() == SURVIVING[:4]
+    client = mlflow.MlflowClient(tracking_uri=proxy.uri)
+    log(client, first, database.parent)
     # The checkpoint of step 5 turns out to be damaged.
     run.ended("preempted", 0, 1).started(2).node("workers", 0, 2, first_step=3)
     run.later(1).reached(4, 2, loss=4.4).ended("completed", 0, 2)
@@ -220,7 +239,8 @@ def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
     assert mirror(workspace).problems == []
     second = mlflow_id(workspace)
     assert second != first
-    assert Shown(database, first).stage == "deleted"
+    assert Shown(database, first).stage == stage
+    assert client.get_run(first).data.tags["slurmtrain.replaced_by"] == second
     live(workspace).send()
     assert Shown(database, second).line() == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4.4)]
 

@@ -22,28 +22,28 @@ _TAG = "slurmtrain.artifacts"
 _MOST_BYTES = 4 << 20
 
 
-def send_artifacts(client: Any, mlflow_id: str, run: Run, directory: RunDir) -> str:
+def send_artifacts(client: Any, shown: Any, run: Run, directory: RunDir) -> str:
     """Send the files of a run that its MLflow run does not have; returns why that fails, once, else nothing.
 
     Args:
         client: MLflow's.
-        mlflow_id: The MLflow run.
+        shown: The MLflow run.
         run: The run.
         directory: Its directory.
     """
     files = _read(run, directory)
     digest = _digest(files)
-    if not files or client.get_run(mlflow_id).data.tags.get(_TAG, "").startswith(digest):
+    if not files or shown.data.tags.get(_TAG, "").startswith(digest):
         return ""
     problem = ""
     try:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
-            client.log_artifacts(mlflow_id, folder, FOLDER)
+            client.log_artifacts(shown.info.run_id, folder, FOLDER)
     except Exception as error:  # noqa: BLE001 (clients of stores raise anything)
         problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    client.set_tag(mlflow_id, _TAG, f"{digest} {'refused' if problem else 'sent'}")
+    client.set_tag(shown.info.run_id, _TAG, f"{digest} {'refused' if problem else 'sent'}")
     return problem
 
 

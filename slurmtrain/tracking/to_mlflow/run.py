@@ -75,19 +75,27 @@ class MlflowRuns:
             return str(shown.info.run_id)
         return self._replace(shown, tracked)
 
-    def describe(self, mlflow_id: str, tracked: TrackedRun) -> None:
-        """Set what changes while a run goes on: tags, the time in the queue, the status, and those of its sweep."""
+    def describe(self, shown: Any, tracked: TrackedRun) -> None:
+        """Set what changes while a run goes on: tags, the time in the queue, the status, and those of its sweep.
+
+        Args:
+            shown: The MLflow run.
+            tracked: The run.
+        """
+        mlflow_id = str(shown.info.run_id)
         run = tracked.run
         tags = description.changing_tags(run) | tags_of_checkpoints(
             run, tracked.plan.spec.checkpoint, tracked.directory
         )
         tags |= description.former_params(_params_by_attempt(tracked))
         if run.sweep is not None:
-            experiment = str(self._client.get_run(mlflow_id).info.experiment_id)
+            experiment = str(shown.info.experiment_id)
             tags["mlflow.parentRunId"] = self._sweeps.parent(experiment, tracked, _origin(tracked.directory))
-        self._set_tags(mlflow_id, tags)
+        # Each request may take a while on a server far away.
+        self._set_tags(mlflow_id, {name: value for name, value in tags.items() if shown.data.tags.get(name) != value})
         self._log_queue_times(mlflow_id, run)
-        self._set_status(mlflow_id, run)
+        if run.ended or shown.info.status != description.status_of(run):
+            self._set_status(mlflow_id, run)
         if run.sweep is not None:
             self._sweeps.set_status(tags["mlflow.parentRunId"], run)
 

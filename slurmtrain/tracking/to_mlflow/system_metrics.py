@@ -38,22 +38,18 @@ class _Measured(NamedTuple):
     step: int
 
 
-def send_system_metrics(client: Any, mlflow_id: str, run: Run, directory: RunDir) -> None:
+def send_system_metrics(client: Any, shown: Any, run: Run, directory: RunDir) -> None:
     """Send what is new in the files of a run's nodes.
 
     Args:
         client: MLflow's.
-        mlflow_id: The MLflow run.
+        shown: The MLflow run.
         run: The run.
         directory: Its directory.
     """
-    place = None
+    mlflow_id, place = shown.info.run_id, _place(shown.data.tags.get(_TAG, ""))
     for attempt in run.attempts:
         files = _files(directory.attempt(attempt.job_id, attempt.restart))
-        if not files:
-            continue
-        if place is None:
-            place = _place(client.get_run(mlflow_id).data.tags.get(_TAG, ""))
         if attempt.number < place.attempt:
             continue
         offsets = dict(place.offsets) if attempt.number == place.attempt else {}

@@ -92,10 +92,11 @@ class MlflowTracker(Tracker):
     def finish(self, tracked: TrackedRun) -> None:
         """As :meth:`Tracker.finish`."""
         with self._asking():
-            send_system_metrics(self._client, self._mlflow_id, tracked.run, tracked.directory)
-            if problem := send_artifacts(self._client, self._mlflow_id, tracked.run, tracked.directory):
+            shown = self._client.get_run(self._mlflow_id)
+            send_system_metrics(self._client, shown, tracked.run, tracked.directory)
+            if problem := send_artifacts(self._client, shown, tracked.run, tracked.directory):
                 self._note(f"the MLflow store {self.uri} does not take files of runs: {problem}")
-            self._records.describe(self._mlflow_id, tracked)
+            self._records.describe(shown, tracked)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from helpers.site import Site, until
@@ -18,12 +19,25 @@ SEEDS = int(os.environ.get("TEST_SEEDS", "1"))
 KEYS = {"params": {"steps": STEPS, "step_ms": 30, "hold_rng": True}, "checkpoint": {"every": {"steps": EVERY}}}
 
 
+class Undisturbed(NamedTuple):
+    """What a run leaves that nothing happened to: its weights, and the loss after each step."""
+
+    weights: str
+    losses: dict[int, float]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a run that nothing happened to."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     site = Site(tmp_path_factory.mktemp("undisturbed"))
     run_id = site.submit(site.spec(**KEYS), "--wait")
-    return (site.runs / run_id / "weights.txt").read_text()
+    return Undisturbed(weights(site, run_id), losses(site, run_id))
+
+
+def losses(site: Site, run_id: str) -> dict[int, float]:
+    """What survives of the loss, by step."""
+    [run] = site.json("plot", run_id, "loss")["runs"]
+    [points] = run["metrics"].values()
+    return dict(zip(points["step"], points["value"], strict=True))
 
 
 def weights(site: Site, run_id: str) -> str:
@@ -53,8 +67,8 @@ def killed(site: Site, run_id: str, attempt: int, target: int) -> tuple[int, int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_undisturbed_one(
-    site: Site, undisturbed: str, seed: int
+def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_and_the_curve_of_an_undisturbed_one(
+    site: Site, undisturbed: Undisturbed, seed: int
 ) -> None:
     targets = sorted(random.Random(seed).sample(range(EVERY + 1, STEPS - 9), KILLS))
     run_id = site.submit(site.spec(**KEYS))
@@ -66,7 +80,9 @@ def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_un
     [resumed] = site.json("resume", run_id, "--wait")["runs"]
 
     assert resumed["state"] == "completed"
-    assert weights(site, run_id) == undisturbed
+    assert weights(site, run_id) == undisturbed.weights
+    assert losses(site, run_id) == undisturbed.losses
+    assert list(undisturbed.losses) == list(range(1, STEPS + 1))
     lost = [last - kept for last, kept in ends]
     assert resumed["lost_steps"] == sum(lost)
     *before, final = site.show(run_id)["attempts"]
@@ -79,7 +95,7 @@ def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_un
 
 
 @pytest.mark.slow
-def test_a_run_that_gets_sigterm_loses_no_step_and_sync_starts_it_again(site: Site, undisturbed: str) -> None:
+def test_a_run_that_gets_sigterm_loses_no_step_and_sync_starts_it_again(site: Site, undisturbed: Undisturbed) -> None:
     run_id = site.submit(site.spec(**KEYS))
     stops = 2
     for attempt, target in enumerate(sorted(random.Random(0).sample(range(1, STEPS - 15), stops)), 1):
@@ -96,12 +112,13 @@ def test_a_run_that_gets_sigterm_loses_no_step_and_sync_starts_it_again(site: Si
     run = site.show(run_id)
     assert (run["state"], run["lost_steps"]) == ("completed", 0)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted"] * stops + ["completed"]
-    assert weights(site, run_id) == undisturbed
+    assert weights(site, run_id) == undisturbed.weights
+    assert losses(site, run_id) == undisturbed.losses
 
 
-def test_without_the_states_of_the_random_numbers_the_weights_differ(site: Site, undisturbed: str) -> None:
+def test_without_the_states_of_the_random_numbers_the_weights_differ(site: Site, undisturbed: Undisturbed) -> None:
     run_id = site.submit(site.spec(**{**KEYS, "params": {**KEYS["params"], "hold_rng": False}}))
     until(lambda: newest_checkpoint(site.runs / run_id), "a checkpoint")
     site.signal_all(run_id, signal.SIGKILL)
     site.call("resume", run_id, "--wait")
-    assert weights(site, run_id) != undisturbed
+    assert weights(site, run_id) != undisturbed.weights

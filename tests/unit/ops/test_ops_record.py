@@ -1,0 +1,457 @@
+"""The record of runs, whatever happens to them in any order: every curve is that of an undisturbed run.
+
+After each step, the histories and the registry's summaries hold what the account of this test says, and a registry that
+is rebuilt elsewhere is the same. After each sync that was not killed, MLflow has what is final of the surviving line
+under the metrics' names and what was trained again under ``replayed/``, each point once.
+
+TEST_RECORDS and TEST_RECORD_STEPS say how many such stories there are, and how long each is; TEST_ENGINES=all adds
+PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from helpers import killpoints
+from helpers.disturbed_commands import memory_folder
+from helpers.postgres_server import PostgresServer
+from helpers.simulated_training import IdleJobs, Training
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from slurmtrain.config import Config
+from slurmtrain.errors import NoCheckpoint
+from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.cancel import cancel
+from slurmtrain.ops.history import read_history
+from slurmtrain.ops.prune import prune
+from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.resume import resume
+from slurmtrain.ops.shared.observe import observe, observe_run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.submission import submit_spec
+from slurmtrain.ops.sync import sync
+from slurmtrain.registry.ingest import ingest
+from slurmtrain.registry.store import Store
+from slurmtrain.specfile import load_spec
+
+STEPS = int(os.environ.get("TEST_RECORD_STEPS", "30"))
+EXAMPLES = int(os.environ.get("TEST_RECORDS", "15"))
+SPEC = {
+    "name": "record",
+    "command": "true",
+    "params": {"more": 0},
+    "checkpoint": {"keep": 2},
+    "requeue": {"max_failures": 1000, "max_node_failures": 1000, "restarts_in_place": 1000, "backoff_s": 0},
+    "tracking": {"mlflow": {"experiment": "record"}},
+}
+ENGINES = ("sqlite", "postgresql") if os.environ.get("TEST_ENGINES") == "all" else ("sqlite",)
+REPLAYED = "replayed/"
+
+PICK = st.integers(0, 1)
+DAMAGED = st.sampled_from([0, 0, 0, 1, 2])
+"""How many of the newest checkpoints turn out to be damaged when a rank restores one."""
+
+INTERRUPTIONS = (
+    "preempted", "preempted: saved", "crash", "completed", "completed: saved", "killed", "killed: torn",
+    "killed: half saved", "killed: saved, unjournaled", "killed before it has restored", "restarted",
+    "restarted: torn", "cancelled",
+)  # fmt: skip
+COMMANDS = (
+    "submit", "resume", "resume from the start", "prune", "rebuild", "move", "lose the registry", "grow old",
+)  # fmt: skip
+
+Point = tuple[str, int, float, float]
+"""The name of a metric, the step, when it was logged, in seconds since 1970, and the value."""
+
+
+def loss(step: int) -> float:
+    """What is logged of a step, however often it is trained."""
+    return 1 / step
+
+
+@dataclass
+class Account:
+    """What a run has logged, and what must remain of it."""
+
+    line: dict[str, dict[int, Point]] = field(default_factory=lambda: defaultdict(dict))
+    replayed: list[Point] = field(default_factory=list)
+    is_fresh: bool = False
+    """Whether training began at step 0, and has logged nothing since: that is known only with its first line."""
+
+    def roll_back(self, step: int) -> None:
+        """Training continues from this step."""
+        for points in self.line.values():
+            for each in sorted(each for each in points if each > step):
+                self.replayed.append(points.pop(each))
+
+    def log(self, step: int, time: float, metrics: dict[str, float]) -> None:
+        if self.is_fresh:
+            self.roll_back(0)
+        self.is_fresh = False
+        for name, value in metrics.items():
+            self.line[name][step] = (name, step, time, value)
+
+    @property
+    def step(self) -> int:
+        """The newest step that remains."""
+        return max(self.line["loss"], default=0)
+
+    def summaries(self) -> dict[str, MetricSummary]:
+        summaries = {}
+        for name, points in self.line.items():
+            if points:
+                values = [points[step][3] for step in sorted(points)]
+                low, high, last = min(values), max(values), max(points)
+                by_value = {value: step for step, value in sorted(((s, p[3]) for s, p in points.items()), reverse=True)}
+                summaries[name] = MetricSummary(
+                    len(points), last, points[last][3], low, by_value[low], high, by_value[high]
+                )
+        return summaries
+
+
+@dataclass
+class Trained:
+    """A run, and what it has logged. ``training``: its attempt, while its processes live."""
+
+    id: str
+    account: Account = field(default_factory=Account)
+    training: Training | None = None
+    begun: set[str] = field(default_factory=set)
+    """The attempts whose agents have started."""
+
+
+class Record(RuleBasedStateMachine):
+    """Runs of one runs root."""
+
+    place: Path
+    mlflow_uri: str
+    registry: Callable[[Path], Any]
+    numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Trained] = []
+        self.config = self.configured(self.fresh("home"))
+        # Its engine knows its statements already; what the commands of the rules use is opened by each.
+        self.observer = self.workspace()
+        self.again = Store(self.fresh("again").with_suffix(".db"))
+
+    # --- training, and what interrupts it ----------------------------------------------------------------------------
+
+    @initialize()
+    def first(self) -> None:
+        self.submit()
+
+    @rule(pick=PICK, steps=st.integers(1, 4), saves=st.booleans(), evaluates=st.booleans(), damaged=DAMAGED)
+    def train(self, pick: int, steps: int, saves: bool, evaluates: bool, damaged: int) -> None:
+        """A run finishes some steps."""
+        run = self.chosen(pick)
+        self.go_on(run, damaged)
+        if run.training is None:
+            return
+        self.finish(run, steps)
+        if saves:
+            run.training.save()
+        if evaluates:
+            self.log(run, {"val": 2 * loss(run.training.step)})
+
+    @rule(pick=PICK, interruption=st.sampled_from(INTERRUPTIONS), steps=st.integers(0, 4), damaged=DAMAGED)
+    def interrupt(self, pick: int, interruption: str, steps: int, damaged: int) -> None:
+        """Something happens to a run in training, after some more steps."""
+        run = self.chosen(pick)
+        if interruption == "cancelled":
+            cancel(self.workspace(), [run.id])
+            self.leave(run)
+            return
+        if interruption == "killed before it has restored":
+            if run.training is None and self.has_job(run):
+                self.begin(run)
+                self.leave(run)
+            return
+        self.go_on(run, damaged)
+        if run.training is not None:
+            self.finish(run, steps)
+            if "saved" in interruption and run.training.step:
+                run.training.save(journaled="unjournaled" not in interruption, whole="half" not in interruption)
+            if "torn" in interruption:
+                run.training.tear()
+            cause = interruption.partition(":")[0]
+            if cause == "restarted":
+                run.training.restart()
+                self.restore(run, damaged)
+            elif cause == "killed":
+                self.leave(run)
+            else:
+                run.training.end(cause, signal="SIGTERM" if cause == "preempted" else None)
+                run.training = None
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    @rule(pick=PICK, task=st.sampled_from(COMMANDS))
+    def command(self, pick: int, task: str) -> None:
+        if task == "submit" and len(self.runs) < 2:
+            self.submit()
+        elif task.startswith("resume"):
+            self.resume(self.chosen(pick), from_start="start" in task)
+        elif task == "prune":
+            assert prune(self.workspace(), self.chosen(pick).id).problems == []
+        elif task == "rebuild":
+            rebuild(self.workspace())
+        elif task == "move":
+            self.move()
+        elif task == "lose the registry" and isinstance(self.config.registry, Path):
+            self.config.registry.unlink(missing_ok=True)
+        elif task == "grow old":
+            # Runs that have ended, and of which nothing has changed for a while, are read no more.
+            for path in [self.config.runs, *self.config.runs.rglob("*")]:
+                if path.is_dir():
+                    os.utime(path, (1e9, 1e9 + next(self.numbers)))
+        self.observer = self.workspace()
+
+    def submit(self) -> None:
+        spec = load_spec(SPEC, cwd=self.place, python="python")
+        [run_id] = submit_spec(self.workspace(), spec, executor="local").run_ids
+        self.runs.append(Trained(run_id))
+
+    def resume(self, run: Trained, *, from_start: bool) -> None:
+        if run.training is None and not self.has_job(run):
+            # Without a checkpoint there is nothing to resume from; a run that has completed needs more to do.
+            with suppress(NoCheckpoint):
+                resume(self.workspace(), run.id, [f"params.more={next(self.numbers)}"], from_start=from_start)
+
+    def move(self) -> None:
+        """The runs root gets another name, as on another disk; a registry on a server has nothing of it there."""
+        if not any(run.training or self.has_job(run) for run in self.runs):
+            home = self.fresh("home")
+            self.config.runs.rename(home)
+            self.config = self.configured(home)
+
+    @rule()
+    def sync(self) -> None:
+        assert sync(self.workspace()).problems == []
+        for run in self.runs:
+            self.check_mlflow(run)
+
+    @rule(effect=st.integers(1, 80))
+    def sync_killed(self, effect: int) -> None:
+        child = os.fork()
+        if child == 0:
+            die_at(effect, self.config.runs)
+            with suppress(BaseException):
+                sync(self.workspace())
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def curves_are_those_of_undisturbed_runs(self) -> None:
+        observe(self.observer, ask_slurm=False)
+        loaded = self.observer.store.load_all([run.id for run in self.runs])
+        surviving = self.observer.store.surviving_metrics()
+        for run in self.runs:
+            account = run.account
+            history = read_history(loaded[run.id], self.directory(run), keep_superseded=True)
+            kept = {name: points_of(name, curve.kept) for name, curve in history.curves.items()}
+            superseded = [p for name, curve in history.curves.items() for p in points_of(name, curve.superseded)]
+            assert {name: line for name, line in kept.items() if line} == {
+                name: [points[step] for step in sorted(points)] for name, points in account.line.items() if points
+            }
+            assert Counter(superseded) == Counter(account.replayed)
+            assert [point[3] for point in kept.get("loss", ())] == [loss(s) for s in range(1, account.step + 1)]
+            assert surviving.get(run.id, {}) == account.summaries()
+        with self.again.begin() as transaction:
+            transaction.clear()
+            ingest(transaction, [self.directory(run) for run in self.runs], dead=False)
+        assert self.again.load_all(list(loaded)) == loaded
+        assert self.again.surviving_metrics() == surviving
+
+    def check_mlflow(self, run: Trained) -> None:
+        """MLflow has what is final under the metrics' names, what was replayed under others, and nothing twice."""
+        account, loaded = run.account, self.load(run)
+        if not loaded.attempts:
+            return
+        under_name, replayed = self.mlflow_points(run)
+        line = {ms(point) for points in account.line.values() for point in points.values()}
+        assert len({(name, step) for name, step, _, _ in under_name}) == len(under_name)
+        assert under_name <= line
+        assert replayed <= {ms(point) for point in account.replayed}
+        covered = max((each.step or 0 for each in loaded.checkpoints if each.on_disk and each.complete), default=0)
+        final = line if loaded.ended else {point for point in line if point[1] < covered}
+        assert final <= under_name
+        if loaded.ended:
+            assert replayed == {ms(point) for point in account.replayed}
+
+    def mlflow_points(self, run: Trained) -> tuple[set[tuple[str, int, int, float]], set[tuple[str, int, int, float]]]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(self.mlflow_uri)
+        experiments = [each.experiment_id for each in client.search_experiments()]
+        mirrors = client.search_runs(experiments, f"tags.`slurmtrain.run_id` = '{run.id}'")
+        if not mirrors:
+            assert not run.account.step
+            return set(), set()
+        assert len(mirrors) == 1
+        points: list[tuple[str, int, int, float]] = []
+        for name in mirrors[0].data.metrics:
+            history = client.get_metric_history(mirrors[0].info.run_id, name)
+            points += [(name, each.step, each.timestamp, each.value) for each in history]
+        assert len(points) == len(set(points))
+        points = [point for point in points if not point[0].startswith("system/")]
+        return (
+            {point for point in points if point[0] in ("loss", "count", "val")},
+            {(point[0].removeprefix(REPLAYED), *point[1:]) for point in points if point[0].startswith(REPLAYED)},
+        )
+
+    # --- shared -------------------------------------------------------------------------------------------------------
+
+    def workspace(self) -> Workspace:
+        """What a new command has."""
+        return Workspace(self.config, warn=pytest.fail)
+
+    def chosen(self, pick: int) -> Trained:
+        return self.runs[pick % len(self.runs)]
+
+    def load(self, run: Trained) -> Run:
+        return observe_run(self.observer, run.id, ask_slurm=False)
+
+    def directory(self, run: Trained) -> RunDir:
+        return self.observer.root.run(run.id)
+
+    def has_job(self, run: Trained) -> bool:
+        """Whether its newest attempt has a job whose agent has not started."""
+        loaded = self.load(run)
+        newest = loaded.newest
+        return newest is not None and bool(newest.processes) and newest.key not in run.begun and not loaded.ended
+
+    def go_on(self, run: Trained, damaged: int) -> None:
+        """The run trains, after it has been resumed and its agent has started if need be."""
+        if run.training is None and not self.has_job(run):
+            self.resume(run, from_start=False)
+        if run.training is None and self.has_job(run):
+            self.begin(run)
+            self.restore(run, damaged)
+
+    def begin(self, run: Trained) -> None:
+        """The agent of its newest attempt starts."""
+        run.training = Training(self.directory(run), self.load(run))
+        run.begun.add(run.training.place.path.name)
+
+    def restore(self, run: Trained, damaged: int) -> None:
+        assert run.training is not None
+        step = run.training.restore(damaged)
+        if step:
+            run.account.roll_back(step)
+        run.account.is_fresh = not step
+
+    def finish(self, run: Trained, steps: int) -> None:
+        assert run.training is not None
+        for _ in range(steps):
+            run.training.step += 1
+            # The same loss each time, and a count that shows in which training it was logged.
+            self.log(run, {"loss": loss(run.training.step), "count": float(next(self.numbers))})
+
+    def log(self, run: Trained, metrics: dict[str, float]) -> None:
+        assert run.training is not None
+        run.training.log(metrics)
+        line = json.loads(run.training.place.metrics.read_text().splitlines()[-1])
+        run.account.log(line["step"], line["t"], metrics)
+
+    def leave(self, run: Trained) -> None:
+        """Its processes are gone."""
+        if run.training is not None:
+            run.training.kill()
+            run.training = None
+
+    def configured(self, home: Path) -> Config:
+        return Config(runs=home, executor="local", registry=self.registry(home), mlflow_uri=self.mlflow_uri)
+
+    def fresh(self, name: str) -> Path:
+        """A path that nothing had before."""
+        return self.place / f"{name}-{next(self.numbers)}"
+
+    def teardown(self) -> None:
+        try:
+            self.sync()
+        finally:
+            for run in self.runs:
+                self.leave(run)
+            self.again.close()
+            shutil.rmtree(self.config.runs, ignore_errors=True)
+
+
+def points_of(name: str, points: Any) -> list[Point]:
+    return [(name, step, time, value) for _, step, time, value in points.rows()]
+
+
+def ms(point: Point) -> tuple[str, int, int, float]:
+    """A point as MLflow has it."""
+    name, step, time, value = point
+    return name, step, int(time * 1000), value
+
+
+def die_at(number: int, root: Path) -> None:
+    """In a forked child: die right before its ``number``-th effect, commits to databases included."""
+    effect = killpoints.kill_at(number)
+    killpoints.watch(effect, str(root))
+    sa.event.listen(sa.engine.Engine, "commit", lambda _: effect("commit"))
+
+
+@pytest.fixture(params=ENGINES)
+def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Record]]:
+    jobs = IdleJobs()
+    monkeypatch.setattr("slurmtrain.local.launch.launch", jobs.launch)
+    # A child that is forked must not use connections of this process.
+    monkeypatch.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+    def registry(home: Path) -> Any:
+        if request.param == "sqlite":
+            return home / "registry.db"
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return server.registry(home)
+
+    class RecordHere(Record):
+        pass
+
+    with memory_folder() as folder:
+        RecordHere.place, RecordHere.registry = folder, staticmethod(registry)
+        RecordHere.mlflow_uri = f"sqlite:///{folder}/mlflow.db"
+        yield RecordHere
+        jobs.close()
+
+
+@pytest.mark.slow
+def test_every_curve_is_that_of_an_undisturbed_run_in_the_registry_and_in_mlflow(record: type[Record]) -> None:
+    run_state_machine_as_test(
+        record,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            # The same each time, unless somebody looks for more.
+            derandomize="TEST_RECORDS" not in os.environ,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -55,8 +55,8 @@ from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store
 from slurmtrain.specfile import load_spec
 
-STEPS = int(os.environ.get("TEST_RECORD_STEPS", "30"))
-EXAMPLES = int(os.environ.get("TEST_RECORDS", "15"))
+STEPS = int(os.environ.get("TEST_RECORD_STEPS", "25"))
+EXAMPLES = int(os.environ.get("TEST_RECORDS", "8"))
 SPEC = {
     "name": "record",
     "command": "true",

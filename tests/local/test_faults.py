@@ -108,8 +108,8 @@ def facts(site: Site, run_ids: list[str]) -> tuple[Any, list[Any]]:
     status.pop("as_of")
     runs = [*status["runs"], *(site.show(run_id) for run_id in run_ids)]
     for run in runs:
-        # What MLflow has is in no run directory: after a rebuild it is sent, and ignored there, once more.
-        del run["mirrored"]
+        # What trackers have is in no run directory: after a rebuild it is sent, and ignored there, once more.
+        del run["mirrored"], run["trackers"]
     return status, runs[len(status["runs"]) :]
 
 

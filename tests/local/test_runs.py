@@ -303,7 +303,8 @@ def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) 
     # What real agents and ranks leave is all that stays or goes.
     site.call("delete", sweep, "-y")
     left = {path.name for run in runs for path in Path(run["dir"]).rglob("*") if path.is_file()}
-    assert {name for name in left if not name.endswith((".jsonl", ".json"))} == {".lock", "spec.yaml"}
+    kept = {".lock", "spec.yaml", "environment.txt"}
+    assert {name for name in left if not name.endswith((".jsonl", ".json"))} == kept
     before = site.json("status")["runs"]
     site.call("registry", "rebuild")
     assert site.json("status")["runs"] == before

@@ -138,12 +138,13 @@ def test_a_run_has_its_own_page_an_ssh_session_gets_the_line_for_a_tunnel_and_ct
     port, _ = free_ports()
     ssh = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 2222", "DISPLAY": ":99", "BROWSER": "false"}
     with showing(site, NEWER, "--port", str(port), **ssh) as (process, address):
-        shown = address.partition("/runs/")[2].partition("?")[0]
+        shown, _, page = address.partition("/runs/")[2].partition("/")
         tags = ask(address, f"runs/get?run_id={shown}")["run"]["data"]["tags"]
         servers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert {"key": "slurmtrain.run_id", "value": NEWER} in tags
+    assert page.startswith("model-metrics?")
     assert f"ssh -N -L {port}:127.0.0.1:{port} -p 2222 " in errors
     assert process.returncode == 0
     assert have_ended(servers)

@@ -70,18 +70,21 @@ def make_many_runs(root: Path, count: int, *, newest_at: float | None = None) ->
     return ids
 
 
-def append_points(root: Path, ids: Iterable[str], lines: int) -> int:
-    """Append lines of metrics to the newest attempt of each of these runs; returns how many points these are."""
-    count = 0
+def append_points(root: Path, ids: Iterable[str], lines: int, *, before: int = 0) -> list[str]:
+    """Append lines of metrics to the newest attempt of each of these runs, and return them all.
+
+    ``before``: how many have been appended to each so far. Steps go on where these end: there is no rollback.
+    """
+    appended = []
     for each in ids:
         run = RunsRoot(root).run(each)
         path = run.attempt(_job(each, ATTEMPTS), 0).metrics
         now = time.time()
-        text = "".join(_line(ATTEMPTS * LINES + number, now + number) for number in range(lines))
+        of_run = [_line(ATTEMPTS * LINES + before + 1 + number, now + number) for number in range(lines)]
         with path.open("a") as file:
-            count += METRICS * lines
-            file.write(text)
-    return count
+            file.writelines(of_run)
+        appended += of_run
+    return appended
 
 
 def _line(step: int, at: float) -> str:

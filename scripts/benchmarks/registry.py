@@ -7,15 +7,20 @@ and their directories exist. The times are compared with importing SQLAlchemy, i
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shutil
 import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import sqlalchemy as sa
 from _many_runs import ATTEMPTS, METRICS, append_points, make_many_runs
 from _measure import Report, command, in_turns, run_quietly, say, seconds_of
 
@@ -23,6 +28,8 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.ingest import ingest
+from slurmtrain.registry.store import Store
 
 SIZES = (1000, 10_000, 100_000)
 QUICK = (1000, 3000)
@@ -37,6 +44,9 @@ QUESTIONS = {
 AIMS = {"status": 1.8, "show": 2.5, "where": 2.5, "best": 2.5}
 # New lines of so many runs that have ended, as after a restore.
 GROWING, LINES = 200, 500
+# So many runs are taken in by an empty registry.
+NEW = 1000
+INGEST_ROUNDS = 5
 SETTLING_S = 5.0
 
 
@@ -75,41 +85,112 @@ def _measure(report: Report, runs: Path, size: int, *, rounds: int) -> None:
         report.figure(f"{name}_{size}_ms", [value * 1000 for value in values], "ms")
     for name in QUESTIONS:
         report.ratio(f"{name}_{size}/import_sqlalchemy", times[name], times["import_sqlalchemy"])
-    _measure_ingest(report, runs, ids[-GROWING:], size)
+    _measure_ingest(report, runs, ids, size)
 
 
 def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> None:
-    """New lines of many runs, beside executemany of as many rows with what a row of the registry holds of a point."""
-    ingest_s, raw_s, points = [], [], 0
-    config = Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None)
-    for _ in range(3):
-        points = append_points(runs, ids, LINES)
-        for each in ids:  # so that they are looked at, though they have ended
+    """How fast many points of few runs, and many small runs of which nothing is known, are taken in.
+
+    Compared with inserting the rows that it writes into the same tables, alone and with parsing the same lines; and
+    with inserting a row for each point, though the registry has none.
+    """
+    rows_s, points_s = _Times(), _Times()
+    plain: list[float] = []
+    points = GROWING * LINES * METRICS
+    for number in range(INGEST_ROUNDS):
+        lines = append_points(runs, ids[-GROWING:], LINES, before=number * LINES)
+        for each in ids[-GROWING:]:  # so that they are looked at, though they have ended
             os.utime(RunsRoot(runs).run(each).attempts)
-        workspace = Workspace(config)
+        points_s.measure(partial(_observe, runs, ids[-GROWING:]), lines, runs.parent / f"grown-{number}.db")
+        plain.append(_seconds_of_points(runs.parent / "points.db", ids, points))
+    report.figure(f"ingest_{size}_points_per_s", [points / each for each in points_s.ingest])
+    report.figure(f"executemany_{size}_points_per_s", [points / each for each in plain])
+    points_s.report(report, f"ingest_{size}_points")
+    report.ratio(f"ingest_{size}_points/executemany_points", plain, points_s.ingest)
+    new = ids[-NEW:]
+    lines = [line for each in new for path in (runs / each).rglob("*.jsonl") for line in path.read_text().splitlines()]
+    for number in range(INGEST_ROUNDS):
+        rows_s.measure(partial(_ingest, runs, new, number), lines, runs.parent / f"new-{number}.db")
+    report.figure(f"ingest_{size}_runs_per_s", [len(new) / each for each in rows_s.ingest])
+    rows_s.report(report, f"ingest_{size}_runs")
+
+
+class _Times:
+    """Seconds of each round: taking lines in, inserting the rows that it writes, and parsing the lines."""
+
+    def __init__(self) -> None:
+        self.ingest: list[float] = []
+        self.rows: list[float] = []
+        self.rows_and_json: list[float] = []
+
+    def measure(self, take_in: Callable[[], float], lines: Sequence[str], other: Path) -> None:
+        """``take_in``: returns its seconds. ``lines``: what it takes in. ``other``: a registry for its rows."""
+        written: list[tuple[str, Sequence[Any]]] = []
+
+        def note(_: object, __: object, statement: str, rows: Sequence[Any], *___: object) -> None:
+            if statement.startswith("INSERT"):
+                written.append((statement, rows if isinstance(rows, list) else [rows]))
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", note)
+        self.ingest.append(take_in())
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
+        self.rows.append(_seconds_of_rows(other, written))
         began = time.perf_counter()
-        observe(workspace, ids, ask_slurm=False)
-        ingest_s.append(time.perf_counter() - began)
-        workspace.store.close()
-        raw_s.append(_raw_seconds(runs.parent / "raw.db", ids, points))
-    report.figure(f"ingest_{size}_points_per_s", [points / each for each in ingest_s])
-    report.figure(f"executemany_{size}_points_per_s", [points / each for each in raw_s])
-    report.ratio(f"ingest_{size}/executemany", raw_s, ingest_s)
+        for line in lines:
+            json.loads(line)
+        self.rows_and_json.append(self.rows[-1] + time.perf_counter() - began)
+
+    def report(self, report: Report, name: str) -> None:
+        """Enter the ratios."""
+        report.ratio(f"{name}/executemany_rows", self.rows, self.ingest)
+        report.ratio(f"{name}/executemany_rows_and_json", self.rows_and_json, self.ingest)
 
 
-def _raw_seconds(path: Path, ids: list[str], points: int) -> float:
-    """The time to insert this many rows, one a point, into a table with the same key as the points have."""
+def _observe(runs: Path, ids: list[str]) -> float:
+    """The time in which a command takes in what is new in runs that it knows."""
+    workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+    began = time.perf_counter()
+    observe(workspace, ids, ask_slurm=False)
+    took = time.perf_counter() - began
+    workspace.store.close()
+    return took
+
+
+def _ingest(runs: Path, ids: list[str], number: int) -> float:
+    """The time in which one process takes in runs of which the registry knows nothing."""
+    directories = [RunsRoot(runs).run(each) for each in ids]
+    store = Store(runs.parent / f"ingest-{number}.db")
+    began = time.perf_counter()
+    with store.begin() as transaction:
+        ingest(transaction, directories, dead=True)
+    took = time.perf_counter() - began
+    store.close()
+    return took
+
+
+def _seconds_of_rows(path: Path, statements: Sequence[tuple[str, Sequence[Any]]]) -> float:
+    """The time of plain ``executemany`` calls on a new registry, which are on disk then."""
+    Store(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous=FULL")
+        began = time.perf_counter()
+        with connection:
+            for statement, rows in statements:
+                connection.executemany(statement, rows)
+        return time.perf_counter() - began
+
+
+def _seconds_of_points(path: Path, ids: list[str], points: int) -> float:
+    """The time to insert this many rows, one a point, into a table without a key."""
     rows = [
         (ids[index % len(ids)], index % ATTEMPTS, index // METRICS, "loss", index / 7, index * 1.5)
         for index in range(points)
     ]
     path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("CREATE TABLE point (run_id, attempt, step, name, value, time)")
-    began = time.perf_counter()
-    with connection:
-        connection.executemany("INSERT INTO point VALUES (?, ?, ?, ?, ?, ?)", rows)
-    took = time.perf_counter() - began
-    connection.close()
-    return took
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("CREATE TABLE point (run_id, attempt, step, name, value, time)")
+        began = time.perf_counter()
+        with connection:
+            connection.executemany("INSERT INTO point VALUES (?, ?, ?, ?, ?, ?)", rows)
+        return time.perf_counter() - began

@@ -16,11 +16,11 @@ from pathlib import Path
 from slurmtrain.errors import PathError
 from slurmtrain.history.encoding import HistoryDamaged, encode
 from slurmtrain.history.history_file import HistoryFile, StoredBlock, open_history
-from slurmtrain.model.metrics.blocks import Block, block_of
-from slurmtrain.model.run.progress import points_of
+from slurmtrain.model.metrics.blocks import Block
 from slurmtrain.system.files import make_directory
-from slurmtrain.system.journal_files import JournalFile, read_bytes, read_pieces
+from slurmtrain.system.journal_files import JournalFile, read_bytes
 from slurmtrain.system.locks import locked
+from slurmtrain.system.metric_lines import read_metric_lines
 
 # Lines take many times the memory of their columns.
 _PIECE_BYTES = 1 << 20
@@ -121,9 +121,10 @@ def _read(
 
 def _new_blocks(file: JournalFile, begin: int) -> Iterator[tuple[int, Block]]:
     """Blocks of the lines from byte ``begin`` on, and where each ends."""
-    for piece in read_pieces(file, begin, length=_PIECE_BYTES):
-        if piece.reading.end > piece.offset:
-            yield piece.reading.end, block_of(points_of(record for _, record in piece.reading.records))
+    for lines in read_metric_lines(file, begin, length=_PIECE_BYTES):
+        if lines.end > begin:
+            yield lines.end, lines.block
+        begin = lines.end
 
 
 def _only(block: Block, names: Collection[str] | None) -> Block:

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from slurmtrain.model.metrics.blocks import Block, block_of
+from slurmtrain.model.metrics.blocks import Block
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
 from slurmtrain.model.metrics.survival import start_of
-from slurmtrain.model.run.progress import points_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.rows import Row, RowFormat
-from slurmtrain.system.journal_files import JournalFile, read_pieces
+from slurmtrain.system.journal_files import JournalFile
+from slurmtrain.system.metric_lines import read_metric_lines
 
 METRICS = RowFormat(schema.metric, MetricSummary, "run_id", "name")
 # Lines take many times the memory of their columns.
@@ -90,5 +90,4 @@ def summarise_line(
 def _read_again(file: JournalFile | None) -> list[Block]:
     if file is None:
         return []
-    pieces = read_pieces(file, length=_PIECE_BYTES)
-    return [block_of(points_of(record for _, record in piece.reading.records)) for piece in pieces]
+    return [lines.block for lines in read_metric_lines(file, length=_PIECE_BYTES)]

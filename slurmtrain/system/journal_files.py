@@ -10,6 +10,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from slurmtrain.system.owned_files import Check, check_directory, check_owned, k
 # A directory changed more recently than this may change again with the same timestamp, since timestamps are coarse.
 _COARSE_NS = 2_000_000_000
 # Read at most this much of a file at once.
-_PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 16 * 2**20
 # The time of a folder that cannot be looked at: different from any that was noted.
 _UNKNOWN = -1
 # How many problems the reason mentions.
@@ -104,12 +106,32 @@ def has_unread(files: Iterable[JournalFile], offsets: Mapping[str, int]) -> bool
     return any(file.size != offsets.get(file.name, 0) for file in files)
 
 
-class Piece(NamedTuple):
-    """A piece of a file. ``text``: its bytes, starting at byte ``offset`` of the file; ``reading``: its whole lines."""
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a file.
 
+    ``text``: its bytes, starting at byte ``offset`` of the file called ``name``. ``end``: the offset after its last
+    whole line, or after one that is too long to be read.
+    """
+
+    name: str
     text: bytes
     offset: int
-    reading: Reading
+    end: int
+
+    @cached_property
+    def reading(self) -> Reading:
+        """What is in its whole lines."""
+        reading = read_lines(self.text, self.offset, self.name)
+        if reading.end == self.end:
+            return reading
+        garbage = garbage_of(self.name, self.offset, self.text, f"it is longer than {len(self.text)} bytes")
+        return Reading((), (*reading.garbage, garbage), self.end)
+
+    @property
+    def whole_lines(self) -> bytes:
+        """The bytes of its whole lines."""
+        return self.text[: self.end - self.offset]
 
     def line(self, offset: int) -> str:
         """The unmodified line that begins at byte ``offset`` of the file."""
@@ -118,7 +140,7 @@ class Piece(NamedTuple):
 
 
 def read_pieces(
-    file: JournalFile, offset: int = 0, *, check: Check = check_owned, length: int = _PIECE_BYTES
+    file: JournalFile, offset: int = 0, *, check: Check = check_owned, length: int = PIECE_BYTES
 ) -> Iterator[Piece]:
     """A file's content from byte ``offset`` up to the size it was listed with; nothing if it has been deleted.
 
@@ -132,15 +154,14 @@ def read_pieces(
         RunUnreadable: It cannot be read, or does not pass ``check``.
     """
     while text := read_bytes(file, offset, min(length, file.size - offset), check):
-        reading = read_lines(text, offset, file.name)
-        if reading.end == offset and len(text) == length:
+        end = offset + text.rfind(b"\n") + 1
+        if end == offset and len(text) == length:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
-            garbage = garbage_of(file.name, offset, text, f"it is longer than {length} bytes")
-            reading = Reading((), (*reading.garbage, garbage), offset + len(text))
-        yield Piece(text, offset, reading)
+            end += length
+        yield Piece(file.name, text, offset, end)
         if len(text) < length:
             return  # what was appended after the files were listed is left for the next call
-        offset = reading.end
+        offset = end
 
 
 def last_points(metrics: Path, length: int, *, check: Check = check_owned) -> list[Point]:
@@ -160,7 +181,7 @@ def line_number(path: Path, offset: int) -> int | None:
     """The number, counted from 1, of the line that begins at byte ``offset`` of a file; None if it cannot be read."""
     count, position = 1, 0
     with contextlib.suppress(OSError, UntrustedPath), os.fdopen(open_regular(path), "rb") as file:
-        while position < offset and (text := file.read(min(_PIECE_BYTES, offset - position))):
+        while position < offset and (text := file.read(min(PIECE_BYTES, offset - position))):
             count += text.count(b"\n")
             position += len(text)
         return count

@@ -57,7 +57,12 @@ def block_of(points: Iterable[Point]) -> Block:
     points = list(points)
     steps = array("q", [point.step for point in points])
     times = array("d", [point.time for point in points])
-    return Block(steps, times, _uniform([point.metrics for point in points]) or _sparse(points))
+    return Block(steps, times, columns_of_lines([point.metrics for point in points]))
+
+
+def columns_of_lines(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn]:
+    """The columns of ``lines``, of each of which this has the values by metric; a row each."""
+    return _uniform(lines) or _sparse(lines)
 
 
 def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn] | None:
@@ -71,16 +76,16 @@ def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn] | 
         return None
 
 
-def _sparse(points: Sequence[Point]) -> dict[str, MetricColumn]:
+def _sparse(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn]:
     columns: dict[str, tuple[array[float], array[int]]] = {}
-    for row, point in enumerate(points):
-        for name, value in point.metrics.items():
+    for row, line in enumerate(lines):
+        for name, value in line.items():
             column = columns.get(name)
             if column is None:
                 column = columns[name] = (array("d"), array("i"))
             column[0].append(value)
             column[1].append(row)
     return {
-        name: MetricColumn(values, None if len(values) == len(points) else rows)
+        name: MetricColumn(values, None if len(values) == len(lines) else rows)
         for name, (values, rows) in columns.items()
     }

@@ -90,7 +90,7 @@ def _record(line: bytes) -> dict[str, Any] | str:
         return "it is not JSON"
     if end != len(text) or not isinstance(record, dict):
         return "it is not one JSON object"
-    if not _is_time(record.get("t")):
+    if not is_time(record.get("t")):
         return "it has no time"
     # Counted first, since this is much faster: almost no line has so many.
     if text.count("{") + text.count("[") > _DEEPEST and not is_within(record, _DEEPEST):
@@ -98,7 +98,8 @@ def _record(line: bytes) -> dict[str, Any] | str:
     return record
 
 
-def _is_time(value: object) -> bool:
+def is_time(value: object) -> bool:
+    """Whether this is a number of seconds since 1970 that a clock can show."""
     # Python's JSON parser accepts NaN, and integers too large for a float; neither can be used for sorting.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
 

@@ -81,10 +81,10 @@ def metrics(tmp_path: Path) -> Metrics:
 
 
 def no_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("metrics were parsed")
 
-    monkeypatch.setattr(cache, "points_of", fail)
+    monkeypatch.setattr(cache, "read_metric_lines", fail)
 
 
 some_lines = st.lists(

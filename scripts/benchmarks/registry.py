@@ -101,8 +101,8 @@ def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> No
         lines = append_points(runs, ids[-GROWING:], LINES, before=number * LINES)
         for each in ids[-GROWING:]:  # so that they are looked at, though they have ended
             os.utime(RunsRoot(runs).run(each).attempts)
-        points_s.measure(partial(_observe, runs, ids[-GROWING:]), lines, runs.parent / f"grown-{number}.db")
-        plain.append(_seconds_of_points(runs.parent / "points.db", ids, points))
+        points_s.measure(partial(_observe, runs, ids[-GROWING:]), lines, _scratch(runs, f"grown-{number}.db"))
+        plain.append(_seconds_of_points(_scratch(runs, "points.db"), ids, points))
     report.figure(f"ingest_{size}_points_per_s", [points / each for each in points_s.ingest])
     report.figure(f"executemany_{size}_points_per_s", [points / each for each in plain])
     points_s.report(report, f"ingest_{size}_points")
@@ -110,7 +110,7 @@ def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> No
     new = ids[-NEW:]
     lines = [line for each in new for path in (runs / each).rglob("*.jsonl") for line in path.read_text().splitlines()]
     for number in range(INGEST_ROUNDS):
-        rows_s.measure(partial(_ingest, runs, new, number), lines, runs.parent / f"new-{number}.db")
+        rows_s.measure(partial(_ingest, runs, new, number), lines, _scratch(runs, f"new-{number}.db"))
     report.figure(f"ingest_{size}_runs_per_s", [len(new) / each for each in rows_s.ingest])
     rows_s.report(report, f"ingest_{size}_runs")
 
@@ -146,6 +146,11 @@ class _Times:
         report.ratio(f"{name}/executemany_rows_and_json", self.rows_and_json, self.ingest)
 
 
+def _scratch(runs: Path, name: str) -> Path:
+    """A file beside the runs root, for this root alone: other sizes must not meet each other's rows."""
+    return runs.parent / f"{runs.name}-{name}"
+
+
 def _observe(runs: Path, ids: list[str]) -> float:
     """The time in which a command takes in what is new in runs that it knows."""
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
@@ -159,7 +164,7 @@ def _observe(runs: Path, ids: list[str]) -> float:
 def _ingest(runs: Path, ids: list[str], number: int) -> float:
     """The time in which one process takes in runs of which the registry knows nothing."""
     directories = [RunsRoot(runs).run(each) for each in ids]
-    store = Store(runs.parent / f"ingest-{number}.db")
+    store = Store(_scratch(runs, f"ingest-{number}.db"))
     began = time.perf_counter()
     with store.begin() as transaction:
         ingest(transaction, directories, dead=True)

@@ -30,7 +30,7 @@ from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.environment import Node
-from slurmtrain.system.followed_directory import FollowedDirectory
+from slurmtrain.system.directories.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 
 # Final causes: nothing follows them, so the rest of the run's history need not be read.

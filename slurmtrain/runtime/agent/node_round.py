@@ -37,7 +37,7 @@ from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
-from slurmtrain.system.deletion_watch import DeletionWatch
+from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 

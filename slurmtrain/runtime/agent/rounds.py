@@ -41,7 +41,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
-from slurmtrain.system.deletion_watch import DeletionWatch
+from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.

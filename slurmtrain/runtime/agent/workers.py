@@ -33,7 +33,7 @@ from slurmtrain.runtime.agent.rendezvous import FixedRendezvous
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import keep_signal_handlers, never_restart, worker_processes
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.system.deletion_watch import DeletionWatch
+from slurmtrain.system.directories.deletion_watch import DeletionWatch
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0

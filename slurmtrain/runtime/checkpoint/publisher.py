@@ -22,8 +22,8 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
+from slurmtrain.system.directories.followed_directory import without_aliases
 from slurmtrain.system.disk_space import space_left
-from slurmtrain.system.followed_directory import without_aliases
 from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 

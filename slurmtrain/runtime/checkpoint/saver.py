@@ -45,8 +45,8 @@ from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.system.directories.followed_directory import FollowedDirectory
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")

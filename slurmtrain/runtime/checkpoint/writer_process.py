@@ -25,8 +25,8 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
+from slurmtrain.system.directories.followed_directory import without_aliases
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
-from slurmtrain.system.followed_directory import without_aliases
 from slurmtrain.system.inherited import PRIVATE
 
 # Small enough for the processor's cache: each chunk is hashed, then written while still cached.

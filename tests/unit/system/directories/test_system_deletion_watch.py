@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.site import until
 
-from slurmtrain.system import deletion_watch
-from slurmtrain.system.deletion_watch import DeletionWatch
+from slurmtrain.system.directories import deletion_watch
+from slurmtrain.system.directories.deletion_watch import DeletionWatch
 
 
 @pytest.fixture

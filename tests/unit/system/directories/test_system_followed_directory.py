@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmtrain.system.followed_directory import FollowedDirectory, without_aliases
+from slurmtrain.system.directories.followed_directory import FollowedDirectory, without_aliases
 
 
 def test_what_is_written_by_the_alias_is_where_the_directory_is(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Directories that people rename or delete while they are in use."""

@@ -73,7 +73,8 @@ class Counters:
         Returns:
             Why it could not be kept, as a sentence; empty if it was.
         """
-        if not index and not workspace.root.path.exists():
+        if not index and not workspace.root.counters.exists():
+            # Nothing is made in a directory that may never have held runs.
             return ""
         try:
             with locked(workspace.root.counters_lock):

@@ -96,6 +96,9 @@ def test_trackers_that_lag_or_fail_are_counted(workspace: Workspace) -> None:
 def test_an_empty_root_is_exported_and_left_empty(workspace: Workspace) -> None:
     assert value(parse(export(workspace)), "slurmtrain_build_info") == 1
     assert not workspace.root.path.exists()
+    workspace.root.path.mkdir(exist_ok=True)
+    export(workspace)
+    assert list(workspace.root.path.iterdir()) == []
 
 
 def test_counters_stay_when_runs_are_deleted_and_the_registry_is_rebuilt(workspace: Workspace) -> None:

@@ -55,7 +55,8 @@ class Terminal:
         return "\n".join(self.lines)
 
     def line_with(self, text: str) -> str:
-        """The first line that contains this text."""
+        """Wait until a line contains this text; returns the first that does."""
+        self.wait_for(text)
         return next(line for line in self.lines if text in line)
 
     def press(self, *keys: str) -> None:

@@ -37,9 +37,10 @@ def home(sample: SampleHome, tmp_path: Path) -> SampleHome:
 def test_a_person_reads_runs_logs_and_help_at_80_columns(home: SampleHome) -> None:
     with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
         terminal.wait_for("Slurm ")
-        assert terminal.lines[0].startswith("1 created  1 pending  1 running")
+        # A screen reaches a terminal in pieces, the parts of one in any order: each is waited for.
+        terminal.wait_for(lambda _: terminal.lines[0].startswith("1 created  1 pending  1 running"))
         assert "jobs of higher" in terminal.line_with("pending     pending")
-        assert terminal.lines[-1].startswith("? help  q quit  l logs")
+        terminal.wait_for(lambda _: terminal.lines[-1].startswith("? help  q quit  l logs"))
         terminal.press("/", *"crash", "enter")
         terminal.wait_for("1 shown: crash")
         terminal.wait_for("ValueError: bad batch")
@@ -159,7 +160,7 @@ def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(home: SampleHom
 
     with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
         terminal.wait_for("Slurm ")
-        assert terminal.lines[1].startswith("ID")
+        terminal.wait_for(lambda _: terminal.lines[1].startswith("ID"))
         [registry] = home.project.rglob("registry.db")
         registry.write_bytes(b"broken" * 1000)
         terminal.wait_for(lambda _: "is not a readable database" in problem(terminal))

@@ -14,13 +14,21 @@ def without_slurm(site: Site) -> dict[str, str]:
     return {"PATH": str(Path(site.python).parent)}
 
 
+def delete_unnoticed(site: Site, run_id: str) -> None:
+    """Delete a run's directory, and suspend its processes: they would notice it after a while, and end themselves."""
+    site.wait_for_lines(run_id)
+    processes = site.processes(run_id)
+    assert processes
+    for process in processes:
+        process.suspend()
+    shutil.rmtree(site.runs / run_id)
+
+
 def test_a_run_whose_directory_was_deleted_is_listed_until_it_is_cancelled_which_ends_its_processes(site: Site) -> None:
     run_id = site.submit(site.steady())
-    site.wait_for_lines(run_id)
-    assert site.processes(run_id)
-    shutil.rmtree(site.runs / run_id)
+    delete_unnoticed(site, run_id)
     assert "its directory was deleted" in site.call("status", run_id).stdout
-    cancelled = site.call("cancel", run_id)
+    cancelled = site.call("cancel", run_id, "--force")
     assert f"run {run_id} is cancelled: its job was ended; its directory was deleted" in cancelled.stderr
     assert site.processes(run_id) == []
     assert run_id not in site.call("status", "--all").stdout
@@ -30,10 +38,9 @@ def test_a_run_whose_directory_was_deleted_is_listed_until_it_is_cancelled_which
 
 def test_a_deleted_run_that_the_registry_does_not_know_is_cancelled_by_its_id(site: Site) -> None:
     run_id = site.submit(site.steady())
-    site.wait_for_lines(run_id)
-    shutil.rmtree(site.runs / run_id)
+    delete_unnoticed(site, run_id)
     (site.runs / "registry.db").unlink()
-    [run] = site.json("cancel", run_id)["runs"]
+    [run] = site.json("cancel", run_id, "--force")["runs"]
     assert (run["id"], run["state"]) == (run_id, "cancelled")
     assert site.processes(run_id) == []
     again = site.call("cancel", run_id, code=2, env=without_slurm(site))

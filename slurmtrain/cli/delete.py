@@ -32,7 +32,8 @@ def command(workspace: Workspace, names: tuple[str, ...], forget: bool, yes: boo
     """Delete the checkpoints, logs and other files of each RUN, which must have ended.
 
     A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay, and its line in 'status'.
-    What its script wrote elsewhere stays, too. Exits with 1 if something could not be deleted.
+    What was written of it for CSV, TensorBoard and W&B goes, too. What its script wrote elsewhere stays, and so does
+    what servers have. Exits with 1 if something could not be deleted.
     """
     from slurmtrain.ops.deletion.delete import delete, find_deletable
 
@@ -53,7 +54,9 @@ def _confirm(runs: Mapping[str, Deletable], *, forget: bool) -> None:
     from slurmtrain.errors import UserError
 
     size = formatting.size(sum(run.removal.bytes for run in runs.values()))
-    target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s), {size}"
+    trackers = sorted({name for run in runs.values() for name in run.removal.trackers})
+    also = f" and what was written for {', '.join(trackers)}" if trackers else ""
+    target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}"
     if not _can_ask():
         raise UserError(f"this deletes {target}; where there is no terminal to ask, that needs -y; nothing was deleted")
     for run_id, run in list(runs.items())[:_LISTED]:
@@ -81,7 +84,13 @@ def _print(deleted: Deleted, *, forget: bool) -> None:
 
 def _as_json(deleted: Deleted, *, forget: bool) -> dict[str, Any]:
     runs = [
-        {"id": run_id, "forgotten": forget, "bytes": removal.bytes, "links": removal.links}
+        {
+            "id": run_id,
+            "forgotten": forget,
+            "bytes": removal.bytes,
+            "links": removal.links,
+            "trackers": removal.trackers,
+        }
         for run_id, removal in deleted.removed.items()
     ]
     return {"schema": 1, "runs": runs, "bytes": deleted.bytes, "problems": deleted.problems}

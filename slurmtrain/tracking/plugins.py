@@ -13,7 +13,7 @@ from slurmtrain.model.spec.kinds import suggestion
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunsRoot
-    from slurmtrain.tracking.tracker import Tracker
+    from slurmtrain.tracking.tracker import Tracker, WrittenFiles
 
 GROUP = "slurmtrain.trackers"
 _OWN = {
@@ -22,6 +22,8 @@ _OWN = {
     "tensorboard": "slurmtrain.tracking.to_tensorboard:TensorboardTracker",
     "wandb": "slurmtrain.tracking.to_wandb.tracker:WandbTracker",
 }
+# Those whose modules have a function ``written_files``.
+_WRITING_FILES = frozenset({"csv", "tensorboard", "wandb"})
 # Trackers whose package is an extra of the same name.
 _EXTRAS = frozenset({"tensorboard", "wandb"})
 
@@ -77,3 +79,22 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
     except Exception as error:  # whatever other people's code raises, other trackers go on
         raise TrackingError(f"the tracker {name!r} cannot be opened: {type(error).__name__}: {error}") from error
     return tracker
+
+
+def writes_files(name: str) -> bool:
+    """Whether what the tracker of this ``name`` has of a run is in files that are deleted with the run."""
+    return name in _WRITING_FILES
+
+
+def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+    """What a tracker that :func:`writes_files` has written of a run; its package need not be installed any more.
+
+    Args:
+        name: The tracker's name.
+        settings: Its section of the spec.
+        root: The runs root.
+        run_id: The run.
+    """
+    module = _OWN[name].partition(":")[0]
+    written: WrittenFiles = EntryPoint(name, f"{module}:written_files", GROUP).load()(settings, root, run_id)
+    return written

@@ -7,12 +7,15 @@ column, the file is replaced by a new one at once.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from slurmtrain.errors import PathError
 from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.owned_files import open_regular
@@ -69,6 +72,14 @@ class StepFile:
             next(reader, None)
             yield from (row for row in reader if row)
 
+    def files(self) -> list[str]:
+        """The names of the file, unless it is not ours, and of what killed commands have left of new ones."""
+        names = files_named(self.path.parent, self.path.name)
+        with contextlib.suppress(OSError, PathError, ValueError):
+            if self._read_names() is not None:
+                return names
+        return [name for name in names if name != self.path.name]
+
     def _read_names(self) -> list[str] | None:
         """The names of the metrics; None if there is no such file."""
         try:
@@ -100,6 +111,15 @@ class StepFile:
         content = _text([[*_LEADING, *self._names], *filled])
         make_directory(self.path.parent)
         write_atomically(self.path, content)
+
+
+def files_named(directory: Path, *names: str) -> list[str]:
+    """Those of the entries ``names`` of a ``directory`` that exist, with what killed commands have left of new ones."""
+    pattern = re.compile("|".join(rf"{re.escape(name)}|\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp" for name in names))
+    try:
+        return sorted(filter(pattern.fullmatch, os.listdir(directory)))
+    except OSError:
+        return []
 
 
 def _text(rows: Iterable[Sequence[object]]) -> bytes:

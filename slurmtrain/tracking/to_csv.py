@@ -10,7 +10,7 @@ from slurmtrain.errors import TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.tracking.step_file import StepFile
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker, WrittenFiles
 
 
 class CsvTracker(Tracker):
@@ -22,7 +22,7 @@ class CsvTracker(Tracker):
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
         super().__init__(settings, root)
-        self._directory = root.path / Path(settings.get("dir") or "csv").expanduser()
+        self._directory = _directory(settings, root)
         self.uri = self._directory.absolute().as_uri()
         self.label = f"the directory {self._directory} for CSV files"
         self._file = StepFile(self._directory)
@@ -45,6 +45,22 @@ class CsvTracker(Tracker):
 
     def finish(self, tracked: TrackedRun) -> None:
         """As :meth:`Tracker.finish`."""
+
+
+def written_files(settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+    """What there is of a run.
+
+    Args:
+        settings: The section of the spec.
+        root: The runs root.
+        run_id: The run.
+    """
+    directory = _directory(settings, root)
+    return WrittenFiles(directory, StepFile(directory / f"{run_id}.csv").files())
+
+
+def _directory(settings: Mapping[str, Any], root: RunsRoot) -> Path:
+    return root.path / Path(settings.get("dir") or "csv").expanduser()
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -20,10 +21,13 @@ from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_atomically, write_json
 from slurmtrain.system.owned_files import open_regular
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker, WrittenFiles
 
 # What TensorBoard recognises event files by; they are read in the order of their names.
 _NAME = "events.out.tfevents.{:010d}.slurmtrain"
+# A script may write files of its own to the same folder.
+_OURS = "events.out.tfevents.*.slurmtrain"
+_EVENT_FILE = r"\.?events\.out\.tfevents\.[0-9]{10}\.slurmtrain(?:\.[0-9a-f]{8}\.tmp)?"
 _STATE = "slurmtrain.json"
 _FORMAT = "brain.Event:2"
 
@@ -37,7 +41,7 @@ class TensorboardTracker(Tracker):
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
         super().__init__(settings, root)
-        self._directory = root.path / Path(settings.get("dir") or "tensorboard").expanduser()
+        self._directory = _directory(settings, root)
         self.uri = self._directory.absolute().as_uri()
         self.label = f"the directory {self._directory} for TensorBoard"
         self._folder = self._file = self._directory
@@ -80,13 +84,13 @@ class TensorboardTracker(Tracker):
         with self._writing():
             state = {"file": self._file.name, "bytes": self._file.stat().st_size, "step": self._step}
             write_json(self._folder / _STATE, state)
-            for path in self._folder.glob("events.out.tfevents.*"):
+            for path in self._folder.glob(_OURS):
                 if path != self._file and path.stat().st_size:
                     write_atomically(path, b"")
 
     def _generation(self) -> int:
         """The largest number of a file that was written so far; 0 if there is none."""
-        numbers = [path.name.split(".")[3] for path in self._folder.glob("events.out.tfevents.*")]
+        numbers = [path.name.split(".")[3] for path in self._folder.glob(_OURS)]
         return max((int(number) for number in numbers if number.isdigit()), default=0)
 
     def _write_header(self) -> None:
@@ -112,6 +116,32 @@ class TensorboardTracker(Tracker):
             raise TrackingError(f"cannot write to {self._folder}: {describe_os_error(error)}") from error
         except PathError as error:
             raise TrackingError(str(error)) from error
+
+
+def written_files(settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+    """What there is of a run.
+
+    Args:
+        settings: The section of the spec.
+        root: The runs root.
+        run_id: The run.
+    """
+    directory = _directory(settings, root)
+    ours = re.compile(rf"{re.escape(run_id)}/(?:{_EVENT_FILE}|\.?{re.escape(_STATE)}(?:\.[0-9a-f]{{8}}\.tmp)?)")
+
+    def is_foreign(path: str) -> bool:
+        return ours.fullmatch(path) is None
+
+    try:
+        entries = os.listdir(directory / run_id)
+    except OSError:
+        entries = []
+    is_empty = all(is_foreign(f"{run_id}/{each}") for each in entries)
+    return WrittenFiles(directory, [] if is_empty else [run_id], is_foreign)
+
+
+def _directory(settings: Mapping[str, Any], root: RunsRoot) -> Path:
+    return root.path / Path(settings.get("dir") or "tensorboard").expanduser()
 
 
 def _write(file: BinaryIO, event: Any) -> None:

@@ -6,11 +6,13 @@ and ``status`` says so; no other command does, since nothing is deleted on the w
 1. The ``delete`` event: from now on the run is deleted, and never resumed.
 2. A ``pruned`` event for each checkpoint in the run directory.
 3. The files go, except those that :func:`~slurmtrain.model.run.layout.outlives_deletion` names.
-4. The ``deleted`` event.
+4. What trackers have written of it elsewhere goes, under their lock: ``sync`` sends them nothing of it any more.
+5. The ``deleted`` event.
 
 On a full disk 1 and 2 come after 3.
 
-A run that is to be forgotten gets the name of a directory that was never finished, which ``sync`` removes.
+Of a run that is to be forgotten, trackers' files go first, since nobody could find them afterwards. Then it gets the
+name of a directory that was never finished, which ``sync`` removes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.events.command import DeletionRequested, FilesDeleted
 from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.deletion.tracker_files import file_targets, remove_tracker_files
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.observe import Observed, observe
@@ -86,7 +89,7 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
     _check_not_needed(workspace, observed, run_ids)
     todo = {run_id: listed for run_id, listed in chosen.items() if forget or listed.row["freed"] is None}
     return {
-        run_id: Deletable(listed, _would_remove(workspace.root.run(run_id), listed, forget=forget))
+        run_id: Deletable(listed, _would_remove(workspace, run_id, listed, forget=forget))
         for run_id, listed in todo.items()
     }
 
@@ -211,9 +214,18 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
                 raise
         removal = _remove(directory, forget=False)
         _write(journal, events)
+        removal.add(_remove_of_trackers(workspace, directory))
         if not removal.problems:
             journal.write(FilesDeleted())
     return removal
+
+
+def _remove_of_trackers(workspace: Workspace, directory: RunDir) -> Removal:
+    """Remove what trackers have written of a run. Raises LockHeld if something is being sent to them for long."""
+    if not (targets := file_targets(workspace, directory)):
+        return Removal()
+    with locked(workspace.root.tracking_lock):
+        return remove_tracker_files(workspace, directory.id, targets)
 
 
 def _write(journal: Journal, events: list[Payload]) -> None:
@@ -232,10 +244,11 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
         return Removal()
     _close_to_others(directory.path)
     with _locked_now(directory):
+        removal = _remove_of_trackers(workspace, directory)
         # Its lock is renamed with it, so that no 'sync' interferes.
         directory.path.rename(condemned.path)
         fsync_directory(workspace.root.path)
-        removal = _remove(condemned, forget=True)
+        removal.add(_remove(condemned, forget=True))
         with contextlib.suppress(OSError):
             condemned.path.unlink() if condemned.path.is_symlink() else condemned.path.rmdir()
         with contextlib.suppress(OSError):
@@ -276,10 +289,13 @@ def _unlink(workspace: Workspace, run_id: str) -> Removal:
     return Removal(links=[str(path)])
 
 
-def _would_remove(directory: RunDir, listed: Listed, *, forget: bool) -> Removal:
+def _would_remove(workspace: Workspace, run_id: str, listed: Listed, *, forget: bool) -> Removal:
+    directory = workspace.root.run(run_id)
     if _leads_anywhere(directory, listed):
         return Removal(links=[str(directory.path)])
-    return _remove(directory, forget=forget, dry=True)
+    removal = _remove(directory, forget=forget, dry=True)
+    removal.add(remove_tracker_files(workspace, run_id, file_targets(workspace, directory), dry=True))
+    return removal
 
 
 def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:

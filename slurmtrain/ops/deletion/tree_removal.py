@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import check_owner, open_directory
+from slurmtrain.system.owned_files import Check, check_owner, open_directory
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # The unit of st_blocks (stat(2)).
@@ -28,12 +28,22 @@ class Removal:
     """What was removed, or would be.
 
     ``bytes``: how much space that frees. ``links``: links that were removed, whose targets stay, with these.
-    ``problems``: what could not be removed, and why.
+    ``problems``: what could not be removed, and why. ``trackers``: by tracker, the files and folders of its own that
+    were removed.
     """
 
     bytes: int = 0
     links: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    trackers: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, other: Removal) -> None:
+        """Add what was removed elsewhere."""
+        self.bytes += other.bytes
+        self.links += other.links
+        self.problems += other.problems
+        for tracker, paths in other.trackers.items():
+            self.trackers.setdefault(tracker, []).extend(paths)
 
 
 def remove_tree(directory: Path, keep: Callable[[str], bool], *, dry: bool = False) -> Removal:
@@ -48,18 +58,47 @@ def remove_tree(directory: Path, keep: Callable[[str], bool], *, dry: bool = Fal
         What was removed; problems are listed there.
     """
     tree = _Tree(directory, keep, dry=dry)
+    with _opened(tree, directory, check_owner) as handle:
+        if handle is not None:
+            tree.empty(handle, "")
+    return tree.removal
+
+
+def remove_entries(directory: Path, names: Iterable[str], keep: Callable[[str], bool], *, dry: bool = False) -> Removal:
+    """Remove some entries of a directory, which may be somebody else's: people put files next to each other's.
+
+    Args:
+        directory: the directory.
+        names: the entries: files, and directories, which are removed with what is in them.
+        keep: whether a file stays, by its path relative to ``directory``.
+        dry: remove nothing.
+
+    Returns:
+        What was removed; problems are listed there.
+    """
+    tree = _Tree(directory, keep, dry=dry)
+    with _opened(tree, directory, lambda *_: None) as handle:
+        if handle is not None:
+            tree.remove(handle, names, "")
+    return tree.removal
+
+
+@contextlib.contextmanager
+def _opened(tree: _Tree, directory: Path, check: Check) -> Iterator[int | None]:
+    """The descriptor of a directory; None if there is none, or it cannot be opened, which is noted in the tree."""
     try:
-        handle = open_directory(directory, check=check_owner)
+        handle = open_directory(directory, check=check)
     except FileNotFoundError:
-        return tree.removal
+        yield None
+        return
     except (OSError, PathError) as error:
         tree.note(directory, error)
-        return tree.removal
+        yield None
+        return
     try:
-        tree.empty(handle, "")
+        yield handle
     finally:
         os.close(handle)
-    return tree.removal
 
 
 class _Tree:
@@ -84,10 +123,21 @@ class _Tree:
         if not self._dry and not status.st_mode & stat.S_IWUSR:
             with contextlib.suppress(OSError):
                 os.fchmod(handle, stat.S_IRWXU)
-        for name in sorted(os.listdir(handle)):
+        self.remove(handle, sorted(os.listdir(handle)), prefix)
+
+    def remove(self, handle: int, names: Iterable[str], prefix: str) -> None:
+        """Remove entries of an open directory.
+
+        Args:
+            handle: the directory.
+            names: the entries; those that do not exist are passed over.
+            prefix: its path relative to the tree, with a slash at its end.
+        """
+        device = os.fstat(handle).st_dev
+        for name in names:
             path = f"{prefix}{name}"
             try:
-                self._remove(handle, name, path, status.st_dev)
+                self._remove(handle, name, path, device)
             except FileNotFoundError:
                 continue  # something else removed it first
             except (OSError, PathError) as error:

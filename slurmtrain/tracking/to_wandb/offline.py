@@ -36,16 +36,17 @@ class OfflineRun:
     failed: bool
 
 
-def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]]) -> str:
-    """Write a directory for ``wandb sync``; returns its name in the folder ``wandb`` of ``parent``.
+def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]], cache: Path) -> Path:
+    """Write a directory for ``wandb sync``, and return it: it is in the folder ``wandb`` of ``parent``.
 
     Args:
         parent: The directory of that folder.
         offline: The run.
         rows: Its rows after ``base``: step, time and attempt, then the values of metrics.
+        cache: W&B's cache, which all runs share.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_CACHE_DIR", str(parent / "wandb" / "cache"))
+    os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
     import wandb
 
     # Nothing of this machine, of its repository or of what commands print.
@@ -67,7 +68,7 @@ def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str
             run.log({**metrics, "_timestamp": float(time)}, step=int(step))
     finally:
         run.finish(exit_code=1 if offline.failed else 0)
-    return Path(run.dir).parent.name
+    return Path(run.dir).parent
 
 
 def sync(directory: Path) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import netrc
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -20,15 +22,17 @@ from urllib.parse import urlsplit
 from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
-from slurmtrain.tracking.step_file import StepFile
+from slurmtrain.tracking.step_file import StepFile, files_named
 from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker, WrittenFiles
 
 _SERVER = "https://api.wandb.ai"
 # W&B's own columns of a history begin with it.
 _RESERVED = "_"
 # The mark that ``wandb sync`` leaves in a directory.
 _SYNCED = "*.wandb.synced"
+# What W&B calls such a directory, in local time, but for the id of the run.
+_NAME = "offline-run-%Y%m%d_%H%M%S"
 
 
 class WandbTracker(Tracker):
@@ -41,8 +45,7 @@ class WandbTracker(Tracker):
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
         super().__init__(settings, root)
-        self._parent = root.path / Path(settings.get("dir") or ".").expanduser()
-        self._directory = self._parent / "wandb"
+        self._directory = _directory(settings, root)
         self.uri = self._directory.absolute().as_uri()
         self.label = f"the directory {self._directory} for Weights & Biases"
         self._file = StepFile(self._directory)
@@ -56,7 +59,7 @@ class WandbTracker(Tracker):
             make_directory(self._directory)
             self._file = StepFile(self._directory / f"{run_id}.csv")
             self._state_file = self._directory / f"{run_id}.json"
-            self._state = read_json(self._state_file) or {}
+            self._state = _read_state(self._state_file)
             self._note_synced()
             step = self._file.keep(start.step)
             base = self._state.get("base")
@@ -86,17 +89,12 @@ class WandbTracker(Tracker):
             newest = int(rows[-1][0]) if rows else None
             if newest is not None and (self._state.get("written") != newest or not self._present()):
                 self._write(tracked, rows, base)
-                self._note(written=newest)
             if self._is_online() and self._state.get("written") is not None:
                 sync(self._directory / self._state["directory"])
                 self._note_synced()
 
     def _write(self, tracked: TrackedRun, rows: Sequence[Sequence[str]], base: int | None) -> None:
-        """Write a directory with these rows, instead of the one that has not been synced."""
-        for directory in self._directory.glob(f"offline-run-*-{tracked.run.id}"):
-            # Also what a killed command has left, of which there is no note.
-            if not any(directory.glob(_SYNCED)):
-                shutil.rmtree(directory)
+        """Write a directory with these rows, of which there is at least one, instead of what has not been synced."""
         offline = OfflineRun(
             run_id=tracked.run.id,
             name=tracked.run.name,
@@ -109,7 +107,18 @@ class WandbTracker(Tracker):
             names=tuple(self._file.names),
             failed=tracked.run.state in ("failed", "lost"),
         )
-        self._note(directory=write_offline(self._parent, offline, rows), written=None)
+        place = self._directory / _unfinished(tracked.run.id)
+        shutil.rmtree(place, ignore_errors=True)
+        written = write_offline(make_directory(place), offline, rows, self._directory / "cache")
+        earlier = [name for name in self._state["directories"] if (self._directory / name).is_dir()]
+        final = _free_name(self._directory, written.name)
+        # Noted before anything gets this name: what others have written is never taken for ours.
+        self._note(directory=final, directories=[*earlier, final], written=int(rows[-1][0]))
+        for name in earlier:
+            if not self._is_synced(name):
+                shutil.rmtree(self._directory / name)
+        written.rename(self._directory / final)
+        shutil.rmtree(place)
 
     def _project(self, tracked: TrackedRun) -> str:
         name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
@@ -125,8 +134,11 @@ class WandbTracker(Tracker):
     def _note_synced(self) -> None:
         """Go on behind what ``wandb sync`` has sent: it leaves a mark in the directory."""
         directory, written = self._state.get("directory"), self._state.get("written")
-        if directory and written is not None and any((self._directory / directory).glob(_SYNCED)):
+        if directory and written is not None and self._is_synced(directory):
             self._note(base=written, directory=None, written=None)
+
+    def _is_synced(self, name: str) -> bool:
+        return any((self._directory / name).glob(_SYNCED))
 
     def _is_online(self) -> bool:
         mode = self.settings.get("mode", "auto")
@@ -140,6 +152,55 @@ class WandbTracker(Tracker):
             raise TrackingError(f"cannot write to {self._directory}: {describe_os_error(error)}") from error
         except PathError as error:
             raise TrackingError(str(error)) from error
+
+
+def written_files(settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+    """What there is of a run.
+
+    Args:
+        settings: The section of the spec.
+        root: The runs root.
+        run_id: The run.
+    """
+    directory = _directory(settings, root)
+    names = files_named(directory, f"{run_id}.json", _unfinished(run_id))
+    with contextlib.suppress(PathError):
+        state = _read_state(directory / f"{run_id}.json")
+        names += [name for name in state["directories"] if (directory / name).is_dir()]
+    return WrittenFiles(directory, [*StepFile(directory / f"{run_id}.csv").files(), *names])
+
+
+def _directory(settings: Mapping[str, Any], root: RunsRoot) -> Path:
+    return root.path / Path(settings.get("dir") or ".").expanduser() / "wandb"
+
+
+def _unfinished(run_id: str) -> str:
+    """The name of the folder in which a directory for W&B is written."""
+    return f".{run_id}.tmp"
+
+
+def _free_name(directory: Path, name: str) -> str:
+    """The name that W&B gave to a directory of a run, with the first second at which ``directory`` has none of it."""
+    prefix, _, run_id = name.rpartition("-")
+    moment = datetime.strptime(prefix, _NAME)
+    while (directory / name).exists():
+        moment += timedelta(seconds=1)
+        name = f"{moment.strftime(_NAME)}-{run_id}"
+    return name
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """What was noted of a run. Raises PathError.
+
+    ``directory``: the newest directory, unless that was synced; ``written``: its last step; ``directories``: all that
+    were written; ``base``: the last step that was synced.
+    """
+    state = read_json(path) or {}
+    listed = state.get("directories")
+    names = [*(listed if isinstance(listed, list) else ()), state.get("directory")]
+    ours = re.compile(rf"offline-run-[0-9_]+-{re.escape(path.stem)}")
+    state["directories"] = [name for name in dict.fromkeys(names) if isinstance(name, str) and ours.fullmatch(name)]
+    return state
 
 
 def _has_key() -> bool:

@@ -70,6 +70,8 @@ def _send(
 
     trackers = Trackers(workspace)
     for run_id in run_ids:
+        if not workspace.root.run(run_id).path.exists():  # it was deleted while the lock was waited for
+            continue
         try:
             problems = send_run(workspace, trackers, run_id, sent.get(run_id, {}))
         except (SlurmtrainError, OSError) as error:

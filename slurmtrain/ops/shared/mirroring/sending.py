@@ -19,7 +19,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent
 from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
-from slurmtrain.tracking.plugins import open_tracker
+from slurmtrain.tracking.plugins import open_tracker, writes_files
 from slurmtrain.tracking.tracker import Start, TrackedPoint, TrackedRun, Tracker
 
 # So many lines are sent before it is noted how far that went.
@@ -72,15 +72,20 @@ def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapp
     plan = current_plan(workspace.root.run(run_id), run)
     sender = RunSender(workspace, run_id, plan)
     problems = {}
-    for target in targets_of(workspace, plan):
+    targets = targets_of(workspace, plan)
+    for target in targets:
         sent = before.get(target.name)
+        if run.deleted_at is not None and writes_files(target.name):
+            # It would write again what was deleted.
+            sender.note(replace(sent or Sent(target.name, ""), revision=sender.revision, problem="", since=None))
+            continue
         problems[target.name] = ""
         try:
             trackers.refusals += sender.send(trackers.open(target), target.name, sent)
         except TrackingError as error:
             problems[target.name] = str(error)
             sender.note_problem(target.name, sent, str(error))
-    for name in before.keys() - problems.keys():
+    for name in before.keys() - {target.name for target in targets}:
         sender.note(replace(before[name], revision=sender.revision))
     return problems
 

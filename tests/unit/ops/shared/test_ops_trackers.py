@@ -123,6 +123,16 @@ def test_files_that_were_deleted_are_written_anew(workspace: Workspace) -> None:
     assert losses(workspace) == in_tensorboard(workspace) == [(step, step / 4) for step in (1, 2, 3, 4)]
 
 
+def test_event_files_that_a_script_writes_to_the_same_folder_stay_whole(workspace: Workspace) -> None:
+    tracked(workspace, "tensorboard").ended("completed")
+    folder = workspace.root.path / "tensorboard" / RUN_ID
+    folder.mkdir(parents=True)
+    theirs = folder / "events.out.tfevents.1700000000.host.7.0"
+    theirs.write_bytes(b"theirs")
+    assert send(workspace) == SENT
+    assert theirs.read_bytes() == b"theirs"
+
+
 def test_event_files_of_a_command_that_was_killed_are_written_anew(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,8 +29,16 @@ _EXTRAS = frozenset({"tensorboard", "wandb"})
 
 
 @cache
-def _declared() -> Mapping[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+def _declared() -> Mapping[str, Sequence[EntryPoint]]:
+    """The entry points of other packages by name, of which several may have the same."""
+    declared: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        declared.setdefault(point.name, []).append(point)
+    return declared
+
+
+def _packages(name: str) -> str:
+    return " and ".join(sorted({point.dist.name if point.dist else point.value for point in _declared().get(name, ())}))
 
 
 def tracker_names() -> Sequence[str]:
@@ -39,21 +47,36 @@ def tracker_names() -> Sequence[str]:
 
 
 def check_tracker(name: str) -> None:
-    """Check that a tracker is installed, importing nothing of it.
+    """Check that a tracker is installed, and which one is meant, importing nothing of it.
 
     Args:
         name: Its name.
 
     Raises:
-        UserError: It is not.
+        UserError: It is not, or several packages have one of this name.
     """
     if name in _EXTRAS and find_spec(name) is None:
         raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
-    if name not in _OWN and name not in _declared():
+    if name in _OWN:
+        return
+    if len(_declared().get(name, ())) > 1:
+        raise UserError(f"{_packages(name)} each have a tracker {name!r}: uninstall all of these packages but one")
+    if name not in _declared():
         raise UserError(
             f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are {', '.join(tracker_names())}, "
             f"and a package adds one by an entry point of the group {GROUP}"
         )
+
+
+def note_on_tracker(name: str) -> str | None:
+    """What is to be known before a tracker is used: packages never replace one of slurmtrain's; None: nothing.
+
+    Args:
+        name: The tracker's name.
+    """
+    if name in _OWN and name in _declared():
+        return f"the tracker {name!r} is slurmtrain's own; that of {_packages(name)} is not used: it needs another name"
+    return None
 
 
 def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Tracker:
@@ -67,10 +90,9 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
     Raises:
         TrackingError: There is none of this name, or it cannot be opened.
     """
-    point = EntryPoint(name, _OWN[name], GROUP) if name in _OWN else _declared().get(name)
     try:
         check_tracker(name)
-        assert point is not None
+        point = EntryPoint(name, _OWN[name], GROUP) if name in _OWN else _declared()[name][0]
         tracker: Tracker = point.load()(settings, root)
     except UserError as error:
         raise TrackingError(str(error)) from error

@@ -46,12 +46,17 @@ def check_variable_name(name: object) -> None:
         raise ValueError(f"{name!r} cannot name an environment variable")
 
 
-def check_param_name(name: object) -> None:
-    """Raise ValueError unless this can name a parameter, on the command line and in a path of keys alike."""
+def check_param_name(name: object, noun: str = "parameter") -> None:
+    """Raise ValueError unless this can name a parameter, on the command line and in a path of keys alike.
+
+    Args:
+        name: The name.
+        noun: What it names, for the message.
+    """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"expected a name, found {type_name(name)} ({name!r}); put it in quotes")
     if re.search(r"[.=\s\[\]{}$]", name):
-        raise ValueError("a parameter's name cannot hold blanks, '.', '=', '$' or brackets")
+        raise ValueError(f"a {noun}'s name cannot hold blanks, '.', '=', '$' or brackets")
 
 
 def check_check_name(name: object) -> None:

@@ -34,6 +34,7 @@ from slurmtrain.model.spec.tracking.trackers import (
     PluginSettings,
     TensorboardSpec,
     WandbSpec,
+    check_plugin_name,
     tracker_settings,
 )
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
@@ -311,7 +312,7 @@ class TrackingSpec:
     csv: CsvSpec = declare_key(CsvSpec(), Section(CsvSpec), "CSV files.")
     plugins: dict[str, dict[str, Any]] = declare_key(
         {},
-        Entries(PluginSettings(), "mapping of trackers to their settings", check_param_name),
+        Entries(PluginSettings(), "mapping of trackers to their settings", check_plugin_name),
         "Trackers of other packages, by name, with settings of their own.",
     )
     live: bool = declare_key(

@@ -14,6 +14,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.command_paths import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
+from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
@@ -37,6 +38,7 @@ def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list
     return [
         *notes_on_plans(plans, executor),
         *shared_with_others(workspace, plans),
+        *notes_on_trackers(plans),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),
     ]

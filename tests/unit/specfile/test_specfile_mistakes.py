@@ -115,6 +115,12 @@ def test_a_duplicate_key_is_refused_with_both_lines(mistakes: Mistakes) -> None:
         ("name: 5\n", "2", "name", "expected name, found a whole number (5); put it in quotes"),
         ("name: '   '\n", "2", "name", "expected name, found a blank text"),
         (f"name: {'x' * 300}\n", "2", "name", "a name has at most 64 characters, this one has 300"),
+        (
+            "tracking: {plugins: {csv: {dir: x}}}\n",
+            "2",
+            "tracking.plugins.csv",
+            "csv is slurmtrain's own tracker: its settings are those of 'tracking.csv'",
+        ),
         ("setup: module load cuda\n", "2", "setup", "expected a list, found text ('module load cuda')"),
     ],
 )

@@ -8,8 +8,10 @@ from typing import Any
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import KeyPath, Nullable, Report, declare_key
+from slurmtrain.model.spec.names import check_param_name
 from slurmtrain.model.spec.values import ParamKind
 
+_OWN = ("mlflow", "wandb", "tensorboard", "csv")
 WANDB_MODES = ("auto", "online", "offline")
 
 
@@ -53,6 +55,13 @@ class CsvSpec:
     )
 
 
+def check_plugin_name(name: str) -> None:
+    """Raise ValueError unless this can name a tracker of another package."""
+    check_param_name(name, "tracker")
+    if name in _OWN:
+        raise ValueError(f"{name} is slurmtrain's own tracker: its settings are those of 'tracking.{name}'")
+
+
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
     """The kind of the settings of a tracker that is not slurmtrain's: a mapping like that of ``params``, or null."""
@@ -73,7 +82,7 @@ class PluginSettings:
 
 def tracker_settings(tracking: Any) -> dict[str, dict[str, Any]]:
     """The settings of the trackers that are switched on in the section ``tracking``, by name."""
-    own = {name: getattr(tracking, name) for name in ("mlflow", "wandb", "tensorboard", "csv")}
+    own = {name: getattr(tracking, name) for name in _OWN}
     settings = {
         name: {f.name: getattr(section, f.name) for f in fields(section) if f.name != "enabled"}
         for name, section in own.items()

@@ -11,7 +11,7 @@ from slurmtrain.model.run.events.command import MlflowRunLinked
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking.plugins import check_tracker
+from slurmtrain.tracking.plugins import check_tracker, note_on_tracker
 
 MLFLOW = "mlflow"
 
@@ -42,6 +42,15 @@ def check_trackers(plans: Iterable[Plan]) -> None:
     """Check that the trackers of these plans are installed. Raises UserError."""
     for name in sorted({name for plan in plans for name in plan.spec.tracking.trackers}):
         check_tracker(name)
+
+
+def notes_on_trackers(plans: Iterable[Plan]) -> list[str]:
+    """What is to be known of the trackers of these ``plans``.
+
+    Where MLflow alone is on, as by default, nothing is looked up: to read what all packages declare can take a second.
+    """
+    names = {name for plan in plans for name in plan.spec.tracking.trackers}
+    return [] if names <= {MLFLOW} else [note for name in sorted(names) if (note := note_on_tracker(name))]
 
 
 def mlflow_uri(workspace: Workspace, plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
-from slurmtrain.ops.shared.mirroring.targets import check_trackers
+from slurmtrain.ops.shared.mirroring.targets import check_trackers, notes_on_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.tracking import plugins
@@ -206,20 +206,31 @@ def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
         check_trackers([plan])
 
 
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Installs a package with these trackers; returns its directory."""
+
+    def call(package: str, **trackers: str) -> Path:
+        information = tmp_path / package / f"{package}-1.dist-info"
+        information.mkdir(parents=True)
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        lines = [f"{name} = {value}" for name, value in trackers.items()]
+        (information / "entry_points.txt").write_text("\n".join(["[slurmtrain.trackers]", *lines]))
+        monkeypatch.syspath_prepend(information.parent)
+        plugins._declared.cache_clear()
+        return information.parent
+
+    yield call
+    plugins._declared.cache_clear()
+
+
 def test_the_tracker_of_the_page_about_trackers_gets_final_points(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    workspace: Workspace, install: Callable[..., Path]
 ) -> None:
     page = (Path(__file__).resolve().parents[4] / "docs" / "trackers.md").read_text()
-    package = tmp_path / "package"
-    (package / "jsonl-1.dist-info").mkdir(parents=True)
     blocks = dict(re.findall(r"^```(python|toml)[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    (package / "jsonl_tracker.py").write_text(blocks["python"])
-    (package / "jsonl-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: jsonl\nVersion: 1\n")
     points = tomllib.loads(blocks["toml"])["project"]["entry-points"]["slurmtrain.trackers"]
-    lines = [f"{name} = {value}" for name, value in points.items()]
-    (package / "jsonl-1.dist-info" / "entry_points.txt").write_text("\n".join(["[slurmtrain.trackers]", *lines]))
-    monkeypatch.syspath_prepend(package)
-    plugins._declared.cache_clear()
+    (install("jsonl", **points) / "jsonl_tracker.py").write_text(blocks["python"])
     run = tracked(workspace, others={"jsonl": {"dir": "lines"}})
     assert run._plan is not None
     check_trackers([run._plan])
@@ -229,7 +240,19 @@ def test_the_tracker_of_the_page_about_trackers_gets_final_points(
     file = workspace.root.path / "lines" / f"{RUN_ID}.jsonl"
     assert file.read_text().splitlines() == [f'{{"step": {step}, "loss": {step / 4}}}' for step in (1, 2, 3, 4)]
     assert Path(f"{file}.state").read_text() == "completed"
-    plugins._declared.cache_clear()
+
+
+def test_a_name_that_trackers_of_two_packages_have_is_refused_with_both(
+    workspace: Workspace, install: Callable[..., Path]
+) -> None:
+    install("comet-tracker", comet="comet:Tracker")
+    install("other-tracker", comet="other:Tracker", csv="other:Tracker")
+    plan = build_run(workspace, tracking={"plugins": {"comet": {}}, "csv": {"enabled": True}})._plan
+    assert plan is not None
+    with pytest.raises(UserError, match="comet-tracker and other-tracker each have a tracker 'comet': uninstall all"):
+        check_trackers([plan])
+    [note] = notes_on_trackers([plan])
+    assert note == "the tracker 'csv' is slurmtrain's own; that of other-tracker is not used: it needs another name"
 
 
 def test_a_missing_extra_is_named_with_what_installs_it(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from slurmtrain.system.owned_files import Check, check_directory, check_owned, k
 _COARSE_NS = 2_000_000_000
 # Read at most this much of a file at once.
 PIECE_BYTES = 16 * 2**20
+# A longer line is passed over, by every reader, however much it reads at once.
+LINE_LIMIT = PIECE_BYTES
 # The time of a folder that cannot be looked at: different from any that was noted.
 _UNKNOWN = -1
 # How many problems the reason mentions.
@@ -148,18 +150,22 @@ def read_pieces(
         file: The file.
         offset: Where to begin, in bytes.
         check: Who may own the file or write to it.
-        length: How much to read at once, in bytes. Records take many times the memory of their lines.
+        length: How much to read at once, in bytes; more for a longer line. Records take many times the memory of their
+            lines.
 
     Raises:
         RunUnreadable: It cannot be read, or does not pass ``check``.
     """
+    length = min(length, LINE_LIMIT)
     while text := read_bytes(file, offset, min(length, file.size - offset), check):
+        if len(text) == length < LINE_LIMIT and b"\n" not in text:
+            text = read_bytes(file, offset, min(LINE_LIMIT, file.size - offset), check)
         end = offset + text.rfind(b"\n") + 1
-        if end == offset and len(text) == length:
+        if end == offset and len(text) == LINE_LIMIT:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
-            end += length
+            end += LINE_LIMIT
         yield Piece(file.name, text, offset, end)
-        if len(text) < length:
+        if end == offset or len(text) < length:
             return  # what was appended after the files were listed is left for the next call
         offset = end
 

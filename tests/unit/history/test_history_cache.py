@@ -20,9 +20,11 @@ from slurmtrain.history.cache import read_blocks
 from slurmtrain.history.encoding import MAGIC
 from slurmtrain.history.history_file import open_history
 from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.system import journal_files as files_module
 from slurmtrain.system.files import DIRECTORY_MODE
 from slurmtrain.system.journal_files import journal_files
 from slurmtrain.system.locks import locked
+from slurmtrain.system.metric_lines import read_metric_lines
 
 RUN_ID = "0123456789"
 Line = tuple[int, dict[str, float]]
@@ -144,6 +146,21 @@ def test_few_new_lines_are_not_stored_until_there_are_more_or_the_run_has_ended(
     metrics.read(ended=True)
     no_parsing(monkeypatch)
     metrics.check()
+
+
+def test_a_line_is_read_or_passed_over_whatever_its_reader_reads_at_once(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "LINE_LIMIT", 2000)
+    many = {f"metric-{number}": 0.5 for number in range(40)}
+    metrics.log("job.0", (1, {"loss": 1.0}), (2, many), (3, {"loss": 3.0}))
+    metrics.check()
+    kept = metrics.read()
+    metrics.log("job.0", (4, {**many, **{f"more-{number}": 0.5 for number in range(80)}}), (5, {"loss": 5.0}))
+    kept["job.0"].append((5, {"loss": 5.0}))
+    assert metrics.read() == kept
+    [file] = journal_files(metrics.run)
+    assert [step for lines in read_metric_lines(file) for step in lines.block.steps] == [1, 2, 3, 5]
 
 
 def test_metrics_that_were_replaced_by_others_of_any_size_are_read_anew(metrics: Metrics) -> None:

@@ -121,7 +121,7 @@ def test_metrics_in_pieces_add_up_to_the_whole(store: Store, run: RunDir) -> Non
 def test_a_line_without_end_does_not_hold_up_what_follows(
     store: Store, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_files, "PIECE_BYTES", 64)
+    monkeypatch.setattr(journal_files, "LINE_LIMIT", 64)
     append(journal(run), b"x" * 200 + b"\n", b'{"t":1,"kind":"created","name":"n"}\n')
     assert read_again(store, run).name == "n"
     assert store.garbage(run.id) != []

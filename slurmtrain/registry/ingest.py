@@ -8,7 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import RunUnreadable
@@ -21,7 +21,7 @@ from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import Garbage, events_of
 from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry.line_rows import summarise_line
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces

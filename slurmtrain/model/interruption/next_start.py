@@ -7,12 +7,10 @@ shows it, and ``sync`` acts on nothing else.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.fold import with_state
 from slurmtrain.model.run.requeue import PREFLIGHT
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.run import Attempt, Run, replace
 
 
 def with_next_start(run: Run) -> Run:

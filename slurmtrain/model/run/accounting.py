@@ -10,7 +10,7 @@ times corrected by the clock offset that the preflight measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
@@ -27,14 +27,14 @@ from slurmtrain.model.run.events.agent import (
     WaitingForRun,
     WorkersStarted,
 )
-from slurmtrain.model.run.events.base import AnyEvent, Payload, select
+from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.events.rank import ExceptionRaised, RankStopped, SessionStarted, TrainingStarted
 from slurmtrain.model.run.events.script import ScriptProgressed
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.run import Attempt, Checkpoint
+from slurmtrain.model.run.run import Attempt, Checkpoint, replace
 
 KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lost")
 """What a second of an attempt can be spent on; ``docs/goodput.md`` defines each kind."""
@@ -256,7 +256,8 @@ def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
             if not is_raised or event.source.rpartition("/")[2].startswith("rank-0."):
                 kept.append(event)
         elif isinstance(event.payload, HangDetected):
-            kept.append(replace(event, time=event.time - ahead.get(node, 0.0) / 1000))
+            at = event.time - ahead.get(node, 0.0) / 1000
+            kept.append(Event(at, event.payload, event.source, event.offset))
     return sorted(kept, key=lambda event: event.order)
 
 

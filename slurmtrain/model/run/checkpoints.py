@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from slurmtrain.model.run.events.base import AnyEvent, Event
@@ -18,7 +18,7 @@ from slurmtrain.model.run.events.checkpoint import (
 )
 from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.layout import attempt_of
-from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint
+from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint, replace
 
 # A checkpoint is identified by its path and when it was saved: a run that starts over saves to the same paths.
 _Key = tuple[str, float]

@@ -8,8 +8,8 @@ only adds new events. It makes no decisions: who starts the run again is decided
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from slurmtrain.model.run.accounting import accounted, goodput
@@ -34,7 +34,7 @@ from slurmtrain.model.run.marks import Marks, read_marks
 from slurmtrain.model.run.outcome import begin
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
-from slurmtrain.model.run.run import ENDED, Attempt, Run
+from slurmtrain.model.run.run import ENDED, Attempt, Run, replace
 
 Events = Callable[[], Iterable[AnyEvent]]
 
@@ -257,5 +257,5 @@ def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> b
 def _without_checkpoints(event: AnyEvent) -> AnyEvent:
     """The event without its list of checkpoints, which :class:`CheckpointHistory` keeps."""
     if isinstance(event.payload, JobObserved) and event.payload.checkpoints is not None:
-        return replace(event, payload=replace(event.payload, checkpoints=None))
+        return dataclasses.replace(event, payload=dataclasses.replace(event.payload, checkpoints=None))
     return event

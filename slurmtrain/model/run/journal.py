@@ -146,5 +146,7 @@ def read_event(record: Mapping[str, Any], source: str, offset: int, flaws: list[
     kind = record.get("kind")
     if not is_text(kind):
         return None
-    payload = read_payload(str(kind), {key: value for key, value in record.items() if key not in ("kind", "t")}, flaws)
+    keys = dict(record)
+    del keys["kind"], keys["t"]
+    payload = read_payload(str(kind), keys, flaws)
     return None if payload is None else Event(float(record["t"]), payload, source, offset)

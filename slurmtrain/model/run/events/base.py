@@ -77,22 +77,24 @@ class Payload:
             The payload; None if a required field is unusable.
         """
         values: dict[str, Any] = {}
-        extra = dict(record)
+        left_out: list[object] = []
         for name, key, _, is_required, read in layout(cls):
             if key in record:
-                left_out: list[object] = []
                 value = read(record[key], left_out)
-                if flaws is not None and (left_out or value is UNUSABLE):
-                    flaws.append(key)
+                if left_out or value is UNUSABLE:
+                    left_out.clear()
+                    if flaws is not None:
+                        flaws.append(key)
                 if value is not UNUSABLE:
                     values[name] = value
-                    del extra[key]
                     continue
             if is_required:
                 return None
-        if extra:
-            extra = {key: value for key, value in extra.items() if is_text(key) and is_plain(value)}
-        return cls(**values, extra=extra) if extra else cls(**values)
+        if len(values) == len(record):
+            return cls(**values)
+        known = {each.key for each in layout(cls) if each.name in values}
+        extra = {key: item for key, item in record.items() if key not in known and is_text(key) and is_plain(item)}
+        return cls(**values, extra=extra)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and isinstance(other, Payload) and self.to_json() == other.to_json()

@@ -5,21 +5,20 @@ The others have no database: what they read comes back as rows, which are as the
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
+import pickle
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
-from multiprocessing import connection, get_context, parent_process
+from queue import SimpleQueue
 
 from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.rows import Row
+from slurmtrain.registry.reader_process import ReadRuns, read_runs
 from slurmtrain.registry.transaction import Transaction
 
 ShowRuns = Callable[[int, int], None]
@@ -28,49 +27,10 @@ ShowRuns = Callable[[int, int], None]
 # So many runs at a time are read by a process: some megabytes of rows.
 _BATCH = 250
 # Fewer runs are read sooner than processes start.
-_FEW = 1000
+FEW = 1000
 _MOST_PROCESSES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What was read of some runs: rows by the statement that writes them."""
-
-    rows: Mapping[str, Sequence[Row]]
-    garbage: Sequence[tuple[str, Garbage]]
-    unreadable: Mapping[str, str]
-
-
-class _RowCollector(Transaction):
-    """Collects the rows of runs of which nothing is stored."""
-
-    def __init__(self, dialect: str) -> None:
-        super().__init__(None, dialect=dialect)
-
-    def flush(self) -> None:
-        """Nothing: rows are collected until the end."""
-
-    @contextlib.contextmanager
-    def savepoint(self, *errors: type[Exception]) -> Iterator[None]:
-        """As that of a database, where all rows inside are new."""
-        lengths = {statement: len(rows) for statement, rows in self._rows.items()}
-        try:
-            yield
-        except errors:
-            for statement, rows in self._rows.items():
-                del rows[lengths.get(statement, 0) :]
-            raise
-
-    def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:  # noqa: ARG002
-        """Nothing has been read."""
-        return {}
-
-    def set_unreadable(self, run_id: str, reason: str) -> None:
-        """Nothing: the process that writes does it."""
-
-    def collected(self) -> Mapping[str, Sequence[Row]]:
-        """The rows, by the statement that writes them."""
-        return self._rows
+# Not as its main module, by whose name this process would look for the classes of its results.
+_PROCESS = "from slurmtrain.registry.reader_process import main; main()"
 
 
 def ingest_all(
@@ -88,8 +48,8 @@ def ingest_all(
     garbage: list[tuple[str, Garbage]] = []
     count = 0
     show(count, len(runs))
-    read = partial(_read, dialect=transaction.dialect)
-    for part, batch in zip(batches, _in_processes(read, batches, processes if len(runs) > _FEW else 1), strict=True):
+    read = _in_processes(batches, processes if len(runs) > FEW else 1, transaction.dialect)
+    for part, batch in zip(batches, read, strict=True):
         transaction.add_rows(batch.rows)
         for run_id, reason in batch.unreadable.items():
             transaction.set_unreadable(run_id, reason)
@@ -99,40 +59,62 @@ def ingest_all(
     return garbage
 
 
-def _in_processes(
-    read: Callable[[Sequence[RunDir]], _Batch], batches: Sequence[Sequence[RunDir]], processes: int
-) -> Iterator[_Batch]:
+def _in_processes(batches: Sequence[Sequence[RunDir]], processes: int, dialect: str) -> Iterator[ReadRuns]:
     """What is read of each batch, in order; few batches wait for whoever uses them."""
     if processes == 1:
-        yield from map(read, batches)
+        for runs in batches:
+            yield read_runs(runs, dialect=dialect)
         return
-    # New processes, not forks: those would share the connections, locks and threads of this one.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_end_with_parent)
-    with pool:
-        rest = iter(batches)
-        futures: deque[Future[_Batch]] = deque(pool.submit(read, batch) for batch in islice(rest, 2 * processes))
+    free: SimpleQueue[_Reader] = SimpleQueue()
+
+    def read(batch: Sequence[RunDir]) -> ReadRuns:
+        reader = free.get()
         try:
-            while futures:
-                batch = futures.popleft().result()
-                futures.extend(pool.submit(read, following) for following in islice(rest, 1))
-                yield batch
+            return reader.read(batch)
         finally:
-            pool.shutdown(cancel_futures=True)
+            free.put(reader)
+
+    # The readers are stopped before the pool waits for its threads, which wait for them.
+    with ThreadPoolExecutor(processes) as pool, ExitStack() as readers:
+        for _ in range(processes):
+            free.put(reader := _Reader(dialect))
+            readers.callback(reader.stop)
+        rest = iter(batches)
+        futures: deque[Future[ReadRuns]] = deque(pool.submit(read, batch) for batch in islice(rest, 2 * processes))
+        readers.callback(lambda: [future.cancel() for future in futures])
+        while futures:
+            batch = futures.popleft().result()
+            futures.extend(pool.submit(read, following) for following in islice(rest, 1))
+            yield batch
 
 
-def _end_with_parent() -> None:
-    """End this process when the one that started it ends, however it does: nobody would read its results."""
-    parent = parent_process()
-    assert parent is not None
+class _Reader:
+    """A process that reads runs. It is not multiprocessing's, which would import the main module of any program."""
 
-    def wait() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._is_stopped = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROCESS, dialect],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
-    threading.Thread(target=wait, daemon=True).start()
+    def read(self, runs: Sequence[RunDir]) -> ReadRuns:
+        """What is read of these runs; if the process has been killed, this one reads them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(pickle.dumps(runs))
+            self._process.stdin.flush()
+            return pickle.load(self._process.stdout)  # type: ignore[no-any-return]  # noqa: S301 (of our own process)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            if self._is_stopped:
+                raise
+            return read_runs(runs, dialect=self._dialect)
 
-
-def _read(runs: Sequence[RunDir], *, dialect: str) -> _Batch:
-    collector = _RowCollector(dialect)
-    ingested = ingest(collector, runs, dead=False)
-    return _Batch(dict(collector.collected()), ingested.garbage, ingested.unreadable)
+    def stop(self) -> None:
+        """End the process."""
+        self._is_stopped = True
+        self._process.kill()
+        self._process.wait()

@@ -172,6 +172,10 @@ def observe(
     if not workspace.has_registry and not workspace.run_ids():
         return Observed(ListedRuns(None))
     census = _take_census(workspace, only, thorough=thorough)
+    garbage: list[tuple[str, Garbage]] = []
+    if len(census.new) > _FEW:
+        garbage = _read_first(workspace, census.new)
+        census = _take_census(workspace, only, thorough=thorough)
     gone = _remove_gone(workspace, census, only or (), ask_slurm=ask_slurm)
     look = _Look(workspace, census.rows)
     if suspects := _suspects(workspace, census, thorough=thorough):
@@ -186,7 +190,7 @@ def observe(
         runs.index = census.rows
     if only is not None:
         runs.fetch(only)
-    return Observed(runs, look.garbage, look.problems, look.unreadable)
+    return Observed(runs, [*garbage, *look.garbage], look.problems, look.unreadable)
 
 
 def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
@@ -257,6 +261,18 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
         return _Census(store.index(), present, absent, new, is_whole=True)
     rows = {**store.index(absent), **store.ended_last(_FEW), **store.unsettled()}
     return _Census(rows, present, absent, new)
+
+
+def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]]:
+    """Ingest many runs of which nothing is known, as of a registry that is new, in several processes."""
+    from slurmtrain.registry.parallel_ingest import ingest_all
+
+    def change(transaction: Transaction) -> list[tuple[str, Garbage]]:
+        # Another command may have read some since.
+        unread = sorted(new - transaction.offsets(new).keys())
+        return ingest_all(transaction, [workspace.root.run(run_id) for run_id in unread])
+
+    return workspace.store.write(change)
 
 
 def _is_check_due(mark: Path) -> bool:
@@ -332,32 +348,47 @@ def _suspects(workspace: Workspace, census: _Census, *, thorough: bool) -> list[
 
 
 def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
-    """Ingest, then once more for runs found dead: a process may write its end event just before it is found dead."""
-    from slurmtrain.ops.shared import local_jobs
+    """Ingest what is new, and look for the processes and jobs of runs that have not settled."""
+    on_slurm: list[RunDir] = []
+    for first in range(0, len(directories), _FEW):
+        batch = directories[first : first + _FEW]
+        look.ingest(look.unread(batch), dead=False)
+        if local := look.runs_of(batch, "local"):
+            _read_local(look, local)
+        runs = look.runs_of(batch, "slurm")
+        _read_over(look, runs)
+        # Of many runs, only those stay in memory that Slurm may know more about: it is asked once about all.
+        on_slurm += [d for d, run in runs.items() if not run.attempts or not all(each.settled for each in run.attempts)]
+        look.forget(batch, on_slurm)
+    if on_slurm and ask_slurm:
+        from slurmtrain.ops.shared.slurm_jobs import look_at_slurm
 
-    workspace = look.workspace
-    look.ingest(look.unread(directories), dead=False)
-    local = look.runs_of(directories, "local")
-    look.ingest([d for d, run in local.items() if local_jobs.adopt(workspace, d, run)], dead=False)
-    dead = [d for d, run in look.runs(local).items() if local_jobs.is_dead(run)]
-    look.ingest(workspace.store.unread(dead), dead=True)
-    look.ingest([d for d, run in look.runs(dead).items() if local_jobs.note_gone(workspace, d, run)], dead=True)
-    look.settle(dead)
-    on_slurm = look.runs_of(directories, "slurm")
-    if on_slurm:
-        _read_slurm(look, on_slurm, ask_slurm=ask_slurm)
-
-
-def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> None:
-    from slurmtrain.ops.shared.slurm_jobs import look_at_slurm
-
-    if ask_slurm:
+        runs = look.runs(on_slurm)
         answer = look_at_slurm(look.workspace, runs)
         look.live.update(answer.live)
         look.problems += answer.problems
         look.ingest(answer.changed, dead=False)
-    # Nodes may still write while Slurm ends the job: a run is settled only once Slurm, or all its nodes, said so.
-    over = [d for d, run in look.runs(runs).items() if run.newest is not None and run.newest.settled]
+        _read_over(look, look.runs(runs))
+
+
+def _read_local(look: _Look, runs: Mapping[RunDir, Run]) -> None:
+    """Ingest once more those found dead: a process may write its end event just before it is found dead."""
+    from slurmtrain.ops.shared import local_jobs
+
+    workspace = look.workspace
+    look.ingest([d for d, run in runs.items() if local_jobs.adopt(workspace, d, run)], dead=False)
+    dead = [d for d, run in look.runs(runs).items() if local_jobs.is_dead(run)]
+    look.ingest(workspace.store.unread(dead), dead=True)
+    look.ingest([d for d, run in look.runs(dead).items() if local_jobs.note_gone(workspace, d, run)], dead=True)
+    look.settle(dead)
+
+
+def _read_over(look: _Look, runs: Mapping[RunDir, Run]) -> None:
+    """Ingest once more those of which Slurm, or all their nodes, said that they are over.
+
+    Only then are they settled: nodes may still write while Slurm ends the job.
+    """
+    over = [d for d, run in runs.items() if run.newest is not None and run.newest.settled]
     look.ingest(look.workspace.store.unread(over), dead=True)
     look.settle(over)
 
@@ -391,11 +422,18 @@ class _Look:
         loaded = {run_id: self._runs[run_id] for run_id in by_id if run_id in self._runs}
         return {by_id[run_id]: run for run_id, run in loaded.items() if not run.unreadable}
 
+    def forget(self, directories: Iterable[RunDir], except_for: Collection[RunDir]) -> None:
+        """Keep these runs in memory no longer, ``except_for`` some."""
+        kept = {directory.id for directory in except_for}
+        for directory in directories:
+            if directory.id not in kept:
+                self._runs.pop(directory.id, None)
+
     def runs_of(self, directories: Iterable[RunDir], executor: str) -> dict[RunDir, Run]:
         return {directory: run for directory, run in self.runs(directories).items() if run.executor == executor}
 
     def ingest(self, directories: Sequence[RunDir], *, dead: bool) -> None:
-        """Read what is new in these runs, in one transaction: the registry gets all of it or nothing."""
+        """Read what is new in these runs, in one transaction."""
         if not directories:
             return
         from slurmtrain.registry.ingest import ingest

@@ -169,7 +169,7 @@ def test_a_repair_that_is_killed_is_completed_by_the_next(
     with monkeypatch.context() as patched:
         match effect:
             case "fill":
-                patched.setattr(parallel_ingest, "_read", kill)
+                patched.setattr(parallel_ingest, "read_runs", kill)
             case "take over":
                 patched.setattr(care, "_readable_rows", kill)
             case "journal":
@@ -220,7 +220,7 @@ def test_a_vacuum_gives_the_space_of_deleted_rows_back(workspace: Workspace) -> 
 @pytest.fixture
 def several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Already a few runs are read by several processes."""
-    monkeypatch.setattr(parallel_ingest, "_FEW", 0)
+    monkeypatch.setattr(parallel_ingest, "FEW", 0)
     monkeypatch.setattr(parallel_ingest, "_BATCH", 2)
     monkeypatch.setattr(parallel_ingest, "_MOST_PROCESSES", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})

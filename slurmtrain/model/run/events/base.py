@@ -92,8 +92,8 @@ class Payload:
                 return None
         if len(values) == len(record):
             return cls(**values)
-        known = {each.key for each in layout(cls) if each.name in values}
-        extra = {key: item for key, item in record.items() if key not in known and is_text(key) and is_plain(item)}
+        keys_read = {each.key for each in layout(cls) if each.name in values}
+        extra = {key: item for key, item in record.items() if key not in keys_read and is_text(key) and is_plain(item)}
         return cls(**values, extra=extra)
 
     def __eq__(self, other: object) -> bool:

@@ -15,8 +15,10 @@ SlurmtrainError            something failed                                     
 |   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
 |   |   +-- RunUnreadable  a run whose journals cannot be read
 |   |   +-- RegistryFailed a registry that cannot be read or written now: its disk is full, somebody holds it
-|   +-- RegistryUnusable   a file that is not a registry, or is damaged
+|   +-- RegistryUnusable   a file that is not a registry
 |       +-- RegistryNewer  a registry that was made by a newer version
+|       +-- RegistryDamaged
+|                          a registry of which not everything can be read
 +-- SubmitFailed           a submission that failed after runs were created; names them
 |   +-- SubmitInterrupted  one that was interrupted                              exit code 130
 +-- LaunchError            a job that could not be started
@@ -144,7 +146,11 @@ class ConnectionLost(RegistryFailed):
 
 
 class RegistryUnusable(UserError):
-    """The file is not a registry of slurmtrain, or is damaged."""
+    """What is there is not a registry of slurmtrain, or cannot be used as one."""
+
+
+class RegistryDamaged(RegistryUnusable):
+    """It is a registry of slurmtrain, but not everything in it can be read."""
 
 
 class RegistryNewer(RegistryUnusable):

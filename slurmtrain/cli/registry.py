@@ -24,7 +24,7 @@ def command() -> None:
 def rebuild(workspace: Workspace, as_json: bool) -> int:
     """Rebuild the registry from the run directories.
 
-    A file that cannot be read is kept next to it as registry.db.old.
+    A file that is not a registry is kept next to it as registry.db.old, a damaged one as registry.db.damaged.
     """
     from slurmtrain.cli.shared.progress import count_progress
     from slurmtrain.ops.rebuild import rebuild
@@ -74,7 +74,7 @@ def copy(workspace: Workspace, source: str, target: str, as_json: bool) -> int:
 @options.json_option
 @options.in_workspace
 def check(workspace: Workspace, deep: bool, as_json: bool) -> int:
-    """Say whether the registry's file is intact and, with --deep, equals what the run directories say.
+    """Say whether the registry's file can be read and, with --deep, equals what the run directories say.
 
     Changes nothing in an intact file but what every command does: it takes in what is new. Exits with 1 if something is
     wrong; 'slurmtrain registry repair' puts damage right, 'slurmtrain registry rebuild' everything else.
@@ -110,14 +110,10 @@ def repair(workspace: Workspace, as_json: bool) -> int:
         repaired = repair(workspace, show)
     registry, kept = str(workspace.config.registry), None if repaired.kept is None else str(repaired.kept)
     if as_json:
-        facts = {"registry": registry, "damage": repaired.damage, "kept": kept, "sent": repaired.sent}
-        output.print_json({"schema": 1, **facts})
-    elif kept is None:
-        output.echo(f"{registry} is intact", err=True)
+        facts = {"registry": registry, "damage": repaired.damage, "kept": kept, "runs": repaired.runs}
+        output.print_json({"schema": 1, **facts, "sent": repaired.sent, "all_sent": repaired.all_sent})
     else:
-        output.echo(
-            f"{registry} was damaged ({repaired.damage[0]}); it is new now, the damaged one is {kept}", err=True
-        )
+        output.echo(str(repaired), err=True)
     return 0
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import RegistryUnusable
+from slurmtrain.errors import RegistryDamaged, RegistryUnusable
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -> Observed:
     """Read everything again; other commands see the old registry until the new one is complete.
 
-    A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``. A schema on
-    a server is emptied if it is a registry of another version or runs root.
+    A file that is damaged is repaired; one that is not a registry is moved aside, with its journal, as
+    ``registry.db.old``. A schema on a server is emptied if it is a registry of another version or runs root.
 
     Args:
         workspace: Where the runs are.
@@ -31,13 +32,22 @@ def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -
         # Unlike the workspace's own, which goes on in memory: here that would be a failure.
         workspace.store = Store(address)
         garbage = _read_again(workspace, show)
-    except RegistryUnusable:
-        from slurmtrain.registry.database import put_aside
+    except RegistryUnusable as error:
+        if not (isinstance(error, RegistryDamaged) and isinstance(address, Path) and _repair(workspace, address, show)):
+            from slurmtrain.registry.database import put_aside
 
-        put_aside(address)
+            put_aside(address)
         workspace.store = Store(address)
         return observe(workspace)
     return replace(observe(workspace), garbage=garbage)
+
+
+def _repair(workspace: Workspace, path: Path, show: ShowRuns) -> bool:
+    """Whether a damaged file was replaced."""
+    from slurmtrain.registry.damage.repair import repair
+
+    runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
+    return repair(path, runs, show).kept is not None
 
 
 def _read_again(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbage]]:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RegistryNewer, RegistryUnusable, UserError
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 
+if TYPE_CHECKING:
+    from slurmtrain.registry.damage.repair import Repaired
+
 ShowRuns = Callable[[int, int], None]
 # So many runs are compared at a time.
 _BATCH = 500
 _MOST_DIFFERENCES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """What ``registry repair`` did. ``kept``: where the damaged file is; ``sent``: rows about trackers taken over."""
-
-    damage: list[str]
-    kept: Path | None = None
-    sent: int = 0
 
 
 def check(workspace: Workspace, *, deep: bool, show: ShowRuns) -> list[str]:
@@ -37,7 +31,7 @@ def check(workspace: Workspace, *, deep: bool, show: ShowRuns) -> list[str]:
         UserError: It is on a server, or there is none.
         RegistryFailed: It cannot be read now; PathError.
     """
-    from slurmtrain.registry.sqlite.care import find_damage
+    from slurmtrain.registry.damage.repair import find_damage
 
     damage = find_damage(_file_of(workspace))
     return damage if damage or not deep else _differences(workspace, show)
@@ -48,21 +42,9 @@ def repair(workspace: Workspace, show: ShowRuns) -> Repaired:
 
     What trackers have is taken over as far as it can be read. Raises as :func:`check`.
     """
-    from slurmtrain.registry.parallel_ingest import ingest_all
-    from slurmtrain.registry.sqlite.care import replace_damaged
-    from slurmtrain.registry.store import Store
+    from slurmtrain.registry.damage.repair import repair
 
-    damage = check(workspace, deep=False, show=show)
-    if not damage:
-        return Repaired(damage)
-
-    def fill(path: Path) -> None:
-        runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
-        with Store(path) as store, store.begin() as transaction:
-            ingest_all(transaction, runs, show)
-
-    kept, sent = replace_damaged(_file_of(workspace), fill)
-    return Repaired(damage, kept, sent)
+    return repair(_file_of(workspace), [workspace.root.run(run_id) for run_id in workspace.run_ids()], show)
 
 
 def back_up(workspace: Workspace, target: Path) -> int:

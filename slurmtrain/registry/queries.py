@@ -80,7 +80,7 @@ def _execute(
         rows = connection.execute(_all(table).where(*where)).all()
     else:
         rows = connection.execute(_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
-    types = _types(table)
+    types = types_of(table)
     # SQLite stores any value in any column.
     if not all(all(map(isinstance, row, types)) for row in rows):
         raise ValueError(f"a value of the wrong type in the table {table.name!r}")
@@ -88,7 +88,7 @@ def _execute(
 
 
 @cache
-def _types(table: sa.Table) -> list[tuple[type, ...]]:
+def types_of(table: sa.Table) -> list[tuple[type, ...]]:
     """The types that the values of each column may have."""
     return [
         (

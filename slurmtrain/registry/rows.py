@@ -25,6 +25,7 @@ Row = tuple[Any, ...]
 _EMPTY: Mapping[str | None, Callable[[], Any]] = {"{}": dict, "[]": list, "null": lambda: None}
 _EMPTY_TEXTS: Mapping[type, str] = {dict: "{}", list: "[]", tuple: "[]"}
 _MAPPING, _SEQUENCE = "Mapping[str, ", "Sequence["
+_SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
 T = TypeVar("T", bound="DataclassInstance")
 
 
@@ -42,8 +43,13 @@ def decode(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
-def _decode_as(text: str | None, annotation: str) -> Any:
-    """Decode the value of a field with this annotation. Raises ValueError if it has another shape."""
+def decode_as(text: str | None, annotation: str) -> Any:
+    """Decode the value of a field.
+
+    Args:
+        text: What :func:`encode` has made of it.
+        annotation: The type of the field, as in its class. Raises ValueError if the value has another shape.
+    """
     value = decode(text)
     if value and not _fits(value, annotation):
         raise ValueError(f"JSON of another shape than {annotation}")
@@ -51,7 +57,7 @@ def _decode_as(text: str | None, annotation: str) -> Any:
 
 
 def _fits(value: object, annotation: str) -> bool:
-    """Whether objects, lists and text are where an annotation has them."""
+    """Whether objects, lists, text and numbers are where an annotation has them."""
     bare = annotation.removesuffix(" | None")
     if value is None and bare != annotation:
         return True
@@ -59,7 +65,7 @@ def _fits(value: object, annotation: str) -> bool:
         return isinstance(value, dict) and all(_fits(each, bare[len(_MAPPING) : -1]) for each in value.values())
     if bare.startswith(_SEQUENCE):
         return isinstance(value, list) and all(_fits(each, bare[len(_SEQUENCE) : -1]) for each in value)
-    return bare != "str" or isinstance(value, str)
+    return isinstance(value, _SCALARS.get(bare, object))
 
 
 class RowFormat(Generic[T]):
@@ -88,7 +94,7 @@ class RowFormat(Generic[T]):
 
         Raises ValueError for JSON of another shape than the field has.
         """
-        fields = {name: _decode_as(row[name], type_) if type_ else row[name] for name, type_ in self._decoders}
+        fields = {name: decode_as(row[name], type_) if type_ else row[name] for name, type_ in self._decoders}
         return self._record(**fields, **more)
 
 

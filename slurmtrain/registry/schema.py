@@ -264,6 +264,11 @@ sent = sa.Table(
 _EARLIER_SENT = "mirror"
 
 
+def is_registry(tables: Collection[str]) -> bool:
+    """Whether a database with these ``tables`` is a registry, of any version."""
+    return {run.name, event.name} <= set(tables) and bool({sent.name, _EARLIER_SENT} & set(tables))
+
+
 def is_json(column: sa.Column[Any]) -> bool:
     """Whether a column holds JSON."""
     return isinstance(column.type, Json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import ConnectionLost, PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
+from slurmtrain.errors import (
+    ConnectionLost,
+    PathError,
+    RegistryDamaged,
+    RegistryFailed,
+    RegistryNewer,
+    RegistryUnusable,
+    RunUnreadable,
+)
 from slurmtrain.model.run.layout import METRICS
 from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.choice import index
 from slurmtrain.registry.choice.index import IndexRow
+from slurmtrain.registry.damage.spare import Spare
+from slurmtrain.registry.damage.values import NOT_OURS, damaged_value, read_cell
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
 
@@ -35,9 +44,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-# What reading a value raises that slurmtrain has not written: SQLite notices damage to its own structures only.
-_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +113,17 @@ class Listed:
     @property
     def metrics(self) -> dict[str, float]:
         """The latest values, by name."""
-        return _read_cell(_mapping, self.row["metrics"]) or {}
+        return _decode(self.row["metrics"], "Mapping[str, float]") or {}
 
     @property
     def params(self) -> dict[str, Any]:
         """The spec's ``params`` in its newest attempt."""
-        return _read_cell(_mapping, self.row["params"]) or {}
+        return _decode(self.row["params"], "Mapping[str, Any]") or {}
 
     @property
     def resources(self) -> dict[str, Any]:
         """The spec's ``resources`` in its newest attempt."""
-        return _read_cell(_mapping, self.row["resources"]) or {}
+        return _decode(self.row["resources"], "Mapping[str, Any]") or {}
 
     @property
     def sweep(self) -> str | None:
@@ -127,50 +133,33 @@ class Listed:
     @property
     def tags(self) -> list[str]:
         """What people have tagged it with."""
-        return _read_cell(_texts, self.row["tags"])
+        return _decode(self.row["tags"], "Sequence[str]") or []
 
     @property
     def nodes(self) -> list[str]:
         """The hosts of the newest attempt, in the order of their ranks."""
-        return _read_cell(_texts, self.row["nodes"])
+        return _decode(self.row["nodes"], "Sequence[str]") or []
 
     @property
     def git(self) -> dict[str, Any] | None:
         """What is known about the repository that the run was submitted from."""
-        return _read_cell(_mapping, self.row["git"])
+        git: dict[str, Any] | None = _decode(self.row["git"], "Mapping[str, Any]")
+        return git
 
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint from which the run can start."""
         from slurmtrain.model.run.run import Checkpoint
 
-        fields = _read_cell(_mapping, self.row["checkpoint"])
-        return _read_cell(lambda known: Checkpoint(**known), fields) if fields else None
+        fields = _decode(self.row["checkpoint"], "Mapping[str, Any]")
+        return read_cell(lambda known: Checkpoint(**known), fields) if fields else None
 
 
-def _damaged(registry: str, error: Exception) -> RegistryUnusable:
-    return RegistryUnusable(
-        f"{registry} holds what slurmtrain has not written ({type(error).__name__}: {error}); "
-        "'slurmtrain registry rebuild' makes a new one"
-    )
+def _decode(cell: str | None, annotation: str) -> Any:
+    """What a cell holds, of the shape of an ``annotation``. Raises RegistryDamaged."""
+    from slurmtrain.registry.rows import decode_as
 
-
-def _read_cell(read: Callable[[Any], T], cell: Any) -> T:
-    """What ``read`` makes of a cell of the file. Raises RegistryUnusable if the file is damaged there."""
-    try:
-        return read(cell)
-    except _DAMAGE as error:
-        raise _damaged("the registry", error) from error
-
-
-def _mapping(text: str | None) -> dict[str, Any] | None:
-    mapping = json.loads(text or "null")
-    return None if mapping is None else dict(mapping)
-
-
-def _texts(text: str | None) -> list[str]:
-    # Most runs have neither tags nor, before they start, nodes.
-    return [] if text == "[]" else list(map(str, json.loads(text or "[]")))
+    return read_cell(lambda text: decode_as(text, annotation), cell)
 
 
 def _is_mirrored(row: Mapping[str, Any], sent: Sequence[Mapping[str, Any]]) -> bool | None:
@@ -193,17 +182,6 @@ def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """What a registry needs to be replaced by one in memory if it fails.
-
-    ``runs``: finds all run directories, to read them again. ``warn``: called with the reason, once.
-    """
-
-    runs: Callable[[], Sequence[RunDir]]
-    warn: Callable[[str], None]
-
-
 class Store:
     """The registry of one runs root, or a copy in memory that is read from the run directories if it fails."""
 
@@ -221,6 +199,7 @@ class Store:
         """
         self.address = address
         self._spare = spare
+        self._was_damaged = False
         self.in_memory = False
         """Whether the database has failed, so that nothing is stored."""
         try:
@@ -233,6 +212,7 @@ class Store:
         """A registry of this process alone, which holds nothing yet."""
         store = cls.__new__(cls)
         store.address, store._spare, store.in_memory = Path(":memory:"), None, True
+        store._was_damaged = False
         store._engine = engine_in_memory()
         return store
 
@@ -474,24 +454,47 @@ class Store:
             try:
                 return action()
             except ConnectionLost:
-                return action()  # with a new connection: the server may only have been restarted
+                # With a new connection: the server may only have been restarted, or the file replaced.
+                if isinstance(self.address, Path):
+                    self._reopen()
+                return action()
         except (RegistryFailed, RegistryUnusable) as error:
             self._replace(error)
-        except _DAMAGE as error:
+        except NOT_OURS as error:
             # In memory nothing is damaged: there it is a bug.
             if self.in_memory or self._spare is None:
                 raise
-            self._replace(_damaged(f"the registry {self.address}", error))
-        return action()
+            self._replace(damaged_value(error, self.address))
+        return self._try(action)
+
+    def _reopen(self) -> None:
+        self._engine.dispose()
+        self._engine = open_engine(self.address)
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:
-        """Go on in memory with what the run directories hold; raise ``error`` if that is not to be."""
+        """Go on with a repaired file, or in memory with what the run directories hold; or raise ``error``."""
         if self._spare is None or self.in_memory or isinstance(error, RegistryNewer):
             raise error
-        from slurmtrain.registry.ingest import ingest
-
-        self._spare.warn(f"{error}; meanwhile the run directories are read instead")
+        problem = ""
+        try:
+            if isinstance(error, RegistryDamaged) and self._repair(self._spare):
+                return
+        except (PathError, RegistryUnusable) as failure:
+            problem = f"; that was tried: {failure}"
+        self._spare.warn(f"{error}{problem}; meanwhile the run directories are read instead")
         self.in_memory = True
         self._engine = engine_in_memory()
         with self.begin() as transaction:
-            ingest(transaction, self._spare.runs(), dead=False)
+            self._spare.fill(transaction)
+
+    def _repair(self, spare: Spare) -> bool:
+        """Replace a damaged file, once; whether there is an intact one now."""
+        if self._was_damaged or not isinstance(self.address, Path):
+            return False
+        self._was_damaged = True
+        if "_engine" in vars(self):
+            self._engine.dispose()
+        if not spare.repair(self.address):
+            return False
+        self._engine = open_engine(self.address)
+        return True

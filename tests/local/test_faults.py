@@ -171,12 +171,17 @@ def test_without_a_readable_registry_runs_are_submitted_shown_cancelled_and_resu
     assert site.status(run_id)["state"] == "cancelled"
 
 
-def test_a_registry_that_is_no_database_is_replaced_by_a_rebuild(site: Site) -> None:
+def test_a_damaged_registry_is_replaced_by_the_next_command_and_by_a_rebuild(site: Site) -> None:
     run_id = site.submit(site.commanding("true"), "--wait")
-    (site.runs / "registry.db").write_text("these are my notes " * 100)
+    registry = site.runs / "registry.db"
+    registry.write_text("these are my notes " * 100)
+    assert f"the registry {registry} was damaged" in site.call("status").stderr
+    assert site.call("status").stderr == ""
+    registry.write_text("and these " * 100)
     site.call("registry", "rebuild")
     assert site.status(run_id)["state"] == "completed"
-    assert (site.runs / "registry.db.old").read_text().startswith("these are my notes")
+    kept = [registry.with_name(f"registry.db.damaged{number}").read_text() for number in ("", "1")]
+    assert [text.split()[0] for text in kept] == ["these", "and"]
 
 
 def test_a_run_that_has_ended_and_whose_directory_was_removed_is_listed_no_more(site: Site) -> None:

@@ -34,12 +34,13 @@ class Workspace:
         *,
         looks_again: bool = False,
         scheduler: Scheduler | None = None,
-        warn: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """Open the root that ``config`` names.
 
         ``looks_again``: for a command that polls the runs until something happens, and so asks Slurm again every
-        ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails.
+        ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails; who hears
+        nothing of it also repairs nothing.
         """
         self.config = config
         self.looks_again = looks_again
@@ -60,9 +61,11 @@ class Workspace:
     @cached_property
     def store(self) -> Store:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
-        from slurmtrain.registry.store import Spare, Store
+        from slurmtrain.registry.damage.spare import Spare
+        from slurmtrain.registry.store import Store
 
-        return Store(self.config.registry, Spare(self._run_directories, self._warn))
+        warn = self._warn or (lambda _: None)
+        return Store(self.config.registry, Spare(self._run_directories, warn, repairs=self._warn is not None))
 
     @property
     def scheduler(self) -> Scheduler:

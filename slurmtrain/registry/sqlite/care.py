@@ -1,21 +1,19 @@
-"""Care of the registry's file: whether it is intact, copies, its size, and a new one in place of a damaged one."""
+"""Care of the registry's file: whether SQLite finds it intact, copies, its size."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryFailed, RegistryUnusable, UserError
+from slurmtrain.errors import PathError, RegistryDamaged, RegistryFailed, UserError
 from slurmtrain.registry import schema
-from slurmtrain.registry.dialects import insert
-from slurmtrain.registry.sqlite.connections import held, lock_beside
+from slurmtrain.registry.sqlite.connections import READS
 from slurmtrain.registry.sqlite.file import open_file
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
@@ -24,31 +22,27 @@ from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
 _MOST_FINDINGS = 20
 
 
-def find_damage(path: Path) -> list[str]:
-    """What is wrong with the file itself, in sentences; empty if it is intact.
+def find_file_damage(path: Path) -> list[str]:
+    """What SQLite finds wrong with a registry's file, of this or an earlier version; and rows that belong to nothing.
 
     Raises:
         RegistryNewer: It was made by a newer version.
-        RegistryUnusable: There is none, or one of another version.
+        RegistryUnusable: There is none.
         RegistryFailed: It cannot be read now; PathError, UntrustedPath.
     """
     try:
-        engine = open_file(path, create=False)
-        with contextlib.closing(_Disposed(engine)), engine.connect() as connection:
+        with contextlib.ExitStack() as stack:
+            engine = open_file(path, create=False, as_is=True)
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.connect().execution_options(**READS))
             findings = connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FINDINGS})").scalars().all()
-            damage = [str(finding) for finding in findings if finding != "ok"]
-            return damage or list(_find_strays(connection))
-    except RegistryUnusable as error:
-        if isinstance(error.__cause__, sqlite3.DatabaseError):
-            return [f"SQLite cannot read it: {error.__cause__}"]
-        raise
-
-
-class _Disposed:
-    """Closes the connections of an engine."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self.close = engine.dispose
+            # A finding may have several lines, the first of which names the database.
+            lines = [line for finding in findings for line in str(finding).splitlines()]
+            damage = [line for line in lines if line != "ok" and not line.startswith("***")][:_MOST_FINDINGS]
+            is_current = connection.exec_driver_sql("PRAGMA user_version").scalar() == schema.VERSION
+            return damage or (list(_find_strays(connection)) if is_current else [])
+    except RegistryDamaged as error:
+        return [f"SQLite cannot read it: {error.__cause__}"]
 
 
 def _find_strays(connection: sa.Connection) -> Iterator[str]:
@@ -117,70 +111,3 @@ def vacuum(path: Path) -> tuple[int, int]:
     finally:
         engine.dispose()
     return before, path.stat().st_size
-
-
-def replace_damaged(path: Path, fill: Callable[[Path], None]) -> tuple[Path, int]:
-    """Put a complete registry in place of a damaged one, which is kept beside it with its journal.
-
-    Until then the damaged one is there; a kill leaves one of the two, and maybe an unfinished file.
-
-    Args:
-        path: The damaged file.
-        fill: Makes a registry of this name, from the run directories.
-
-    Returns:
-        Where the damaged one is now, and how many rows about what trackers have were taken over from it.
-
-    Raises:
-        RegistryFailed: Somebody else has the lock, or what ``fill`` raises.
-    """
-    new, old = path.with_name(f".{path.name}.repair"), _free_name(path)
-    with held(lock_beside(path)):
-        for suffix in ("", "-journal"):
-            new.with_name(new.name + suffix).unlink(missing_ok=True)
-        fill(new)
-        rows = _readable_rows(path, schema.sent)
-        engine = open_file(new, create=False)
-        with engine.begin() as connection:
-            statement = insert("sqlite", "ignore", schema.sent, tuple(schema.sent.columns.keys()))
-            if rows:
-                connection.exec_driver_sql(statement, rows)
-        engine.dispose()
-        # The journal first: SQLite would undo the new file's pages by it.
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(f"{path.name}-journal").rename(old.with_name(f"{old.name}-journal"))
-        os.link(path, old)
-        new.replace(path)
-        fsync_directory(path.parent)
-    return old, len(rows)
-
-
-def _free_name(path: Path) -> Path:
-    """A name for a file that is put aside, which nothing has."""
-    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in range(1000))
-    return next(name for name in names if not name.exists() and not name.is_symlink())
-
-
-def _readable_rows(path: Path, table: sa.Table) -> list[tuple[Any, ...]]:
-    """The rows of a table that can be read from a damaged file, from its beginning and from its end."""
-    rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    keys = [column.name for column in table.primary_key]
-    names = table.columns.keys()
-    uri = f"file:{quote(str(path))}?mode=ro&vfs={SQLITE_WITHOUT_LOCKS}"
-    for order in ("ASC", "DESC"):
-        # Every name is the schema's.
-        query = f'SELECT {", ".join(names)} FROM "{table.name}" ORDER BY rowid {order}'  # noqa: S608
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            for row in connection.execute(query):
-                by_name: Mapping[str, Any] = dict(zip(names, row, strict=True))
-                if _fits(table, row):
-                    rows[tuple(by_name[key] for key in keys)] = tuple(row)
-    return list(rows.values())
-
-
-def _fits(table: sa.Table, row: Sequence[Any]) -> bool:
-    return all(
-        (value is None and column.nullable)
-        or isinstance(value, (int, float) if isinstance(column.type, sa.Float) else column.type.python_type)
-        for column, value in zip(table.columns, row, strict=True)
-    )

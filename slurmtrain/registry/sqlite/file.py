@@ -13,7 +13,14 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
+from slurmtrain.errors import (
+    ConnectionLost,
+    PathError,
+    RegistryDamaged,
+    RegistryFailed,
+    RegistryNewer,
+    RegistryUnusable,
+)
 from slurmtrain.registry import schema
 from slurmtrain.registry.sqlite.connections import (
     READS,
@@ -23,6 +30,7 @@ from slurmtrain.registry.sqlite.connections import (
     lock_beside,
     patient_engine,
 )
+from slurmtrain.registry.sqlite.remains import was_registry
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, locked
 from slurmtrain.system.owned_files import check_entry
@@ -31,28 +39,30 @@ from slurmtrain.system.owned_files import check_entry
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
 
 
-def open_file(path: Path, *, create: bool = True) -> sa.Engine:
+def open_file(path: Path, *, create: bool = True, as_is: bool = False) -> sa.Engine:
     """Open the registry's file.
 
     Args:
         path: The file.
         create: Create it if there is none. One of an earlier version is copied to a backup and emptied: the next
             command reads all runs again.
+        as_is: Open one of an earlier version without changing it.
 
     Raises:
         RegistryUnusable: The file is not a registry or, without ``create``, not one of this version.
+        RegistryDamaged: It is one, and damaged.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
-        return _open(_with_events(patient_engine(path), path), path, create=create)
+        return _open(_with_events(patient_engine(path), path), path, create=create, as_is=as_is)
     except NoFileLocks:
-        return _open(_with_events(exclusive_engine(path), path), path, create=create)
+        return _open(_with_events(exclusive_engine(path), path), path, create=create, as_is=as_is)
 
 
-def _open(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
-    version = _version(engine, path) if _exists(path) else None
-    if version == schema.VERSION:
+def _open(engine: sa.Engine, path: Path, *, create: bool, as_is: bool) -> sa.Engine:
+    version = _version_if_registry(engine, path) if _exists(path) else None
+    if version == schema.VERSION or (as_is and version is not None):
         return engine
     if not create:
         raise schema.not_of_this_version(str(path), version)
@@ -89,12 +99,20 @@ def _with_events(engine: sa.Engine, path: Path) -> sa.Engine:
     @sa.event.listens_for(engine, "handle_error")
     def _failed(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
-        if isinstance(error, sqlite3.OperationalError):
-            raise RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}") from error
         if isinstance(error, sqlite3.DatabaseError):
-            raise RegistryUnusable(f"{path} is not a readable database ({error}); {_advice(path)}") from error
+            raise _translated(path, error) from error
 
     return engine
+
+
+def _translated(path: Path, error: sqlite3.DatabaseError) -> Exception:
+    """An error of SQLite or its driver as one of ours."""
+    # The driver reports text that is not UTF-8 like a failing disk, but without a code of SQLite.
+    if not isinstance(error, sqlite3.OperationalError) or str(error).startswith("Could not decode to UTF-8"):
+        return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry repair' replaces it")
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
+        return ConnectionLost(f"the registry {path} was replaced or deleted")
+    return RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}")
 
 
 def _begin_explicitly(engine: sa.Engine) -> None:
@@ -103,13 +121,28 @@ def _begin_explicitly(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def _connect(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
-        for pragma in _PRAGMAS:
-            connection.cursor().execute(pragma)
+        try:
+            for pragma in _PRAGMAS:
+                connection.cursor().execute(pragma)
+        except BaseException:
+            connection.close()  # otherwise it keeps its lock, where there is one of ours
+            raise
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reads", False)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _version_if_registry(engine: sa.Engine, path: Path) -> int | None:
+    """The version of the tables; RegistryUnusable also if what cannot be read was never a registry."""
+    try:
+        return _version(engine, path)
+    except RegistryDamaged as error:
+        if was_registry(path):
+            raise
+        cause = error.__cause__
+        raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_advice(path)}") from cause
 
 
 def _version(engine: sa.Engine, path: Path) -> int | None:
@@ -120,7 +153,7 @@ def _version(engine: sa.Engine, path: Path) -> int | None:
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
     if not tables:
         return None
-    if not {"run", "event"} <= tables or not {"mirror", "sent"} & tables:
+    if not schema.is_registry(tables):
         raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
     if version > schema.VERSION:
         raise RegistryNewer(

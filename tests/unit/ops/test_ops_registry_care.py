@@ -18,7 +18,8 @@ from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import parallel_ingest
-from slurmtrain.registry.sqlite import care
+from slurmtrain.registry.damage import repair as repair_module
+from slurmtrain.registry.damage.repair import Repaired
 
 RUNS = 7
 IDS = [run_id(1_700_000_000_000 + number, number) for number in range(RUNS)]
@@ -55,7 +56,7 @@ def check(workspace: Workspace, *, deep: bool = False) -> list[str]:
     return registry_care.check(again(workspace), deep=deep, show=lambda _done, _total: None)
 
 
-def repair(workspace: Workspace) -> registry_care.Repaired:
+def repair(workspace: Workspace) -> Repaired:
     return registry_care.repair(again(workspace), lambda _done, _total: None)
 
 
@@ -123,7 +124,7 @@ def test_what_is_no_registry_is_an_error_and_not_damage(workspace: Workspace) ->
 
 def test_a_repair_changes_nothing_in_an_intact_registry(workspace: Workspace) -> None:
     before = registry_of(workspace).read_bytes()
-    assert repair(workspace) == registry_care.Repaired([])
+    assert repair(workspace) == Repaired(registry_of(workspace), [])
     assert registry_of(workspace).read_bytes() == before
 
 
@@ -171,7 +172,7 @@ def test_a_repair_that_is_killed_is_completed_by_the_next(
             case "fill":
                 patched.setattr(parallel_ingest, "read_runs", kill)
             case "take over":
-                patched.setattr(care, "_readable_rows", kill)
+                patched.setattr(repair_module, "salvage", kill)
             case "journal":
                 patched.setattr(Path, "rename", kill)
             case "link":
@@ -179,7 +180,7 @@ def test_a_repair_that_is_killed_is_completed_by_the_next(
             case "rename":
                 patched.setattr(Path, "replace", kill)
             case _:
-                patched.setattr(care, "fsync_directory", kill)
+                patched.setattr(repair_module, "fsync_directory", kill)
         with pytest.raises(Killed):
             repair(workspace)
     repair(workspace)

@@ -17,8 +17,9 @@ import pytest
 from helpers import without_locks
 
 from slurmtrain.errors import RegistryFailed
+from slurmtrain.registry.damage.spare import Spare
 from slurmtrain.registry.sqlite import connections
-from slurmtrain.registry.store import Spare, Store
+from slurmtrain.registry.store import Store
 from slurmtrain.system.locking import waiting
 from slurmtrain.system.locks import locked
 

@@ -163,8 +163,9 @@ def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(home: SampleHom
         terminal.wait_for(lambda _: terminal.lines[1].startswith("ID"))
         [registry] = home.project.rglob("registry.db")
         registry.write_bytes(b"broken" * 1000)
-        terminal.wait_for(lambda _: "is not a readable database" in problem(terminal))
+        terminal.wait_for(lambda _: f"the registry {registry} was damaged" in problem(terminal))
         terminal.wait_for("pending     pending")
+        assert registry.with_name("registry.db.damaged").read_bytes() == b"broken" * 1000
         home.runs.rename(home.runs.with_name("moved"))
         home.runs.write_text("a file")
         terminal.wait_for(lambda _: "cannot read the runs root" in problem(terminal))

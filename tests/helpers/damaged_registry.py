@@ -1,0 +1,73 @@
+"""A runs root whose registry is to be damaged, and what commands then answer."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from slurmtrain.cli import show, status
+from slurmtrain.config import Config
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.ops import registry_care
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.damage.repair import Repaired
+
+IDS = [run_id(1_700_000_000_000 + number, number) for number in range(12)]
+SENT = "INSERT INTO sent VALUES (?, 'mlflow', 'u', 'r', '{}', 5, '{}', 9, '[]', '', NULL)"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A runs root, whose registry knows all runs and what trackers have of them."""
+
+    runs: Path
+
+    @property
+    def registry(self) -> Path:
+        return self.runs / "registry.db"
+
+    @property
+    def beside(self) -> list[str]:
+        """What lies beside the registry and begins with its name; no locks."""
+        names = (path.name for path in self.runs.iterdir())
+        return sorted(name for name in names if "registry.db" in name and not name.endswith(".lock"))
+
+    def open(self, warn: Callable[[str], None] | None = None) -> Workspace:
+        config = Config(runs=self.runs, executor=None, registry=self.registry, mlflow_uri=None)
+        return Workspace(config, warn=warn)
+
+    def status(self) -> tuple[list[dict[str, Any]], str]:
+        """The runs that ``status --json`` prints, less what only the registry knows, and what it says on stderr."""
+        arguments = ["--runs", str(self.runs), "--all", "--json"]
+        result = CliRunner().invoke(status.command, arguments, standalone_mode=False, catch_exceptions=False)
+        runs = json.loads(result.stdout)["runs"]
+        return [{key: run[key] for key in run.keys() - {"mirrored", "trackers"}} for run in runs], result.stderr
+
+    def show(self, run: str) -> dict[str, Any]:
+        """What ``show --json`` prints."""
+        arguments = ["--runs", str(self.runs), run, "--json"]
+        result = CliRunner().invoke(show.command, arguments, standalone_mode=False, catch_exceptions=False)
+        shown: dict[str, Any] = json.loads(result.stdout)["run"]
+        return shown
+
+    def check(self) -> list[str]:
+        return registry_care.check(self.open(), deep=True, show=lambda _done, _total: None)
+
+    def repair(self) -> Repaired:
+        return registry_care.repair(self.open(), lambda _done, _total: None)
+
+    def execute(self, *statements: str) -> None:
+        with sqlite3.connect(self.registry) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def sent(self) -> list[str]:
+        """The runs of which it is known what trackers have."""
+        with sqlite3.connect(self.registry) as connection:
+            return [row[0] for row in connection.execute("SELECT run_id FROM sent ORDER BY run_id")]

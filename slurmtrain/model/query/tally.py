@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from slurmtrain.model.run.events.command import Submitting
 from slurmtrain.model.run.run import CAUSES, Attempt, Run
 
 ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"
@@ -33,22 +34,37 @@ Tally = dict[Placement, dict[str, float]]
 """Sums by place, then by name: seconds where the name says so, else counts."""
 
 
-def place_of(run: Run, attempt: Attempt | None, partitions: Mapping[int, str | None]) -> Placement:
-    """Where an ``attempt`` of a ``run`` ran. ``partitions``: those of its submissions, by number."""
+def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, Submitting]) -> Placement:
+    """Where an ``attempt`` of a ``run`` ran. ``submissions``: the run's, by number."""
     if attempt is None:
         return Placement(run.executor, "")
-    return Placement(attempt.executor or run.executor, partitions.get(attempt.submission) or "")
+    submitting = submissions.get(attempt.submission)
+    return Placement(attempt.executor or run.executor, (submitting and submitting.partition) or "")
 
 
-def tally(run: Run, partitions: Mapping[int, str | None]) -> Tally:
-    """What a ``run`` adds to the sums. ``partitions``: those of its submissions, by number."""
-    gpus = run.resources.get("gpus_per_node")
-    gpus_per_node = gpus if isinstance(gpus, int) else 0
+def tally(run: Run, submissions: Mapping[int, Submitting], resources: Mapping[str, Any]) -> Tally:
+    """What a run adds to the sums.
+
+    Args:
+        run: The run.
+        submissions: Its submissions, by number: a ``resume`` may have changed what an attempt is given.
+        resources: The ``resources`` of its spec when it was created.
+    """
+    gpus_per_node = _gpus(resources)
     result: Tally = {}
     for attempt in run.attempts:
-        sums = result.setdefault(place_of(run, attempt, partitions), defaultdict(float))
+        submitting = submissions.get(attempt.submission)
+        if submitting is not None and submitting.resources is not None:
+            gpus_per_node = _gpus(submitting.resources)
+        sums = result.setdefault(place_of(run, attempt, submissions), defaultdict(float))
         _add(sums, attempt, gpus_per_node)
     return {place: {name: total for name, total in sums.items() if total} for place, sums in result.items()}
+
+
+def _gpus(resources: Mapping[str, Any]) -> int:
+    """GPUs of a node."""
+    gpus = resources.get("gpus_per_node")
+    return gpus if isinstance(gpus, int) else 0
 
 
 def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.query.tally import Placement, Tally, merged, place_of, tally
-from slurmtrain.model.run.events.command import Submitting
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.run.events.command import RunCreated, Submitting
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.choice.index import IndexRow
 from slurmtrain.system.files import describe_os_error, write_atomically
@@ -138,21 +137,19 @@ class Counters:
         due = [run_id for run_id, row in index.items() if not row.unreadable and not self._is_counted(run_id, row)]
         for begin in range(0, len(due), _BATCH):
             batch = due[begin : begin + _BATCH]
-            submissions = workspace.store.events_of(batch, Submitting)
+            submitting = workspace.store.events_of(batch, Submitting)
+            created = workspace.store.events_of(batch, RunCreated)
             for run_id, run in workspace.store.load_all(batch).items():
-                partitions = {
-                    event.payload.submission: event.payload.partition for event in submissions.get(run_id, ())
-                }
-                if self._add(run, partitions, index[run_id]):
+                submissions = {event.payload.submission: event.payload for event in submitting.get(run_id, ())}
+                resources = next((event.payload.resources for event in created.get(run_id, ())), {})
+                place = place_of(run, run.newest, submissions)
+                scanned = index[run_id].scanned if index[run_id].settled else None
+                if self._set(run_id, place, tally(run, submissions, resources), scanned):
                     self._unkept[run_id] = None
 
     def _is_counted(self, run_id: str, row: IndexRow) -> bool:
         counted = self._runs.get(run_id)
         return row.settled and counted is not None and counted.scanned == row.scanned
-
-    def _add(self, run: Run, partitions: Mapping[int, str | None], row: IndexRow) -> bool:
-        place = place_of(run, run.newest, partitions)
-        return self._set(run.id, place, tally(run, partitions), row.scanned if row.settled else None)
 
     def _keep(self, workspace: Workspace) -> None:
         """Write what is new to the file. Raises OSError, PathError."""

@@ -20,7 +20,9 @@ from slurmtrain.registry.transaction import Transaction
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 
+from helpers.checkpoints import gone
 from helpers.metered_runs import Samples, export, parse, value, write_metered_run
+from helpers.simulated_run import RUN_ID, SimulatedRun
 
 _COUNTED = {name for family in Families() if family.kind in (COUNTER, SUMMARY) for name in family.exported}
 
@@ -44,6 +46,27 @@ def test_attempts_interruptions_and_seconds_are_counted_by_partition(workspace: 
     lost = value(samples, "slurmtrain_node_unproductive_seconds_total", kind="lost")
     assert 0 < lost < value(samples, "slurmtrain_node_unproductive_seconds_total") < nodes
     assert value(samples, "slurmtrain_gpu_unproductive_seconds_total", kind="lost") == 4 * lost
+
+
+def test_seconds_of_gpus_are_those_that_each_attempt_was_given(workspace: Workspace) -> None:
+    sim = SimulatedRun(workspace.root.run(RUN_ID), executor="local")
+    sim.created(resources={"nodes": 1, "gpus_per_node": 8}).submitted(process=gone()).started().reached(1)
+    sim.later(100).ended("failed")
+    before = parse(export(workspace))
+    of_nodes, of_gpus = (value(before, f"slurmtrain_{each}_seconds_total") for each in ("node", "gpu"))
+    assert of_gpus == 8 * of_nodes > 0
+    sim.job = "job-2"
+    fewer = {"nodes": 2, "gpus_per_node": 2}
+    sim.submitted(2, process=gone(), command="x", resources=fewer).started(submission=2, nodes=2).later(50)
+    sim.ended("failed").ended("failed", 1)
+    # This one repeats what the one before has stated.
+    sim.job = "job-3"
+    sim.submitted(3, process=gone()).started(submission=3).later(25).ended("failed")
+    after = parse(export(workspace))
+    assert value(after, "slurmtrain_gpu_seconds_total") - of_gpus == pytest.approx(
+        2 * (value(after, "slurmtrain_node_seconds_total") - of_nodes)
+    )
+    assert value(after, "slurmtrain_node_seconds_total") > of_nodes
 
 
 def test_every_state_and_cause_is_there_before_it_first_occurs(workspace: Workspace) -> None:

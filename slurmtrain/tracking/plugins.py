@@ -13,7 +13,8 @@ from slurmtrain.model.spec.kinds import suggestion
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunsRoot
-    from slurmtrain.tracking.tracker import Tracker, WrittenFiles
+    from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
+    from slurmtrain.tracking.tracker import Tracker
 
 GROUP = "slurmtrain.trackers"
 _OWN = {
@@ -22,7 +23,7 @@ _OWN = {
     "tensorboard": "slurmtrain.tracking.to_tensorboard:TensorboardTracker",
     "wandb": "slurmtrain.tracking.to_wandb.tracker:WandbTracker",
 }
-# Those whose modules have a function ``written_files``.
+# Those that are FileTrackers.
 _WRITING_FILES = frozenset({"csv", "tensorboard", "wandb"})
 # Trackers whose package is an extra of the same name.
 _EXTRAS = frozenset({"tensorboard", "wandb"})
@@ -109,7 +110,7 @@ def writes_files(name: str) -> bool:
 
 
 def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
-    """What a tracker that :func:`writes_files` has written of a run; its package need not be installed any more.
+    """What a tracker that :func:`writes_files` has written of a run.
 
     Args:
         name: The tracker's name.
@@ -117,6 +118,5 @@ def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run
         root: The runs root.
         run_id: The run.
     """
-    module = _OWN[name].partition(":")[0]
-    written: WrittenFiles = EntryPoint(name, f"{module}:written_files", GROUP).load()(settings, root, run_id)
-    return written
+    tracker: type[FileTracker] = EntryPoint(name, _OWN[name], GROUP).load()
+    return tracker.files_of(settings, root, run_id)

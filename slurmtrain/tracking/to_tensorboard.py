@@ -13,15 +13,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_atomically, write_json
+from slurmtrain.system.files import make_directory, read_json, write_atomically, write_json
 from slurmtrain.system.owned_files import open_regular
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker, WrittenFiles
+from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
 
 # What TensorBoard recognises event files by; they are read in the order of their names.
 _NAME = "events.out.tfevents.{:010d}.slurmtrain"
@@ -32,18 +31,16 @@ _STATE = "slurmtrain.json"
 _FORMAT = "brain.Event:2"
 
 
-class TensorboardTracker(Tracker):
-    """A directory with a folder for each run. Its setting ``dir`` is relative to the runs root."""
+class TensorboardTracker(FileTracker):
+    """A directory with a folder for each run."""
 
-    truncates: ClassVar[bool] = True
     waits: ClassVar[bool] = False
+    usual: ClassVar[str] = "tensorboard"
+    kind: ClassVar[str] = "TensorBoard"
 
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
         super().__init__(settings, root)
-        self._directory = _directory(settings, root)
-        self.uri = self._directory.absolute().as_uri()
-        self.label = f"the directory {self._directory} for TensorBoard"
         self._folder = self._file = self._directory
         self._step: int | None = None
 
@@ -108,40 +105,21 @@ class TensorboardTracker(Tracker):
             file.flush()
             os.fsync(file.fileno())
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    @classmethod
+    def files_of(cls, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+        """As :meth:`FileTracker.files_of` with its ``settings``, ``root`` and ``run_id``."""
+        directory = cls._directory_of(settings, root)
+        ours = re.compile(rf"{re.escape(run_id)}/(?:{_EVENT_FILE}|\.?{re.escape(_STATE)}(?:\.[0-9a-f]{{8}}\.tmp)?)")
+
+        def is_foreign(path: str) -> bool:
+            return ours.fullmatch(path) is None
+
         try:
-            yield
-        except OSError as error:
-            raise TrackingError(f"cannot write to {self._folder}: {describe_os_error(error)}") from error
-        except PathError as error:
-            raise TrackingError(str(error)) from error
-
-
-def written_files(settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
-    """What there is of a run.
-
-    Args:
-        settings: The section of the spec.
-        root: The runs root.
-        run_id: The run.
-    """
-    directory = _directory(settings, root)
-    ours = re.compile(rf"{re.escape(run_id)}/(?:{_EVENT_FILE}|\.?{re.escape(_STATE)}(?:\.[0-9a-f]{{8}}\.tmp)?)")
-
-    def is_foreign(path: str) -> bool:
-        return ours.fullmatch(path) is None
-
-    try:
-        entries = os.listdir(directory / run_id)
-    except OSError:
-        entries = []
-    is_empty = all(is_foreign(f"{run_id}/{each}") for each in entries)
-    return WrittenFiles(directory, [] if is_empty else [run_id], is_foreign)
-
-
-def _directory(settings: Mapping[str, Any], root: RunsRoot) -> Path:
-    return root.path / Path(settings.get("dir") or "tensorboard").expanduser()
+            entries = os.listdir(directory / run_id)
+        except OSError:
+            entries = []
+        is_empty = all(is_foreign(f"{run_id}/{each}") for each in entries)
+        return WrittenFiles(directory, [] if is_empty else [run_id], is_foreign)
 
 
 def _write(file: BinaryIO, event: Any) -> None:

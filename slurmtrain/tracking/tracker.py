@@ -8,9 +8,8 @@ come again for the same run, with the points that are not known to be there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from slurmtrain.model.metrics.settled import Fate, Place
@@ -56,19 +55,6 @@ class TrackedPoint(NamedTuple):
     metrics: Mapping[str, float]
     fate: Fate
     """``FINAL``: it belongs to the surviving line; ``REPLAYED``: its step was trained again; ``OPEN``: not decided."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFiles:
-    """What a tracker has written of a run, which goes with the run's own files.
-
-    ``names``: files and folders in ``directory``; ``is_foreign``: whether a file in them, by its path relative to
-    ``directory``, was not written by the tracker.
-    """
-
-    directory: Path
-    names: Sequence[str]
-    is_foreign: Callable[[str], bool] = lambda _: False
 
 
 class Tracker(ABC):

@@ -13,18 +13,19 @@ import netrc
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from slurmtrain.errors import PathError, TrackingError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
+from slurmtrain.system.files import make_directory, read_json, write_json
+from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
 from slurmtrain.tracking.step_file import StepFile, files_named
 from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker, WrittenFiles
+from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
 
 _SERVER = "https://api.wandb.ai"
 # W&B's own columns of a history begin with it.
@@ -35,19 +36,18 @@ _SYNCED = "*.wandb.synced"
 _NAME = "offline-run-%Y%m%d_%H%M%S"
 
 
-class WandbTracker(Tracker):
+class WandbTracker(FileTracker):
     """A project of W&B, by directories for it."""
 
-    truncates: ClassVar[bool] = True
+    usual: ClassVar[str] = "."
+    folder: ClassVar[str] = "wandb"
+    kind: ClassVar[str] = "Weights & Biases"
     # What was synced is out of reach, but for rewinding, which not every server can.
     waits: ClassVar[bool] = True
 
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
         super().__init__(settings, root)
-        self._directory = _directory(settings, root)
-        self.uri = self._directory.absolute().as_uri()
-        self.label = f"the directory {self._directory} for Weights & Biases"
         self._file = StepFile(self._directory)
         self._state: dict[str, Any] = {}
         self._state_file = self._directory
@@ -109,16 +109,21 @@ class WandbTracker(Tracker):
         )
         place = self._directory / _unfinished(tracked.run.id)
         shutil.rmtree(place, ignore_errors=True)
-        written = write_offline(make_directory(place), offline, rows, self._directory / "cache")
+        try:
+            self._put(write_offline(make_directory(place), offline, rows, self._directory / "cache"), int(rows[-1][0]))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _put(self, written: Path, newest: int) -> None:
+        """Put a directory that was written up to the step ``newest`` in the place of what has not been synced."""
         earlier = [name for name in self._state["directories"] if (self._directory / name).is_dir()]
         final = _free_name(self._directory, written.name)
         # Noted before anything gets this name: what others have written is never taken for ours.
-        self._note(directory=final, directories=[*earlier, final], written=int(rows[-1][0]))
+        self._note(directory=final, directories=[*earlier, final], written=newest)
         for name in earlier:
             if not self._is_synced(name):
                 shutil.rmtree(self._directory / name)
         written.rename(self._directory / final)
-        shutil.rmtree(place)
 
     def _project(self, tracked: TrackedRun) -> str:
         name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
@@ -144,34 +149,15 @@ class WandbTracker(Tracker):
         mode = self.settings.get("mode", "auto")
         return bool(mode == "online" or (mode == "auto" and os.environ.get("WANDB_MODE") is None and _has_key()))
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise TrackingError(f"cannot write to {self._directory}: {describe_os_error(error)}") from error
-        except PathError as error:
-            raise TrackingError(str(error)) from error
-
-
-def written_files(settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
-    """What there is of a run.
-
-    Args:
-        settings: The section of the spec.
-        root: The runs root.
-        run_id: The run.
-    """
-    directory = _directory(settings, root)
-    names = files_named(directory, f"{run_id}.json", _unfinished(run_id))
-    with contextlib.suppress(PathError):
-        state = _read_state(directory / f"{run_id}.json")
-        names += [name for name in state["directories"] if (directory / name).is_dir()]
-    return WrittenFiles(directory, [*StepFile(directory / f"{run_id}.csv").files(), *names])
-
-
-def _directory(settings: Mapping[str, Any], root: RunsRoot) -> Path:
-    return root.path / Path(settings.get("dir") or ".").expanduser() / "wandb"
+    @classmethod
+    def files_of(cls, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+        """As :meth:`FileTracker.files_of` with its ``settings``, ``root`` and ``run_id``."""
+        directory = cls._directory_of(settings, root)
+        names = files_named(directory, f"{run_id}.json", _unfinished(run_id))
+        with contextlib.suppress(PathError):
+            state = _read_state(directory / f"{run_id}.json")
+            names += [name for name in state["directories"] if (directory / name).is_dir()]
+        return WrittenFiles(directory, [*StepFile(directory / f"{run_id}.csv").files(), *names])
 
 
 def _unfinished(run_id: str) -> str:

@@ -14,6 +14,8 @@ from slurmtrain.errors import TrackingError
 
 # A server that is down is tried again at the next sync.
 _SYNC_S = 300.0
+# 'wandb sync' adds the names of this machine and of itself to the run, unless it is told what these are.
+_ANONYMOUS = {"WANDB_HOST": "", "WANDB_PROGRAM": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str
     settings = wandb.Settings(
         silent=True, console="off", symlink=False, disable_git=True, disable_code=True, save_code=False,
         disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
-        x_disable_viewer=True,
+        x_disable_viewer=True, x_save_requirements=False,
     )  # fmt: skip
     # W&B takes either: what it rewinds names the run.
     resume_from = None if offline.base is None else f"{offline.run_id}?_step={offline.base}"
@@ -76,8 +78,8 @@ def sync(directory: Path) -> None:
     command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
     try:
         completed = subprocess.run(
-            command, cwd=directory.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SYNC_S,
-            errors="replace", check=False,
+            command, cwd=directory.parent, env=os.environ | _ANONYMOUS, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_SYNC_S, errors="replace", check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise TrackingError(f"'wandb sync {directory}' did not end within {_SYNC_S:g} s") from error

@@ -181,6 +181,7 @@ def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rol
     run = tracked(workspace, "wandb").ended("completed")
     assert send(workspace) == SENT
     assert in_wandb(workspace) == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
+    assert not [*(workspace.root.path / "wandb").rglob("requirements.txt")]
     if syncs:
         pretend_to_sync(workspace)
     run.submitted(2)

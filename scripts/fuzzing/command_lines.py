@@ -14,13 +14,17 @@ from slurmtrain.cli import cli
 
 # Commands that wait for something, and options that make others wait: they get a Ctrl-C. They are rarer, since a case
 # of theirs takes seconds.
-_WAITING = frozenset({"wait", "watch", "drill", "preflight", "checkpoint", "cancel"})
+_WAITING = frozenset({"wait", "watch", "drill", "preflight", "checkpoint", "cancel", "ui"})
 _WAITING_OPTIONS = frozenset({"--wait", "--watch", "--follow", "-f"})
 _RARER = 0.1
 _OVERRIDES = ("params.lr=0.5", "resources.nodes=1", "name=x", "checkpoint.every.steps=5", "slurm.hold=true", "a.b=c",
               "resources.nodes=1e9", "x", "requeue.enabled=false", "command=true", "env.A=\x1b[31m", "params=[1", "=",
               "resources.nodes=0", "params.x=${params.x}", "checkpoint.keep=null", "workdir=/nowhere", "sweep={}",
-              "tracking.mlflow.enabled=true", "setup=[a]", "launcher=node", "resources.time=9999999999999")  # fmt: skip
+              "tracking.mlflow.enabled=true", "tracking.csv.enabled=true", "tracking.csv.dir=/nowhere",
+              "tracking.live=x", "setup=[a]", "launcher=node", "resources.time=9999999999999",
+              "tracking.tensorboard={enabled: true, dir: ../elsewhere}", "tracking.wandb.mode=online", "tracking.csv=5",
+              "tracking.plugins={csv: {}}", "tracking.plugins.nope={a: 1}",
+              "tracking.mlflow.experiment=\x1b[31m")  # fmt: skip
 _NODES = ("n0", "n1", "n[0-3]", "n[3-1]", "n[0-99999999999]", "", "[[", "\x1b[31m", "n[0-9]" * 9)
 
 

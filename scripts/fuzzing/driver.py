@@ -24,6 +24,7 @@ from helpers.sample_home import SampleHome, copy_home, make_home
 
 from fuzzing.command_lines import random_command, waits
 from fuzzing.mutations import mutate_home
+from fuzzing.tracked_runs import TRACKING, fill_caches, write_wandb
 
 # One case in this many starts an interpreter of its own.
 _REAL = 50
@@ -188,8 +189,10 @@ def _remove(tree: Path) -> None:
 def run_cases(options: Options, place: Path) -> Iterator[dict[str, Any]]:
     """Run cases in ``options.workers`` processes; yields each as it ends. ``place``: an empty directory."""
     import_everything()
-    template = make_home(place / "template")
+    template = make_home(place / "template", TRACKING)
+    write_wandb(template)
     facts = _fill_registry(template)
+    fill_caches(template)
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
     pipes = []
     for worker in range(options.workers):

@@ -368,7 +368,7 @@ def mutate_home(home: SampleHome, random: Random) -> Mutated:
     for _ in range(random.choice([1, 1, 1, 2, 2, 4])):
         kind = random.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])[0]
         # What an earlier change has made impossible is left out.
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, sqlite3.Error):
             mutated.changes.append(_KINDS[kind][1](home, mutated, random))
     # Commands read only what is new since the last one.
     if random.random() < 0.4:
@@ -408,6 +408,21 @@ def _project(home: SampleHome, _mutated: Mutated, random: Random) -> str:
 def _cold_registry(home: SampleHome, _mutated: Mutated, _random: Random) -> str:
     (home.runs / "registry.db").unlink()
     return "no registry"
+
+
+def _sent(home: SampleHome, _mutated: Mutated, random: Random) -> str:
+    """Change what the registry says that trackers have."""
+    with contextlib.closing(sqlite3.connect(home.runs / "registry.db", timeout=1)) as database, database:
+        columns = [row[1] for row in database.execute("PRAGMA table_info(sent)")]
+        column = random.choice(columns)
+        value = random.choice(
+            [nasty_value(random), json.dumps(nasty_value(random)), json.dumps({"from": [nasty_value(random)]})]
+        )
+        if not isinstance(value, int | float | str | None):
+            value = json.dumps(value)
+        row = "(SELECT rowid FROM sent ORDER BY rowid LIMIT 1)" if column in ("run_id", "tracker") else "rowid"
+        database.execute(f'UPDATE sent SET "{column}" = ? WHERE rowid = {row}', [value])
+    return f"sent.{column} = {value!r}"
 
 
 # {home}: the home's directory.
@@ -470,6 +485,13 @@ _KINDS: dict[str, tuple[float, Callable[[SampleHome, Mutated, Random], str]]] = 
     "checkpoint": (6, _files("project/runs/*/checkpoints/*/*", "project/runs/*/checkpoints/*/MANIFEST.json")),
     "registry": (8, _files("project/runs/registry.db")),
     "tracking": (1, _files("project/runs/mlflow.db")),
+    "trackers' files": (
+        5,
+        _files("project/runs/csv/*", "project/runs/curves/*", "project/runs/tensorboard/*/*", "project/runs/wandb/*"),
+    ),
+    "histories": (3, _files("project/runs/.histories/*")),
+    "counters": (3, _files("project/runs/counters.jsonl")),
+    "sent": (2, _sent),
     "ledger": (2, _files("project/runs/nodes/*.jsonl")),
     "config": (6, _files("project/slurmtrain.yaml", "home/.config/slurmtrain/slurmtrain.yaml")),
     "spec": (12, _files("project/spec.yaml")),

@@ -25,6 +25,17 @@ import slurmtrain
 
 # What no command imports: programs, and callbacks for libraries of users.
 _NOT_IMPORTED = ("slurmtrain.integrations", "slurmtrain.__main__", "slurmtrain.runtime.agent.rank_main")
+# What commands import while they run.
+_IMPORTED_LATE = (
+    "mlflow",
+    "submitit",
+    "torch",
+    "torch.distributed.checkpoint",
+    "safetensors.torch",
+    "rich.table",
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.record_writer",
+)
 # A command that prints without end must not fill the memory.
 _OUTPUT_BYTES = 4 * 2**20
 # Python's exit code if it cannot write what is left in its buffers.
@@ -70,7 +81,7 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(slurmtrain.__path__, "slurmtrain."):
         if not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
-    for name in ("mlflow", "submitit", "torch", "torch.distributed.checkpoint", "safetensors.torch", "rich.table"):
+    for name in _IMPORTED_LATE:
         importlib.import_module(name)
 
 

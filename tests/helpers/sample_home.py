@@ -35,7 +35,13 @@ checkpoint: {every: {steps: 10}, keep: 2}
 requeue: {max_failures: 2}
 env: {TOKEN_FILE: /tmp/token}
 setup: ["export A=1"]
-tracking: {mlflow: {enabled: false}}
+tracking:
+  mlflow: {enabled: false, uri: null, experiment: digits}
+  csv: {enabled: false, dir: curves}
+  tensorboard: {enabled: false, dir: null}
+  wandb: {enabled: false, project: digits, entity: null, mode: offline, dir: null}
+  plugins: {}
+  live: false
 sweep: {params.lr: [0.1, 0.2]}
 """
 CONFIG = "runs: runs\nexecutor: local\nnode_expiry_hours: 24\n"
@@ -144,8 +150,13 @@ def copy_home(source: SampleHome, target: Path) -> SampleHome:
     return home
 
 
-def make_home(path: Path) -> SampleHome:
-    """Make the sample at a path that does not exist yet."""
+def make_home(path: Path, tracking: Mapping[str, Mapping[str, Any]] | None = None) -> SampleHome:
+    """Make the sample.
+
+    Args:
+        path: where; it does not exist yet.
+        tracking: what plans of runs say about trackers, by state.
+    """
     home = SampleHome(path)
     for folder in (
         home.project,
@@ -166,7 +177,7 @@ def make_home(path: Path) -> SampleHome:
     before = os.umask(0o077)
     try:
         for state in STATES:
-            _RUNS[state](SampleRun(RunsRoot(home.runs), state))
+            _RUNS[state](SampleRun(RunsRoot(home.runs), state, (tracking or {}).get(state)))
     finally:
         os.umask(before)
     home.move_in()
@@ -187,13 +198,16 @@ def _write_answers(slurm: Path) -> None:
 class SampleRun:
     """A run that is being made."""
 
-    def __init__(self, root: RunsRoot, state: str) -> None:
+    def __init__(self, root: RunsRoot, state: str, tracking: Mapping[str, Any] | None = None) -> None:
         self.state = state
+        self.tracking = tracking
         self.directory = root.run(id_of(state))
 
     def make(self, executor: str = "local", job: str = "1", **spec: Any) -> SimulatedRun:
         """The run, with the files that a submission writes."""
-        keys: Mapping[str, Any] = {"name": self.state, "checkpoint": {"keep": 2}, **spec}
+        keys: dict[str, Any] = {"name": self.state, "checkpoint": {"keep": 2}, **spec}
+        if self.tracking is not None:
+            keys["tracking"] = self.tracking
         sim = SimulatedRun(self.directory, spec=keys, executor=executor, job=job, now=time.time() - 7200)
         self.directory.spec.write_text(SPEC.replace("digits", self.state))
         # As a submission leaves it: no command has to make it, which a full disk may not allow.

@@ -17,12 +17,15 @@ from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
+from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
+from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
@@ -95,35 +98,87 @@ def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: S
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Start runs whose submission was killed between creating the run and starting its job, one after the other."""
+    """Start runs whose submission was killed between creating the run and starting its job.
+
+    On this machine they start one after the other; on Slurm those that request the same share a job array.
+    """
+    created = [
+        run_id for run_id, listed in _chosen(synced, only) if listed.state == "created" and not listed.row["cancelled"]
+    ]
     after: tuple[str, Process] | None = None
-    for run_id, listed in _chosen(synced, only):
-        if listed.state != "created" or listed.row["cancelled"]:
-            continue
-        directory = workspace.root.run(run_id)
-        with locked(directory.lock, wait=False) as lock:
-            if lock is None:
+    make_room(len(created))
+    with contextlib.ExitStack() as locks:
+        elements = []
+        for run_id in created:
+            element = _first_attempt(workspace, run_id, locks, synced)
+            if element is None:
                 continue
-            earlier = cancels(directory)
-            observe(workspace, [run_id])
-            run = _load(workspace, run_id)
-            if run is None or run.state != "created":
+            if element.attempt.executor == "slurm":
+                elements.append(element)
                 continue
-            try:
-                plan = current_plan(directory, run)
-                check_executor(workspace, run.executor, [plan])
-                secret_env = secret_values(plan, {})
-                after = (after or _active_run(workspace, synced, run.name)) if run.executor == "local" else None
-                first = NewAttempt(
-                    plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after, cancels=earlier
-                )
-                started = start(workspace, directory, lock, first, command="sync")
-                synced.notes += started.notes
-                after = (run_id, started.process) if started.process else None
-                synced.started.append(run_id)
-            except (SlurmtrainError, OSError) as error:
-                synced.problems.append(f"run {run_id} cannot be started: {error}")
+            name = element.attempt.plan.spec.name
+            after = after or _active_run(workspace, synced, name)
+            local = replace(element, attempt=replace(element.attempt, after=after))
+            process = _start_first(workspace, [local], synced)
+            after = (run_id, process) if process else None
+        for group in _groups(workspace, elements):
+            _start_first(workspace, group, synced)
     return synced.started
+
+
+def _groups(workspace: Workspace, elements: Sequence[Element]) -> Sequence[Sequence[Element]]:
+    """The attempts that share a submission."""
+    if len(elements) < 2:
+        return [elements] if elements else []
+    keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in elements]
+    return split_groups(keyed, workspace.scheduler.max_array_size())
+
+
+def _first_attempt(workspace: Workspace, run_id: str, locks: contextlib.ExitStack, synced: Synced) -> Element | None:
+    """The first attempt of a run that has none, with the run's lock; None if another command has that.
+
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        locks: receives the lock.
+        synced: receives what is in the way.
+    """
+    directory = workspace.root.run(run_id)
+    lock = locks.enter_context(locked(directory.lock, wait=False))
+    if lock is None:
+        return None
+    earlier = cancels(directory)
+    observe(workspace, [run_id])
+    run = _load(workspace, run_id)
+    if run is None or run.state != "created":
+        return None
+    try:
+        plan = current_plan(directory, run)
+        check_executor(workspace, run.executor, [plan])
+        first = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_values(plan, {}), cancels=earlier)
+    except (SlurmtrainError, OSError) as error:
+        synced.problems.append(f"run {run_id} cannot be started: {error}")
+        return None
+    return Element(directory, lock, first)
+
+
+def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced) -> Process | None:
+    """Start first attempts that share a submission; returns the controller of a local one."""
+    run_ids = [each.run.id for each in group]
+    process = None
+    try:
+        if len(group) == 1:
+            [only] = group
+            started = start(workspace, only.run, only.lock, only.attempt, command="sync")
+            notes, process = started.notes, started.process
+        else:
+            notes = start_array(workspace, group, command="sync")
+    except (SlurmtrainError, OSError) as error:
+        synced.problems.append(f"run {', '.join(run_ids)} cannot be started: {error}")
+        return None
+    synced.notes += notes
+    synced.started += run_ids
+    return process
 
 
 def _load(workspace: Workspace, run_id: str) -> Run | None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
-from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.runtime.job.environment import scrubbed
+from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import rejection_reason
-from slurmtrain.slurm.request import make_request
+from slurmtrain.slurm.request import Request, make_array_request, make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.process import processes_with_argument
@@ -55,6 +56,22 @@ class LaunchRequest:
     singleton: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayRequest:
+    """The submission of several runs to Slurm as one job array.
+
+    ``plan``: that of any of them, as they request the same. ``array``: the directory with the links to them.
+    ``locks``: the handles of the runs' locks, as for a :class:`LaunchRequest`; there is an element for each.
+    ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
+    """
+
+    plan: Plan
+    array: ArrayDir
+    locks: Sequence[int]
+    at_once: int | None = None
+    excluded_nodes: Sequence[str] = ()
+
+
 def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
     """Raise, before anything is created, if Slurm could not run the plan or does not answer.
 
@@ -80,12 +97,36 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     SubmissionUncertain there may be a job.
     """
     job = make_request(request.plan, request.submission, request.excluded_nodes, singleton=request.singleton)
-    order = {"parameters": dict(job.parameters), "submission": str(request.submission.path)}
+    environ = {**_umask_of(request.plan), **environment}
+    return _launch(job, {"submission": str(request.submission.path)}, [request.lock], environ)
+
+
+def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
+    """Submit a job array with one call of sbatch, and return its id; that of an element is ``<id>_<index>``.
+
+    ``environment`` and what is raised are those of :func:`launch`.
+    """
+    job = make_array_request(
+        request.plan,
+        request.array,
+        len(request.locks),
+        at_once=request.at_once,
+        excluded_nodes=request.excluded_nodes,
+    )
+    environ = {**_umask_of(request.plan), **environment}
+    return _launch(job, {"elements": str(request.array.elements)}, request.locks, environ)
+
+
+def _launch(job: Request, work: Mapping[str, str], locks: Sequence[int], environment: Mapping[str, str]) -> str:
+    """Call sbatch in a process of its own, and return the job's id. ``work``: what the job will do."""
+    # Slurm hands the launcher's limits on to the job.
+    limits = {"open_files": soft_limit_of_ranks(), "locks": list(locks)}
+    order = {"parameters": dict(job.parameters), **work, **limits}
     completed = subprocess.run(
         # is_submitting() looks for the folder.
         [sys.executable, "-m", "slurmtrain.slurm.launcher", str(job.folder)],
-        env={**scrubbed(os.environ), **_umask_of(request.plan), **environment},
-        cwd=request.submission.path,
+        env={**scrubbed(os.environ), **environment},
+        cwd=job.folder.parent,
         # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
         input=json.dumps(order),
         capture_output=True,
@@ -94,7 +135,7 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
         check=False,
         # Ctrl-C in this terminal must not interrupt sbatch.
         start_new_session=True,
-        pass_fds=(request.lock,),
+        pass_fds=tuple(locks),
     )
     reply = _parse_reply(completed.stdout)
     if "job_id" in reply:
@@ -109,7 +150,7 @@ def _umask_of(plan: Plan) -> dict[str, str]:
     return {} if any(canonical_option(name) == "umask" for name in plan.spec.slurm) else users_umask()
 
 
-def is_submitting(submission: SubmissionDir) -> bool:
+def is_submitting(submission: SubmissionDir | ArrayDir) -> bool:
     """Whether a killed submission has left a process on this machine that may still submit its job."""
     return any(_submits(command) for _, command in processes_with_argument(str(submission.submitit)))
 

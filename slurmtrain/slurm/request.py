@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
-from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
@@ -31,6 +31,9 @@ _NAMED = frozenset(
     {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
      "nodelist", "partition", "qos"}
 )  # fmt: skip
+# In the shell of an element of a job array: its job's id, and the folder of submitit in its run.
+_ELEMENT_JOB = "${slurmtrain_job}"
+_ELEMENT_FOLDER = '"$slurmtrain_submission"/submitit'
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,52 @@ def make_request(
         excluded_nodes: nodes that the job must not get, in addition to those that the plan excludes.
         singleton: whether the run had an earlier job; whatever its state, the two must not run at once.
     """
-    resources, run = plan.spec.resources, submission.run
+    run = submission.run
+    # The run's id in the job's name is how the job of a killed submission is found.
+    job = _Job(f"{plan.spec.name}-{run.id}", run.path, prologue(plan, submission), epilogue(submission))
     options = _options(plan, excluded_nodes, singleton=singleton)
+    return Request(folder=submission.submitit, parameters=_parameters(plan, job, options))
+
+
+def make_array_request(
+    plan: Plan, array: ArrayDir, count: int, *, at_once: int | None = None, excluded_nodes: Collection[str] = ()
+) -> Request:
+    """What a job array requests from Slurm, each element of which is the job of a run.
+
+    Args:
+        plan: the plan of any of the runs, which request the same.
+        array: the directory of its files, with a link for each element.
+        count: how many elements it has.
+        at_once: how many of them may run at once; None: all.
+        excluded_nodes: nodes that its elements must not get, in addition to those that the plan excludes.
+    """
+    job = _Job(f"{plan.spec.name}-{array.id}", array.path, array_prologue(plan, array), array_epilogue())
+    parameters = _parameters(plan, job, _options(plan, excluded_nodes, singleton=False))
+    # Slurm follows the link, so each run has the output of its own job: %A is the array's id, %a the element's index.
+    log = f"{array.elements}/%a/submitit/%A_%a_{{}}_log.out"
+    parameters["srun_args"] = [*parameters["srun_args"], f"--output={log.format('%t')}"]
+    parameters["additional_parameters"] |= {
+        "array": f"0-{count - 1}" + (f"%{at_once}" if at_once else ""),
+        "output": log.format("0"),
+    }
+    return Request(folder=array.submitit, parameters=parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the batch script of a plan has of its own: the job's name, its directory, the lines around srun."""
+
+    name: str
+    directory: Path
+    prologue: str
+    epilogue: str
+
+
+def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of submitit's executor. ``options``: the plan's own for sbatch, with those of the attempt."""
+    resources = plan.spec.resources
     parameters: dict[str, Any] = {
-        # The run's id in the job's name is how the job of a killed submission is found.
-        "job_name": f"{plan.spec.name}-{run.id}",
+        "job_name": job.name,
         "nodes": resources.allocated.max,
         **({} if _is_range(resources) else {"ntasks_per_node": 1}),
         "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
@@ -76,13 +120,16 @@ def make_request(
         "signal_delay_s": _signal_lead_s(resources.time),
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
-        "setup": prologue(plan, submission).rstrip("\n").split("\n"),
-        "teardown": epilogue(submission).rstrip("\n").split("\n"),
+        "setup": job.prologue.rstrip("\n").split("\n"),
+        "teardown": job.epilogue.rstrip("\n").split("\n"),
         # The last of two options wins: those of the spec come first.
         "srun_args": [*plan.spec.slurm.get(SRUN, ()), *_srun_options(resources)],
     }
     # Slurm itself requeues a preempted job that may be requeued, whatever the run's policy says.
-    literal: dict[str, Any] = {"chdir": str(run.path), "requeue" if plan.spec.requeue.enabled else "no-requeue": True}
+    literal: dict[str, Any] = {
+        "chdir": str(job.directory),
+        "requeue" if plan.spec.requeue.enabled else "no-requeue": True,
+    }
     if resources.elastic:
         # submitit needs a number for "nodes"; if an option is repeated, sbatch takes the last one, and these come last.
         literal.update({"nodes": str(resources.allocated), "no-kill": True})
@@ -93,7 +140,7 @@ def make_request(
         else:
             literal[name] = value
     parameters["additional_parameters"] = literal
-    return Request(folder=submission.submitit, parameters=parameters)
+    return parameters
 
 
 def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) -> dict[str, Any]:
@@ -138,24 +185,58 @@ def _signal_lead_s(limit_s: float | None) -> int:
 
 def prologue(plan: Plan, submission: SubmissionDir) -> str:
     """The shell lines between the options and srun."""
-    run, several = submission.run, plan.spec.resources.allocated.max > 1
-    template = _environment().get_template("prologue.sh.j2")
-    text: str = template.render(
+    run, folder = submission.run, shlex.quote(str(submission.submitit))
+    return _prologue(
+        plan,
         run_id=run.id,
         plan_hash=plan.hash,
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
-        folder=str(submission.submitit),
-        setup=[*_profile_lines(plan), *plan.spec.setup],
-        before_setup=BEFORE_SETUP,
-        after_setup=AFTER_SETUP,
-        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
+        pickles=folder,
+        folder=folder,
+        job="${SLURM_JOB_ID:-}",
+    )
+
+
+def array_prologue(plan: Plan, array: ArrayDir) -> str:
+    """The shell lines between the options and srun, in each element of a job array."""
+    return _prologue(
+        plan,
+        array_id=array.id,
+        elements=str(array.elements),
+        pickles=shlex.quote(str(array.submitit)),
+        folder=_ELEMENT_FOLDER,
+        job=_ELEMENT_JOB,
+    )
+
+
+def _prologue(plan: Plan, **values: Any) -> str:
+    several = plan.spec.resources.allocated.max > 1
+    text: str = (
+        _environment()
+        .get_template("prologue.sh.j2")
+        .render(
+            setup=[*_profile_lines(plan), *plan.spec.setup],
+            before_setup=BEFORE_SETUP,
+            after_setup=AFTER_SETUP,
+            invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
+            **values,
+        )
     )
     return text
 
 
 def epilogue(submission: SubmissionDir) -> str:
     """The shell lines after srun."""
-    text: str = _environment().get_template("epilogue.sh.j2").render(attempts=str(submission.run.attempts))
+    return _epilogue(shlex.quote(str(submission.run.attempts)), "$SLURM_JOB_ID")
+
+
+def array_epilogue() -> str:
+    """The shell lines after srun, in each element of a job array."""
+    return _epilogue('"${slurmtrain_submission%/submissions/*}"/attempts', _ELEMENT_JOB)
+
+
+def _epilogue(attempts: str, job: str) -> str:
+    text: str = _environment().get_template("epilogue.sh.j2").render(attempts=attempts, job=job)
     return text
 
 
@@ -167,6 +248,11 @@ def _profile_lines(plan: Plan) -> tuple[str, ...]:
 def agent_command(python: str, folder: Path) -> str:
     """What each task runs: submitit's entry point, which calls the node agent."""
     return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+
+
+def element_command(python: str) -> str:
+    """What each task of an element of a job array runs: submitit's entry point, in the folder of the element's run."""
+    return f"{shlex.quote(python)} -u -m submitit.core._submit {_ELEMENT_FOLDER}"
 
 
 def _environment() -> Any:

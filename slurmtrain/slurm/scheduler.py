@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from slurmtrain.system.files import read_json, write_json
 _MAX_IDS = 1000
 # sacct compares --starttime with slurmctld's clock, which may be ahead of ours or misconfigured to another time zone.
 _CLOCK_MARGIN_S = 3600.0
+# What a job array may have where slurm.conf does not say (slurm.conf(5), MaxArraySize).
+MAX_ARRAY_SIZE = 1001
 # What sacct prints if AccountingStorageType is none.
 _NO_ACCOUNTING = "accounting storage is disabled"
 
@@ -87,6 +89,7 @@ class Scheduler:
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
         self._nodes: tuple[float, list[NodeInfo]] | None = None
+        self._max_array_size: int | None = None
         self._tried_at: dict[str, float] = {}
         self._changed_at = 0.0
         self._cancelled_at: dict[str, float] = {}
@@ -147,6 +150,18 @@ class Scheduler:
             self._partitions = read_partitions(run_command("scontrol", "--oneliner", "show", "partition"))
         return self._partitions
 
+    def max_array_size(self) -> int:
+        """How many elements a job array may have; 0: there are no job arrays here."""
+        if self._max_array_size is None:
+            from slurmtrain.slurm.site import read_max_array_size
+
+            try:
+                self._max_array_size = read_max_array_size()
+            except SlurmDown:
+                # Not remembered: sbatch says so if it is less.
+                return MAX_ARRAY_SIZE
+        return self._max_array_size
+
     def nodes(self) -> list[NodeInfo]:
         """Every node, once for each of its partitions. Raises SlurmDown."""
         now = time.time()
@@ -171,14 +186,15 @@ class Scheduler:
         due = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
         if not due:
             return
+        jobs = join_elements(due)
         # A requeue in progress would start a cancelled job again. Not every version accepts a list of ids here.
         with contextlib.suppress(SlurmDown):
-            run_command("scontrol", "update", f"JobId={','.join(due)}", "Requeue=0")
+            run_command("scontrol", "update", f"JobId={','.join(jobs)}", "Requeue=0")
         try:
             if force:
                 # --full: the batch script and its children too (scancel(1)).
-                run_command("scancel", "--signal=KILL", "--full", *due)
-            run_command("scancel", *due)
+                run_command("scancel", "--signal=KILL", "--full", *jobs)
+            run_command("scancel", *jobs)
         except SlurmDown as error:
             # A job that has ended in the meantime and is no longer in slurmctld's memory.
             if "invalid job id" not in str(error).lower():
@@ -231,3 +247,32 @@ def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, claimed: Collection
     """
     unclaimed = (job.id for job in jobs.values() if job.name.endswith(f"-{run_id}") and job.id not in claimed)
     return next(unclaimed, None)
+
+
+def join_elements(job_ids: Iterable[str]) -> list[str]:
+    """The same jobs as arguments of Slurm's commands: several elements of an array are one, ``7_[0-3,5]``."""
+    arrays: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, _, index = job_id.partition("_")
+        arrays.setdefault(array, []).extend([int(index)] if index.isdecimal() else [])
+    return [
+        array if not indices else f"{array}_{indices[0]}" if len(indices) == 1 else f"{array}_[{_ranges(indices)}]"
+        for array, indices in arrays.items()
+    ]
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as ``0-3,5``."""
+    present = set(numbers)
+    starts = sorted(number for number in present if number - 1 not in present)
+    ends = sorted(number for number in present if number + 1 not in present)
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def job_arrays(jobs: Mapping[str, Job]) -> dict[str, str]:
+    """The ids of job arrays by the last word of their names, which for those of slurmtrain is an id of its own.
+
+    Args:
+        jobs: jobs, by id; elements that ended before they began share one, with the array's id.
+    """
+    return {job.name.rpartition("-")[2]: job.id.partition("_")[0] for job in jobs.values()}

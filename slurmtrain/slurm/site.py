@@ -18,7 +18,7 @@ from slurmtrain.model.interruption.preemption import (
 )
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import read_duration
-from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.slurm.scheduler import MAX_ARRAY_SIZE, Scheduler
 
 _QOS_FIELDS = ("name", "preempt", "preemptmode", "gracetime", "priority", "flags")
 _ASSOCIATION_FIELDS = ("account", "partition", "qos", "defaultqos")
@@ -76,6 +76,17 @@ def read_site(scheduler: Scheduler, user: str) -> Site:
 def read_max_requeues() -> int:
     """How often Slurm starts a job again by itself before it holds it (MaxBatchRequeue). Raises SlurmDown."""
     return read_cluster(read_config(run_command("scontrol", "show", "config"))).max_requeues
+
+
+def read_max_array_size() -> int:
+    """How many elements a job array may have (MaxArraySize, and max_array_tasks in SchedulerParameters).
+
+    Raises SlurmDown.
+    """
+    config = read_config(run_command("scontrol", "show", "config"))
+    size = int(_seconds(config.get("MaxArraySize", ""), MAX_ARRAY_SIZE))
+    tasks = re.search(r"(?:^|,)max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    return min(size, int(tasks[1])) if tasks else size
 
 
 def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:

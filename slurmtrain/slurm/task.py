@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from slurmtrain.runtime.agent.agent import run_node as run_agent
+from slurmtrain.runtime.job.environment import enter_element
 from slurmtrain.slurm.requeue import SlurmQueue
 
 
 def run_node(submission: str) -> None:
     """Run the agent of this node, as a task of submitit. ``submission``: the submission's directory."""
     run_agent(submission, queue=SlurmQueue())
+
+
+def run_element(elements: str) -> None:
+    """Run the agent of this node for one element of a job array. ``elements``: the directory of links to the runs."""
+    run_node(str(enter_element(Path(elements)).path))

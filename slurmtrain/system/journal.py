@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurmtrain.model.run.events.base import Payload, encode
 from slurmtrain.model.run.ids import base32
-from slurmtrain.system.files import share_file
+from slurmtrain.system.files import fsync, share_file
 from slurmtrain.system.owned_files import open_checked
 
 
@@ -31,7 +31,7 @@ class Journal:
         handle = self._open()
         _append(handle, encode(now, event.kind, event.to_json()))
         if self._durable:
-            os.fsync(handle)
+            fsync(handle)
         return now
 
     def close(self) -> None:

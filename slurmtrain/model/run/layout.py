@@ -95,6 +95,15 @@ class RunsRoot:
         """The directory of the run with this id."""
         return RunDir(self.path / run_id)
 
+    @property
+    def arrays(self) -> Path:
+        """The directories of job arrays, by their ids."""
+        return self.path / "arrays"
+
+    def array(self, array_id: str) -> ArrayDir:
+        """The directory of a job array."""
+        return ArrayDir(self.arrays / array_id)
+
     def unborn(self, run_id: str) -> RunDir:
         """Where a run directory is built before it is renamed into place."""
         return RunDir(self.path / f".new-{run_id}")
@@ -240,6 +249,32 @@ class SubmissionDir:
     def controller_log(self) -> Path:
         """The output of the local executor's controller, such as errors of setup commands."""
         return self.path / "controller.log"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDir:
+    """What the elements of a job array share, ``arrays/<id>``: each element is the job of a run."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """Its id, with which the name of the job array ends."""
+        return self.path.name
+
+    @property
+    def submitit(self) -> Path:
+        """The batch script and the pickle of all elements."""
+        return self.path / "submitit"
+
+    @property
+    def elements(self) -> Path:
+        """A link for each element to the :class:`SubmissionDir` of its run, named by its index."""
+        return self.path / "elements"
+
+    def element(self, index: int) -> Path:
+        """The link of an element."""
+        return self.elements / str(index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Runs whose jobs are in Slurm: what it is asked, and which of its answers are journaled.
 
-If a submission was killed, its job is searched for by name (which ends with the run's id) among the jobs of squeue and
-sacct that no submission has claimed. The process that calls sbatch (``slurm/launcher``) inherits the run's lock, so no
-search starts while it lives. If it was killed too, an sbatch that it may have left is searched for by its command line.
-Only then is Slurm asked: an older, cached answer can prove that there is a job, but never that there is none.
+If a submission was killed, its job is searched for by name (which ends with the run's id or, if it is an element of a
+job array, with the array's) among the jobs of squeue and sacct that no submission has claimed. The process that calls
+sbatch (``slurm/launcher``) inherits the run's lock, so no search starts while it lives. If it was killed too, an sbatch
+that it may have left is searched for by its command line. Only then is Slurm asked: an older, cached answer can prove
+that there is a job, but never that there is none.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
-from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
+from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job, job_arrays
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
@@ -65,11 +66,24 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
     if not queue.answered:
         raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
     own = {attempt.job_id for attempt in run.attempts} if run else set()
+    own |= _elements_of(workspace, run_id, queue)
     return [
         job.id
         for job in queue.jobs.values()
         if (job.id in own or job.name.endswith(f"-{run_id}")) and not is_final(job.state)
     ]
+
+
+def _elements_of(workspace: Workspace, run_id: str, queue: Queue) -> set[str]:
+    """The elements of job arrays in Slurm's queue that are jobs of a run, by the links that led them there."""
+    elements = set()
+    prefix = f"{workspace.root.run(run_id).submissions}/"
+    for array_id, job_id in job_arrays(queue.jobs).items():
+        with contextlib.suppress(OSError):
+            for link in workspace.root.array(array_id).elements.iterdir():
+                if f"{link.readlink()}".startswith(prefix):
+                    elements.add(f"{job_id}_{link.name}")
+    return elements
 
 
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
@@ -118,10 +132,16 @@ def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack)
 
     ``locks`` receives the locks of these runs, so that no submission begins meanwhile.
     """
+    from slurmtrain.runtime.job.file_limit import make_room
+    from slurmtrain.slurm.launch import is_submitting
+
+    make_room(len(runs))
     unlocked = [directory for directory, run in runs.items() if _has_no_job(run) and _take_lock(directory, locks)]
     # If a submission's journal has more than was read, the submission has ended since.
     ended = set(workspace.store.unread(unlocked))
-    return frozenset(directory for directory in unlocked if directory not in ended and not _lives(directory, runs))
+    submissions = {directory: _handed_over_by(workspace, directory, runs[directory]) for directory in unlocked}
+    alive = {submission for submission in set(submissions.values()) if submission and is_submitting(submission)}
+    return frozenset(d for d, submission in submissions.items() if d not in ended and submission not in alive)
 
 
 def _has_no_job(run: Run) -> bool:
@@ -135,12 +155,24 @@ def _take_lock(directory: RunDir, locks: ExitStack) -> bool:
         return False  # a run that cannot be written to is left to its owner
 
 
-def _lives(directory: RunDir, runs: Mapping[RunDir, Run]) -> bool:
-    """Whether a process on this machine is submitting the run's newest submission to Slurm."""
-    from slurmtrain.slurm.launch import is_submitting
+def _handed_over_by(workspace: Workspace, directory: RunDir, run: Run) -> SubmissionDir | ArrayDir | None:
+    """What a process on this machine would be submitting for the run; None if it would be on another machine."""
+    newest = run.newest
+    if newest is None or not _from_here(newest):
+        return None
+    submission = directory.submission(newest.submission)
+    element = _element(submission)
+    return submission if element is None else workspace.root.array(element[0])
 
-    newest = runs[directory].newest
-    return newest is not None and _from_here(newest) and is_submitting(directory.submission(newest.submission))
+
+def _element(submission: SubmissionDir) -> tuple[str, int] | None:
+    """The id of the array whose element the job of a submission is, and the element's index; None: it is a job."""
+    from slurmtrain.runtime.job.environment import read_launch
+
+    with contextlib.suppress(PathError):
+        launch = read_launch(submission)
+        return None if launch is None else launch.array
+    return None
 
 
 def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
@@ -152,7 +184,7 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
     claimed = {attempt.job_id for attempt in run.attempts}
     starts = accounting.starts if accounting is not None else {}
     listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
-    job_id = find_unclaimed_job({**listed, **queue.jobs}, run.id, claimed)
+    job_id = _find_job({**listed, **queue.jobs}, directory.submission(newest.submission), claimed)
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
@@ -166,6 +198,16 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
         reason = "its submission was killed before Slurm had the job"
         journal.write(Unstarted(submission=newest.submission, reason=reason))
     return True
+
+
+def _find_job(jobs: Mapping[str, Job], submission: SubmissionDir, claimed: Collection[str]) -> str | None:
+    """The id of the job of a submission that was killed, among these ``jobs`` and not the ``claimed`` ones."""
+    element = _element(submission)
+    if element is None:
+        return find_unclaimed_job(jobs, submission.run.id, claimed)
+    # One call of sbatch makes all elements, whichever of them are listed by now.
+    array = job_arrays(jobs).get(element[0])
+    return None if array is None else f"{array}_{element[1]}"
 
 
 def _from_here(attempt: Attempt) -> bool:

@@ -95,6 +95,19 @@ class StartedAttempt:
     notes: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """An element of a job array.
+
+    ``array``: the array's id, which is not that of a job. ``index``: the element's. ``variables``: environment
+    variables that only this element gets, no secrets.
+    """
+
+    array: str
+    index: int
+    variables: Mapping[str, str]
+
+
 def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
     """Check, before anything is created, that the plans can be started.
 
@@ -139,28 +152,28 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     """
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
-    variables, notes = _server_variables(workspace, run, attempt.plan)
+    variables, notes = script_variables(workspace, run, attempt.plan)
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
     placed = replace(attempt, excluded_nodes=excluded.nodes)
     with uninterrupted(), workspace.journal(run, command) as journal:
-        submission = _prepare(run, attempt, stats)
+        submission = prepare(run, attempt, stats)
         _check_not_cancelled(run, attempt)
         try:
-            journal.write(_submitting(placed, submission, job_id, stats.partition, command))
+            journal.write(submitting_event(placed, submission, job_id, stats.partition, command))
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(submission)
             submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
-            _withdraw(journal, attempt, submission, job_id, error)
-            raise _unwritable(run, error) if isinstance(error, OSError) else error from error
-        notes += _record(journal, run, submitted)
+            withdraw(journal, attempt, submission, job_id, error)
+            raise unwritable(run, error) if isinstance(error, OSError) else error from error
+        notes += record_job(journal, run, submitted)
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
     if cancels(run) - attempt.cancels:
-        _cancel_job(workspace, run, attempt.executor, submitted)
+        cancel_job(workspace, run, attempt.executor, submitted)
     process = submitted.process
     return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
 
@@ -179,8 +192,15 @@ def _check_not_cancelled(run: RunDir, attempt: NewAttempt) -> None:
         raise RunCancelled(f"run {run.id} was cancelled before this command had submitted its job; there is none")
 
 
-def _cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Submitted) -> None:
-    """End a job that was submitted after the run was cancelled. Raises RunCancelled."""
+def cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Submitted) -> None:
+    """End a job that was submitted after the run was cancelled. Raises RunCancelled.
+
+    Args:
+        workspace: where the run is.
+        run: its directory.
+        executor: ``slurm`` or ``local``.
+        submitted: its job.
+    """
     with workspace.journal(run, "cancel") as journal:
         # Again: the first request may be older than the submission, and then applies to what was before it.
         journal.write(CancelRequested())
@@ -194,10 +214,18 @@ def _cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Sub
     raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted; job {submitted.job_id} was too")
 
 
-def _withdraw(
+def withdraw(
     journal: Journal, attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, error: Exception
 ) -> None:
-    """Journal that nothing was started. If the disk is full, the next command notices that there is no job."""
+    """Journal that nothing was started. If the disk is full, the next command notices that there is no job.
+
+    Args:
+        journal: the command's, in the run.
+        attempt: what was to be started.
+        submission: its submission.
+        job_id: the id of a local job.
+        error: why it was not.
+    """
     with contextlib.suppress(OSError):
         journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
     if attempt.predecessor is not None:
@@ -205,8 +233,14 @@ def _withdraw(
             lease.release_claim(attempt.predecessor, by=_COMMANDS)
 
 
-def _record(journal: Journal, run: RunDir, submitted: Submitted) -> list[str]:
-    """Journal the job; a note if that fails, since the job exists all the same, and the next command finds it."""
+def record_job(journal: Journal, run: RunDir, submitted: Submitted) -> list[str]:
+    """Journal the job; a note if that fails, since the job exists all the same, and the next command finds it.
+
+    Args:
+        journal: the command's, in the run.
+        run: the run's directory.
+        submitted: the job.
+    """
     try:
         journal.write(submitted)
     except OSError as error:
@@ -218,14 +252,25 @@ def _record(journal: Journal, run: RunDir, submitted: Submitted) -> list[str]:
     return []
 
 
-def _unwritable(run: RunDir, error: OSError) -> PathError:
+def unwritable(run: RunDir, error: OSError) -> PathError:
+    """The error for a run directory that cannot be written to. ``run``: the directory; ``error``: why."""
     return PathError(f"cannot write to {run.path}: {describe_os_error(error)}")
 
 
-def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> SubmissionDir:
-    """Claim the start, and write what the job reads. Raises PathError; RunBusy if another command has claimed it.
+def prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats, place: ArrayPlace | None = None) -> SubmissionDir:
+    """Claim the start, and write what the job reads.
 
     A submission exists only once an event names it: until then its directory is harmless litter.
+
+    Args:
+        run: the run's directory.
+        attempt: what to start.
+        stats: what is known about interruptions where the job will run.
+        place: which element of a job array it will be; None: a job of its own.
+
+    Raises:
+        PathError: the run directory cannot be written.
+        RunBusy: another command has claimed the start.
     """
     launch = Launch(
         attempt=attempt.number,
@@ -233,6 +278,8 @@ def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> Submiss
         from_start=attempt.from_start,
         since=attempt.since,
         history=stats.history,
+        array=None if place is None else (place.array, place.index),
+        variables={} if place is None else place.variables,
     )
     submission = _new_submission(run)
     try:
@@ -243,13 +290,22 @@ def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> Submiss
         submission.path.rmdir()
         raise
     except OSError as error:
-        raise _unwritable(run, error) from error
+        raise unwritable(run, error) from error
     return submission
 
 
-def _submitting(
+def submitting_event(
     attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, partition: str, command: str
 ) -> Submitting:
+    """The event that an attempt is about to be submitted.
+
+    Args:
+        attempt: the attempt.
+        submission: its submission.
+        job_id: the id of a local job.
+        partition: where a job of Slurm's goes.
+        command: the command that submits it.
+    """
     spec = attempt.plan.spec
     nodes = spec.resources.allocated
     submitting = Submitting(
@@ -340,8 +396,14 @@ def _new_submission(run: RunDir) -> SubmissionDir:
     return submission
 
 
-def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
-    """What a script needs to reach an MLflow server. If that is down, there is a note, but the run still starts."""
+def script_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
+    """What a script needs to reach an MLflow server. If that is down, there is a note, but the run still starts.
+
+    Args:
+        workspace: where the run is.
+        run: its directory.
+        plan: what it runs.
+    """
     from slurmtrain.ops.shared.mirroring.mirror import server_variables
 
     try:

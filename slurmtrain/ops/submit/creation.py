@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
     describe_os_error,
+    durable_together,
     fsync_directory,
     make_directory,
     write_atomically,
@@ -133,8 +134,10 @@ def create(
     built: list[tuple[RunDir, int]] = []
     visible: list[RunDir] = []
     try:
-        for planned in batch.runs:
-            built.append(_build(workspace, batch, planned, provenance, locks))
+        # Until they are renamed nobody sees them: what a power failure takes of them was never there.
+        with durable_together(workspace.root.path) if len(batch.runs) > 1 else nullcontext():
+            for planned in batch.runs:
+                built.append(_build(workspace, batch, planned, provenance, locks))
         announce([unborn.id.removeprefix(".new-") for unborn, _ in built])
         runs = [
             NewRun(workspace.root.run(unborn.id.removeprefix(".new-")), lock, planned)

@@ -1,4 +1,6 @@
-"""Submitting a spec: its runs are created as a whole, then their jobs are submitted one after the other.
+"""Submitting a spec: its runs are created as a whole, then their jobs are submitted.
+
+On Slurm, runs that request the same are the elements of one job array; other jobs are submitted one after the other.
 
 Whatever fails after the first run is created, the error says which runs exist (:class:`SubmitFailed`). If none does, it
 is the original one.
@@ -11,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +26,8 @@ from slurmtrain.errors import (
     SubmitInterrupted,
 )
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
+from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
@@ -32,6 +37,7 @@ from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, ne
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
 from slurmtrain.ops.submit.script import check_script
+from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
@@ -192,6 +198,7 @@ def _submit(
         observe(workspace, ask_slurm=False)
     plans = [planned.plan for planned in batch.runs]
     notes = [*map(str, batch.spec.warnings), *notes_on(workspace, plans, batch.executor)]
+    make_room(len(batch.runs))
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())
@@ -200,64 +207,82 @@ def _submit(
 
 
 class _Starts:
-    """The submissions of the jobs of new runs, one after the other."""
+    """The submissions of the jobs of new runs, one after the other; a job array is one submission."""
 
     def __init__(self, workspace: Workspace, executor: str, runs: Sequence[NewRun], notes: list[str]) -> None:
         self._workspace = workspace
         self._executor = executor
         self._runs = runs
         self._notes = notes
-        self._submitted: list[str] = []
+        self._submitted: set[str] = set()
         self._after: tuple[str, Process] | None = None
 
     def start_all(self, stop: StopSignal) -> Submission:
         """Submit the job of each run, until the first failure or until ``stop`` is raised."""
-        for run in self._runs:
+        for group in self._groups():
             if stop.raised is not None:
                 raise self._give_up(SubmitInterrupted("interrupted"))
             try:
-                self._start(run)
+                self._start(group[0]) if len(group) == 1 else self._start_array(group)
             except RunCancelled as error:
                 # The run is there, as the user wants it; the others of its sweep were not cancelled.
-                self._submitted.append(run.id)
                 self._notes.append(str(error))
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (whatever it is, it says what exists)
-                failure = self._give_up(error, run)
+                failure = self._give_up(error, group)
                 raise failure from (None if failure is error else error)
+            self._submitted |= {run.id for run in group}
         if stop.raised is not None:
             raise self._give_up(SubmitInterrupted("interrupted"))
-        return Submission(self._submitted, self._notes)
+        return Submission(self._ids(), self._notes)
+
+    def _groups(self) -> Sequence[Sequence[NewRun]]:
+        """The runs that share a submission, in the order of the first of each."""
+        if self._executor != "slurm" or len(self._runs) == 1:
+            return [[run] for run in self._runs]
+        keyed = [(request_key(run.planned.plan, self._secrets(run)), run) for run in self._runs]
+        return split_groups(keyed, self._workspace.scheduler.max_array_size())
+
+    def _ids(self) -> list[str]:
+        """The ids of the runs that have been submitted, in the order of the sweep."""
+        return [run.id for run in self._runs if run.id in self._submitted]
 
     def _start(self, run: NewRun) -> None:
-        plan = run.planned.plan
-        adopted = adopted_checkpoint(run.directory, plan)
-        attempt = NewAttempt(
-            plan=plan,
-            executor=self._executor,
-            number=1,
-            secrets=secret_values(plan, run.planned.secrets),
-            after=self._after,
-        )
+        attempt = replace(self._attempt(run), after=self._after)
         started = start(self._workspace, run.directory, run.lock, attempt, command="submit")
         self._after = (run.id, started.process) if started.process else None
-        self._notes += [note for note in (*started.notes, *adopted) if note not in self._notes]
-        self._submitted.append(run.id)
+        self._note([*started.notes, *adopted_checkpoint(run.directory, run.planned.plan)])
 
-    def _give_up(self, error: BaseException, failed: NewRun | None = None) -> SlurmtrainError:
+    def _start_array(self, runs: Sequence[NewRun]) -> None:
+        elements = [Element(run.directory, run.lock, self._attempt(run)) for run in runs]
+        self._note(start_array(self._workspace, elements, command="submit"))
+        for run in runs:
+            self._note(adopted_checkpoint(run.directory, run.planned.plan))
+
+    def _attempt(self, run: NewRun) -> NewAttempt:
+        return NewAttempt(plan=run.planned.plan, executor=self._executor, number=1, secrets=self._secrets(run))
+
+    @staticmethod
+    def _secrets(run: NewRun) -> dict[str, str]:
+        return secret_values(run.planned.plan, run.planned.secrets)
+
+    def _note(self, notes: Sequence[str]) -> None:
+        self._notes += [note for note in notes if note not in self._notes]
+
+    def _give_up(self, error: BaseException, failed: Sequence[NewRun] = ()) -> SlurmtrainError:
         """Remove the runs that have no job, and describe what is left.
 
         Args:
             error: why.
-            failed: the run that could not be started.
+            failed: the runs that could not be started.
         """
-        # If the run's job may exist, its directory must stay: 'sync' adopts the job.
-        uncertain = [failed.id] if failed and not _has_no_job(error) else []
-        rest = [run.directory for run in self._runs[len(self._submitted) :] if run.id not in uncertain]
+        # If a run's job may exist, its directory must stay: 'sync' adopts the job.
+        uncertain = [] if _has_no_job(error) else [run.id for run in failed]
+        rest = [run.directory for run in self._runs if run.id not in self._submitted and run.id not in uncertain]
         without_job = [directory.id for directory in remove(self._workspace, rest)]
         if not (self._submitted or uncertain or without_job):
             return _nothing_left(error)
         removed = len(rest) - len(without_job)
-        return _failed(error, self._submitted, removed, uncertain=uncertain, without_job=without_job)
+        return _failed(error, self._ids(), removed, uncertain=uncertain, without_job=without_job)
 
 
 def _has_no_job(error: BaseException) -> bool:

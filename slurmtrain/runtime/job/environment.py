@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.system.files import read_json
+from slurmtrain.system.owned_files import open_directory
 from slurmtrain.system.process import Process
 
 # Commands that only query Slurm import this module too, for scrubbed(); these imports take longer than all the others.
@@ -92,7 +93,8 @@ class Launch:
 
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
     they are newer (seconds since 1970). ``history``: what was known at submission about interruptions where the job
-    will run.
+    will run. ``array``: the id of the array that the job is an element of, which is not that of a job, and its index.
+    ``variables``: environment variables, no secrets, that differ between the elements.
     """
 
     attempt: int
@@ -100,6 +102,8 @@ class Launch:
     from_start: bool = False
     since: float | None = None
     history: InterruptionStats | None = None
+    array: tuple[str, int] | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -109,20 +113,24 @@ class Launch:
             "from_start": self.from_start,
             "since": self.since,
             "history": self.history.to_dict() if self.history else None,
+            **({"array": {"id": self.array[0], "index": self.array[1]}} if self.array else {}),
+            **({"variables": dict(self.variables)} if self.variables else {}),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`to_dict` returned, in this version or in one that had no history."""
+        """Read what :meth:`to_dict` returned, in this version or in one that had no history, or no arrays."""
         from slurmtrain.model.interruption.interval import InterruptionStats
 
-        after, history = plain["after"], plain.get("history")
+        after, history, array = plain["after"], plain.get("history"), plain.get("array")
         return cls(
             attempt=int(plain["attempt"]),
             after=(str(after["run"]), Process.from_dict(after["process"])) if after else None,
             from_start=bool(plain["from_start"]),
             since=plain["since"],
             history=InterruptionStats.from_dict(history) if history else None,
+            array=(str(array["id"]), int(array["index"])) if array else None,
+            variables={str(name): str(value) for name, value in plain.get("variables", {}).items()},
         )
 
 
@@ -253,6 +261,30 @@ def slurm_job_id(environ: Mapping[str, str]) -> str:
     if "SLURM_ARRAY_JOB_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return environ["SLURM_JOB_ID"]
+
+
+def enter_element(elements: Path) -> SubmissionDir:
+    """The submission whose job is this element of an array, with its own variables in the environment from now on.
+
+    Args:
+        elements: The directory with a link for each element.
+
+    Raises:
+        LaunchError: There is no such submission.
+        PathError: It cannot be read.
+    """
+    index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    try:
+        handle = open_directory(elements)
+        try:
+            submission = SubmissionDir(Path(os.readlink(index, dir_fd=handle)))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise LaunchError(f"element {index} of a job array has no run: there is no link in {elements}") from error
+    launch = read_launch(submission)
+    os.environ.update(launch.variables if launch is not None else {})
+    return submission
 
 
 def this_slurm_job() -> tuple[str, int]:

@@ -112,13 +112,14 @@ def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
     assert load_run(workspace, run_id).cancelled
 
 
-def test_only_the_cancelled_run_of_a_sweep_is_left_out(
+def test_only_the_cancelled_run_of_a_sweep_loses_its_job(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
     runs, *_ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
     assert len(runs) == 3
-    assert len(slurm.calls("sbatch")) == 2
+    assert len(slurm.calls("sbatch")) == 1
+    assert [call.args for call in slurm.calls("scancel")] == [["8_0"]]
 
 
 def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_does_not_matter(

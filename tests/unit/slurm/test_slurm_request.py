@@ -13,12 +13,12 @@ import pytest
 from helpers.accounts import BOB, give, needs_accounts
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import ArrayDir, RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm import request as requests
-from slurmtrain.slurm.request import Request, agent_command, make_request, prologue
+from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
 
 RUN = RunDir(Path("/runs/RUN-ID"))
 
@@ -299,3 +299,69 @@ def test_a_run_that_is_not_to_start_again_has_a_job_that_slurm_does_not_requeue_
 @pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])
 def test_a_short_job_is_warned_a_tenth_of_its_time_before_the_limit(limit: str | None, lead: int) -> None:
     assert flags(request(resources={"time": limit}))["signal"] == f"USR2@{lead}"
+
+
+# --- job arrays -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_array_asks_for_its_elements_and_writes_the_output_of_each_into_its_run() -> None:
+    array_request = make_array_request(plan(), ArrayDir(Path("/runs/arrays/A1")), 40, at_once=8)
+    options = flags(array_request)
+    assert (options["array"], options["job-name"]) == ("0-39%8", "x-A1")
+    assert options["output"] == "/runs/arrays/A1/elements/%a/submitit/%A_%a_0_log.out"
+    assert array_request.parameters["srun_args"][-1] == "--output=/runs/arrays/A1/elements/%a/submitit/%A_%a_%t_log.out"
+    assert flags(make_array_request(plan(), ArrayDir(Path("/runs/arrays/A1")), 2))["array"] == "0-1"
+
+
+@pytest.fixture
+def element(tmp_path: Path) -> tuple[ArrayDir, RunDir]:
+    """An array whose element 3 is the job of a run."""
+    array, run = ArrayDir(tmp_path / "it's an array"), RunDir(tmp_path / "it's a run")
+    for path in (array.submitit, array.elements, run.submission(1).submitit, run.attempt("7_3", 2).path):
+        path.mkdir(parents=True)
+    (array.submitit / "abc.pkl").write_text("pickle")
+    array.element(3).symlink_to(run.submission(1).path)
+    return array, run
+
+
+def run_element(array: ArrayDir, index: int, command: str) -> subprocess.CompletedProcess[str]:
+    """Run the batch script of an element, with this command instead of srun."""
+    array_request = make_array_request(plan(), array, 4).parameters
+    script = "\n".join([*array_request["setup"], command, *array_request["teardown"]])
+    job = {
+        "SLURM_JOB_ID": "11",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": str(index),
+        "SLURM_RESTART_COUNT": "2",
+    }
+    environ = {"PATH": f"{array.path}:/usr/bin:/bin", **job}
+    return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
+
+
+def test_an_element_enters_its_run(element: tuple[ArrayDir, RunDir]) -> None:
+    array, run = element
+    pickle = '"$(cat submissions/1/submitit/7_3_submitted.pkl)"'
+    command = f'printf "%s\\n" "$PWD" "$SLURMTRAIN_RUN_DIR" "$SLURMTRAIN_RUN_ID" {pickle}'
+    completed = run_element(array, 3, command)
+    assert completed.stdout.splitlines() == [str(run.path), str(run.path), run.id, "pickle"], completed.stderr
+    assert completed.returncode == 0
+
+
+def test_an_element_without_a_run_runs_nothing(element: tuple[ArrayDir, RunDir]) -> None:
+    completed = run_element(element[0], 2, "echo ran")
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert "job 7_2 has no run" in completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("intent", "expected"), [("requeue", "requeue incomplete 7_3"), ("no-requeue", "update JobId=7_3 Requeue=0")]
+)
+def test_the_batch_script_of_an_element_requeues_it_alone(
+    element: tuple[ArrayDir, RunDir], intent: str, expected: str
+) -> None:
+    array, run = element
+    (run.attempt("7_3", 2).path / intent).write_text("{}")
+    scontrol = array.path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$@"\n')
+    scontrol.chmod(0o755)
+    assert run_element(array, 3, "true").stdout == f"{expected}\n"

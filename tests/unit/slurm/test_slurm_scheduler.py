@@ -15,7 +15,7 @@ from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
 from slurmtrain.slurm.command import command_environment, extract_errors, is_installed, run_command
 from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, Job, queue_format
-from slurmtrain.slurm.scheduler import Scheduler, find_unclaimed_job
+from slurmtrain.slurm.scheduler import Scheduler, find_unclaimed_job, join_elements
 
 ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
 
@@ -376,3 +376,8 @@ def test_a_cancelled_job_that_has_ended_is_none_to_worry_about_but_a_dead_slurm_
     slurm.fails("scancel", "scancel: error: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(SlurmDown, match="connect failure"):
         once().cancel(["7"], force=False)
+
+
+def test_elements_of_an_array_are_one_argument_of_a_command() -> None:
+    assert join_elements(["8_0", "9", "8_2", "8_1", "8_5", "10_3"]) == ["8_[0-2,5]", "9", "10_3"]
+    assert join_elements([f"8_{index}" for index in range(1000)]) == ["8_[0-999]"]

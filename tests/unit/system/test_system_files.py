@@ -127,3 +127,18 @@ def test_a_file_is_made_private_and_keeps_its_content_when_it_is_there(tmp_path:
 )
 def test_an_os_error_is_described(error: OSError, words: str) -> None:
     assert files.describe_os_error(error) == words
+
+
+def test_files_that_are_made_durable_together_cost_no_fsync_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(handle), fsync(handle)))
+    with files.durable_together(tmp_path):
+        files.write_json(tmp_path / "a.json", {"a": 1})
+    assert (files.read_json(tmp_path / "a.json"), calls) == ({"a": 1}, [])
+    with pytest.raises(ZeroDivisionError), files.durable_together(tmp_path):
+        raise ZeroDivisionError
+    files.write_json(tmp_path / "a.json", {"a": 2})
+    assert len(calls) == 2

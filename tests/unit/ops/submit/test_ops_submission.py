@@ -36,8 +36,10 @@ def calls(slurm: SlurmCommands) -> dict[str, int]:
     return {name: len(slurm.calls(name)) for name in ("scontrol", "sinfo", "sbatch") if slurm.calls(name)}
 
 
-def script(workspace: Workspace, run_id: str) -> str:
-    return (workspace.root.run(run_id).submission(1).submitit / "8_submission.sh").read_text()
+def script(workspace: Workspace) -> str:
+    """The batch script of the only job array."""
+    [path] = workspace.root.arrays.glob("*/submitit/8_submission.sh")
+    return path.read_text()
 
 
 def plan_of(workspace: Workspace, run_id: str) -> Plan:
@@ -53,9 +55,9 @@ def blame(workspace: Workspace, host: str) -> None:
 def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_node(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    run_ids, *_ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
-    assert calls(slurm) == {"scontrol": 1, "sbatch": 3}
-    assert "--exclude" not in script(workspace, run_ids[0])
+    submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
+    assert calls(slurm) == {"scontrol": 2, "sbatch": 1}
+    assert "--exclude" not in script(workspace)
 
 
 def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
@@ -63,8 +65,8 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
 ) -> None:
     blame(workspace, "n1")
     run_ids, notes, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
-    assert calls(slurm) == {"scontrol": 1, "sinfo": 1, "sbatch": 3}
-    assert "#SBATCH --exclude=n1\n" in script(workspace, run_ids[0])
+    assert calls(slurm) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
+    assert "#SBATCH --exclude=n1\n" in script(workspace)
     assert [note for note in notes if "left out" in note] == [
         "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' shows more"
     ]

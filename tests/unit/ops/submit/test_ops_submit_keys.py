@@ -20,7 +20,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submission, submit_spec
 from slurmtrain.ops.submit.submission import Submission
 
-SWEEP = ("params.a=1,2,3",)
+# Each run requests something else, and so is a job of its own.
+SWEEP = ("resources.cpus_per_proc=1,2,3",)
 
 
 def submit_with(workspace: Workspace, spec: Path, key: str, *sweep: str, executor: str = "slurm") -> Submission:
@@ -110,7 +111,9 @@ def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
     retried, *_ = submit_with(workspace, spec, "k", *SWEEP)
     assert retried == runs(workspace)
     assert retried[:2] == created
-    values = [json.loads(workspace.root.run(run).plan.read_text())["spec"]["params"]["a"] for run in retried]
+    values = [
+        json.loads(workspace.root.run(run).plan.read_text())["spec"]["resources"]["cpus_per_proc"] for run in retried
+    ]
     assert values == [1, 2, 3]
     assert len(slurm.calls("sbatch")) == 3
 

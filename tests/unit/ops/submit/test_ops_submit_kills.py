@@ -59,8 +59,18 @@ class Submitter:
     def let_launchers_end(self) -> None:
         """Wait for what a killed command has left, and may still submit; then squeue knows all jobs."""
         until(lambda: not self._launchers(), "the end of all launchers")
-        submitted = [call.cwd.split("/")[-3] for call in self.slurm.calls("sbatch")]
-        self.slurm.replies("squeue", "".join(squeue_line(f"{i}", run_id=run) for i, run in enumerate(submitted, 8)))
+        lines = []
+        for number, call in enumerate(self.slurm.calls("sbatch"), 8):
+            place = Path(call.cwd)
+            if place.parent.name == "arrays":
+                lines += [squeue_line(f"{number}_{index}", run_id=place.name) for index in range(len(_elements(place)))]
+            else:
+                lines.append(squeue_line(f"{number}", run_id=place.parts[-3]))
+        self.slurm.replies("squeue", "".join(lines))
+
+    def submitted(self) -> list[str]:
+        """The run of each job that sbatch was called for."""
+        return sorted(run for call in self.slurm.calls("sbatch") for run in _elements(Path(call.cwd)))
 
     def _launchers(self) -> list[Path]:
         return [path for path in Path("/proc").glob("[0-9]*/cmdline") if self._is_launcher(path)]
@@ -71,6 +81,13 @@ class Submitter:
         except OSError:
             return False  # it has ended
         return b"slurmtrain.slurm.launcher" in command and str(self.runs).encode() in command
+
+
+def _elements(place: Path) -> list[str]:
+    """The runs of a call of sbatch, by the directory that it was called in."""
+    if place.parent.name != "arrays":
+        return [place.parts[-3]]
+    return [link.readlink().parts[-3] for link in (place / "elements").iterdir()]
 
 
 @pytest.fixture
@@ -102,7 +119,7 @@ def test_a_killed_submit_with_a_key_is_completed_by_the_same_command(submitter: 
         ids = [run["id"] for run in json.loads(again.stdout)["runs"]]
         submitter.let_launchers_end()
         expected += 2
-        jobs = sorted(call.cwd.split("/")[-3] for call in submitter.slurm.calls("sbatch"))
+        jobs = submitter.submitted()
         present = sorted(path.name for path in submitter.runs.iterdir() if RUN_ID.fullmatch(path.name))
         assert jobs == present, (point, effects[point - 1])
         assert len(jobs) == expected

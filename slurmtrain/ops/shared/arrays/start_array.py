@@ -1,0 +1,224 @@
+"""Starting attempts of several runs with one job array. If it is killed at any point, none is started twice or lost.
+
+Each run goes through what ``ops/shared/start`` describes, all of them one step at a time:
+
+1. ``arrays/<id>/``: litter until something names it.
+2. ``submissions/<n>/`` of each run, whose ``launch.json`` names the array and the element; and the array's link to it.
+3. The ``submitting`` event and the lease of each run.
+4. One sbatch. The name of the job array ends with the array's id: by that, and by their ``launch.json``, the runs find
+   their elements again. If it was never called, all of them are as if they had just been created.
+5. The ``submitted`` event of each run.
+
+The process that calls sbatch inherits the locks of all runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunCancelled, SubmissionUncertain
+from slurmtrain.model.run.events.command import Submitted
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
+from slurmtrain.ops.shared.interrupt import uninterrupted
+from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
+from slurmtrain.ops.shared.node_ledger import exclusions
+from slurmtrain.ops.shared.start import (
+    ArrayPlace,
+    NewAttempt,
+    cancel_job,
+    cancels,
+    prepare,
+    record_job,
+    script_variables,
+    submitting_event,
+    withdraw,
+)
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job import lease
+from slurmtrain.system.files import describe_os_error, durable_together, make_directory, make_new_directory
+from slurmtrain.system.journal import Journal, command_journal
+
+# Which of the variables of a script differ between runs; none of them is a secret.
+_OWN = frozenset({"MLFLOW_RUN_ID"})
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An attempt to start as an element of a job array. ``lock``: the descriptor of its run's lock, which is held."""
+
+    run: RunDir
+    lock: int
+    attempt: NewAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """An element whose run is ready for it, and the journal of this command there."""
+
+    element: Element
+    submission: SubmissionDir
+    journal: Journal
+
+
+def start_array(
+    workspace: Workspace, elements: Sequence[Element], *, command: str, at_once: int | None = None
+) -> list[str]:
+    """Start attempts as the elements of a job array; returns notes for the user.
+
+    Args:
+        workspace: where the runs are.
+        elements: what to start; all request the same, and none has a predecessor.
+        command: the command that starts them, for the journals.
+        at_once: how many of them may run at once; None: all.
+
+    Raises:
+        LaunchError: they could not be submitted; the runs are as they were before.
+        SubmissionUncertain: the job array may exist, and the runs wait for ``sync`` to find out.
+        PathError: the runs root cannot be written; there is no job.
+        RequestRefused: Slurm does not accept the job array; the runs are as they were before.
+        RunCancelled: all of the runs were cancelled meanwhile.
+    """
+    first = elements[0].attempt
+    excluded = exclusions(workspace, first.plan, first.excluded_nodes, slurm=True)
+    stats = outlook(workspace, elements[0].run.id, first.plan, first.executor)
+    own, variables, notes = _variables(workspace, elements)
+    placed = [replace(each, attempt=replace(each.attempt, excluded_nodes=excluded.nodes)) for each in elements]
+    with uninterrupted():
+        array = _new_array(workspace)
+        try:
+            prepared = _prepare_all(array, placed, own, stats, command)
+        except BaseException:
+            shutil.rmtree(array.path, ignore_errors=True)
+            raise
+        try:
+            _announce(array, prepared, stats.partition, command)
+            job_id = _launch(array, prepared, at_once, {**first.secrets, **variables})
+        except SubmissionUncertain:
+            raise
+        except (LaunchError, RequestRefused, OSError) as error:
+            for each in prepared:
+                withdraw(each.journal, each.element.attempt, each.submission, None, error)
+                each.journal.close()
+            shutil.rmtree(array.path, ignore_errors=True)
+            raise _unwritable(array, error) if isinstance(error, OSError) else error from error
+        notes += _record_all(array, prepared, job_id)
+    # Its answers so far are from before these jobs.
+    workspace.scheduler.forget()
+    return [*excluded.notes, *stats.notes, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
+
+
+def _variables(
+    workspace: Workspace, elements: Sequence[Element]
+) -> tuple[list[dict[str, str]], dict[str, str], list[str]]:
+    """What the scripts need to reach an MLflow server: what each element has of its own, what all share, and notes.
+
+    The environment of sbatch, which may hold secrets, becomes that of every element.
+    """
+    each: list[dict[str, str]] = []
+    notes: dict[str, None] = {}
+    for element in elements:
+        variables, more = script_variables(workspace, element.run, element.attempt.plan)
+        each.append(variables)
+        notes |= dict.fromkeys(more)
+    own = [{name: value for name, value in mine.items() if name in _OWN} for mine in each]
+    shared = {name: value for name, value in each[0].items() if name not in _OWN}
+    return own, shared, list(notes)
+
+
+def _new_array(workspace: Workspace) -> ArrayDir:
+    """A directory for a new job array, whose id no run has. Raises PathError."""
+    make_directory(workspace.root.arrays)
+    while True:
+        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+        array = workspace.root.array(name)
+        try:
+            if workspace.root.run(name).path.exists():
+                continue
+            make_new_directory(array.path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritable(array, error) from error
+        return array
+
+
+def _prepare_all(
+    array: ArrayDir, elements: Sequence[Element], own: Sequence[Mapping[str, str]], stats: PartitionStats, command: str
+) -> list[_Prepared]:
+    """Write what the elements read, and the links that lead them there. Raises PathError.
+
+    Args:
+        array: their array.
+        elements: what is started.
+        own: the variables that each of them gets alone.
+        stats: what is known about interruptions where they will run.
+        command: the command that starts them.
+    """
+    prepared = []
+    try:
+        with durable_together(array.path):
+            make_directory(array.submitit)
+            make_directory(array.elements)
+            for index, (each, variables) in enumerate(zip(elements, own, strict=True)):
+                submission = prepare(each.run, each.attempt, stats, ArrayPlace(array.id, index, variables))
+                # Slurm writes the output of the job there.
+                make_directory(submission.submitit)
+                array.element(index).symlink_to(submission.path)
+                prepared.append(_Prepared(each, submission, command_journal(each.run.journals, command)))
+    except OSError as error:
+        raise _unwritable(array, error) from error
+    return prepared
+
+
+def _announce(array: ArrayDir, prepared: Sequence[_Prepared], partition: str, command: str) -> None:
+    """Journal that the elements are about to be submitted, and give them the leases of their runs. Raises OSError."""
+    with durable_together(array.path):
+        for each in prepared:
+            attempt = each.element.attempt
+            with each.journal as journal:
+                journal.write(submitting_event(attempt, each.submission, None, partition, command))
+            # Before the job exists, since an agent ends at once if the lease does not name its submission.
+            lease.grant(each.submission)
+
+
+def _launch(array: ArrayDir, prepared: Sequence[_Prepared], at_once: int | None, variables: Mapping[str, str]) -> str:
+    from slurmtrain.slurm.launch import ArrayRequest, launch_array
+
+    first = prepared[0].element.attempt
+    locks = [each.element.lock for each in prepared]
+    return launch_array(ArrayRequest(first.plan, array, locks, at_once, first.excluded_nodes), variables)
+
+
+def _record_all(array: ArrayDir, prepared: Sequence[_Prepared], job_id: str) -> list[str]:
+    """Journal the job of each run; returns notes on those where that fails."""
+    notes = []
+    # What is lost in a power failure is found again like the job of a command that was killed.
+    with contextlib.suppress(OSError), durable_together(array.path):
+        for index, each in enumerate(prepared):
+            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{index}")
+            with each.journal as journal:
+                notes += record_job(journal, each.element.run, submitted)
+    return notes
+
+
+def _cancel_cancelled(workspace: Workspace, prepared: Sequence[_Prepared], job_id: str) -> list[str]:
+    """End the elements whose runs were cancelled while they were being submitted; returns notes."""
+    notes = []
+    for index, each in enumerate(prepared):
+        if cancels(each.element.run) - each.element.attempt.cancels:
+            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{index}")
+            try:
+                cancel_job(workspace, each.element.run, "slurm", submitted)
+            except RunCancelled as error:
+                notes.append(str(error))
+    return notes
+
+
+def _unwritable(array: ArrayDir, error: OSError) -> PathError:
+    return PathError(f"cannot write to {array.path}: {describe_os_error(error)}")

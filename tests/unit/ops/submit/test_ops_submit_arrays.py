@@ -1,0 +1,138 @@
+"""A sweep on Slurm is one job array: one sbatch, and an element for each run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import SlurmCommands, squeue_line
+
+from slurmtrain.errors import RequestRefused, SubmitFailed
+from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.ops.shared.arrays import start_array
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
+from slurmtrain.ops.sync import sync
+from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.environment import read_launch
+
+SWEEP = ["params.a=1,2,3"]
+
+
+def job_ids(workspace: Workspace) -> list[str | None]:
+    """The job of each run's newest attempt, oldest run first, as any command sees it."""
+    again = Workspace(workspace.config)
+    observe(again)
+    runs = [again.store.load(run_id) for run_id in workspace.run_ids()]
+    return [run.newest.job_id if run and run.newest else None for run in runs]
+
+
+def queue(slurm: SlurmCommands, array_id: str, count: int = 3) -> None:
+    """Let squeue know the elements of an array, whose job is 8."""
+    slurm.replies("squeue", "".join(squeue_line(f"8_{i}", run_id=array_id) for i in range(count)))
+
+
+def array_id(workspace: Workspace) -> str:
+    [path] = workspace.root.arrays.iterdir()
+    return path.name
+
+
+def arrays_of(workspace: Workspace) -> list[str]:
+    """The --array of each job array, in the order of the sweep."""
+    texts = [path.read_text() for path in sorted(workspace.root.arrays.glob("*/submitit/8_submission.sh"))]
+    return [line.partition("=")[2] for text in texts for line in text.splitlines() if "--array=" in line]
+
+
+def test_runs_that_request_the_same_are_elements_of_one_array(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    run_ids, *_ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert run_ids == workspace.run_ids()
+    assert len(slurm.calls("sbatch")) == 1
+    assert arrays_of(workspace) == ["0-2"]
+    array = workspace.root.array(array_id(workspace))
+    for index, run_id in enumerate(run_ids):
+        submission = workspace.root.run(run_id).submission(1)
+        assert array.element(index).readlink() == submission.path
+        launch = read_launch(submission)
+        assert launch is not None
+        assert launch.array == (array.id, index)
+        assert lease.granted_to(submission.run) == 1
+    queue(slurm, array.id)
+    assert job_ids(workspace) == ["8_0", "8_1", "8_2"]
+
+
+def test_only_runs_that_request_the_same_share_an_array(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    sweep = ["params.a=1,2", "resources.cpus_per_proc=1,2"]
+    run_ids, *_ = submit(workspace, spec, sweep=sweep, executor="slurm")
+    assert run_ids == workspace.run_ids()
+    assert arrays_of(workspace) == ["0-1", "0-1"]
+    assert len(slurm.calls("sbatch")) == 2
+
+
+@pytest.mark.parametrize(("setting", "sizes", "calls"), [("MaxArraySize = 2", ["0-1"], 2), ("MaxArraySize = 0", [], 3)])
+def test_a_sweep_that_is_longer_than_arrays_may_be_is_several(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, setting: str, sizes: list[str], calls: int
+) -> None:
+    slurm.replies("scontrol", f"PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n{setting}\n")
+    submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert arrays_of(workspace) == sizes
+    assert len(slurm.calls("sbatch")) == calls
+
+
+def test_an_array_that_slurm_refuses_leaves_nothing(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
+    with pytest.raises(RequestRefused, match=r"nothing was created$"):
+        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert workspace.run_ids() == []
+    assert list(workspace.root.arrays.iterdir()) == []
+
+
+def test_an_array_that_may_exist_is_found_by_the_next_command(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    slurm.replies("sbatch", code=-signal.SIGKILL)
+    with pytest.raises(SubmitFailed, match="'slurmtrain sync' finds out") as raised:
+        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert raised.value.run_ids == tuple(workspace.run_ids())
+    queue(slurm, array_id(workspace))
+    assert job_ids(workspace) == ["8_0", "8_1", "8_2"]
+
+
+def test_elements_of_an_array_that_never_came_to_be_are_submitted_again_as_one_array(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    slurm.replies("sbatch", code=-signal.SIGKILL)
+    with pytest.raises(SubmitFailed):
+        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    lost = array_id(workspace)
+    slurm.replies("sbatch", "Submitted batch job 8\n")
+    synced = sync(Workspace(workspace.config), track=False)
+    assert sorted(synced.started) == workspace.run_ids()
+    assert len(slurm.calls("sbatch")) == 2
+    [array] = {path.name for path in workspace.root.arrays.iterdir()} - {lost}
+    queue(slurm, array)
+    assert job_ids(workspace) == ["8_0", "8_1", "8_2"]
+    sync(Workspace(workspace.config), track=False)
+    assert len(slurm.calls("sbatch")) == 2
+
+
+def test_a_run_that_is_cancelled_while_its_array_is_submitted_loses_its_element_alone(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = start_array._launch
+
+    def cancel_meanwhile(*arguments: Any) -> str:
+        with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
+            journal.write(CancelRequested())
+        return launch(*arguments)
+
+    monkeypatch.setattr(start_array, "_launch", cancel_meanwhile)
+    run_ids, notes, _ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert [call.args for call in slurm.calls("scancel")] == [["8_1"]]
+    assert [note for note in notes if run_ids[1] in note]
+    assert lease.final_state(workspace.root.run(run_ids[1]), 1) == "cancelled"
+    assert lease.final_state(workspace.root.run(run_ids[0]), 1) is None

@@ -40,7 +40,7 @@ def test_a_run_is_cancelled_while_its_submission_hangs_in_sbatch_and_no_job_of_i
 def test_a_run_whose_runs_root_was_renamed_saves_when_it_is_preempted_and_continues_from_there(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    params = {"steps": 300, "step_ms": 50}
+    params = {"steps": 300, "step_ms": 20, "slow_from": 40}
     spec = site.spec(script="steps.py", params=params, resources=TWO, slurm=SPOT, checkpoint={"every": {"steps": 20}})
     run_id = site.submit(spec)
     until(lambda: [*site.runs.glob("*/checkpoints/step-*/MANIFEST.json")], "the first checkpoint")

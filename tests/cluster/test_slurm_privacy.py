@@ -20,7 +20,7 @@ def test_neither_files_nor_processes_nor_slurm_show_a_run_to_others(site: Cluste
     checks = f'test "$MY_API_TOKEN" = {TOKEN[:4]}\'{TOKEN[4:]}\' && test "$(umask)" = 0777'
     spec = site.light(
         "secret",
-        params={"steps": 60, "step_ms": 50},
+        params={"steps": 200, "step_ms": 10, "slow_from": 20},
         resources=TWO,
         checkpoint={"every": {"steps": 10}},
         setup=[f"export MY_API_TOKEN={TOKEN}", f"{checks} || exit 9"],

@@ -17,7 +17,7 @@ from helpers.site import ONE_PROCESS, until
 VERSION = SLURM or "24.11"
 COUNTS_EXITS = (24, 5)
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "TIMEOUT")
-SLOW: dict[str, Any] = {"steps": 150, "step_ms": 100}
+SLOW: dict[str, Any] = {"steps": 150, "step_ms": 20, "slow_from": 20}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,8 @@ def test_a_job_that_slurm_holds_for_too_many_starts_is_replaced(site: ClusterSit
 def test_a_run_that_is_cancelled_while_it_is_preempted_is_cancelled_when_the_command_returns(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    run_id = site.submit(site.light(params=SLOW, resources=ONE_PROCESS, slurm=SPOT))
+    params = {"steps": 100_000, "step_ms": 20}
+    run_id = site.submit(site.light(params=params, resources=ONE_PROCESS, slurm=SPOT))
     until_trains(site, run_id, starts=1)
     preempt(cluster, lambda: events(site, run_id, "requeue"))
     site.call("cancel", run_id)

@@ -160,7 +160,7 @@ def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSi
 
 
 def test_a_node_that_dies_is_the_cause_and_the_run_continues_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
-    params = {"steps": 200, "step_ms": 50}
+    params = {"steps": 200, "step_ms": 20, "slow_from": 20}
     spec = site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}, checkpoint={"every": {"steps": 10}})
     run_id = site.submit(spec)
     site.until_step(run_id, 1)

@@ -29,7 +29,8 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
     site = open_site
-    spec = site.light("secret", params={"steps": 200, "step_ms": 20}, setup=SETUP, checkpoint={"every": {"steps": 10}})
+    params = {"steps": 200, "step_ms": 10, "slow_from": 20}
+    spec = site.light("secret", params=params, setup=SETUP, checkpoint={"every": {"steps": 10}})
     with command_lines_with(TOKEN, str(site.runs)) as lines:
         completed = site.call("submit", str(spec), "--executor", "local")
         run_id = completed.stdout.strip()

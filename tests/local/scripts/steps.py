@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 import slurmtrain
 
-PARAMS = {"steps": 20, "step_ms": 0, "crash_rank": -1, "crash_step": -1}
+# From ``slow_from`` on, steps of the first attempt take so long that whatever is to interrupt it comes before its end.
+PARAMS = {"steps": 20, "step_ms": 0, "slow_from": 1 << 30, "crash_rank": -1, "crash_step": -1}
+SLOW_MS = 300
 
 
 def train() -> None:
@@ -33,7 +35,8 @@ def train() -> None:
                 for weights in model.parameters():
                     dist.all_reduce(weights.grad)
                     weights -= 0.01 * weights.grad / run.world_size
-            threading.Event().wait(params["step_ms"] / 1000)
+            is_slow = run.attempt == 1 and step >= params["slow_from"]
+            threading.Event().wait((SLOW_MS if is_slow else params["step_ms"]) / 1000)
             if run.rank == params["crash_rank"] and step == params["crash_step"]:
                 raise ValueError("the loss went up to my_token=hunter2 and away")
             run.log(loss=loss)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import random
 import signal
+import sqlite3
+import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +28,7 @@ from helpers.cluster_runs import (
     watching,
 )
 from helpers.mlflow_server import mlflow_server
+from helpers.postgres_server import PostgresServer
 from helpers.site import PATIENCE_S, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 
@@ -30,7 +36,7 @@ from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 # longest run has four times as many steps as the others.
 TO_THE_END_S = 2 * PATIENCE_S + 4 * STEPS * PARAMS["step_ms"] / 1000
 # How often a run is preempted: more often by hand.
-PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
+PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "2"))
 
 
 @pytest.fixture
@@ -43,17 +49,25 @@ def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[TrackingProxy]:
         yield proxy
 
 
-def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
-    site: ClusterSite, cluster: Cluster, undisturbed: str, proxy: TrackingProxy
+def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed_run(
+    site: ClusterSite,
+    cluster: Cluster,
+    shared_site: ClusterSite,
+    undisturbed: str,
+    proxy: TrackingProxy,
+    postgres: PostgresServer,
 ) -> None:
-    tracking = {"mlflow": {"uri": proxy.uri}}
+    tracking = {"mlflow": {"uri": proxy.uri}, "csv": {"enabled": True}}
     run_id = site.submit(
         site.light(params=PARAMS, resources=TWO, slurm=SPOT, checkpoint={"every": {"steps": 30}}, tracking=tracking)
     )
     for number in range(1, PREEMPTIONS + 1):
         until_trains(site, run_id, starts=number)
+        # Two hosts write to a registry on a server, until they are preempted too.
+        observers = on_nodes(site, postgres, f"--jobid={site.job(run_id)}", "--overlap")
         site.until_step(run_id, site.step(run_id) + random.Random(number).randrange(20))
         preempt(cluster, lambda number=number: len(events(site, run_id, "requeue")) >= number)
+        observers.communicate(timeout=PATIENCE_S)
     until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     # No command has sent anything.
     until(lambda: len(steps_in_mlflow(proxy)) == STEPS, "the last metrics, from node 0")
@@ -69,10 +83,62 @@ def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
     for stopping, put in zip(events(site, run_id, "stopping")[::2], events(site, run_id, "requeue"), strict=False):
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
-    assert run["mlflow_run_id"]
     sent = len(proxy.metrics)
     site.call("sync")
     assert {name for name, _, _ in proxy.metrics[:sent]} == {"loss"}
+    curve = history(shared_site, "undisturbed")
+    assert [step for step, _ in curve] == list(range(1, STEPS + 1))
+    assert history(site, run_id) == curve
+    with (site.runs / "csv" / f"{run_id}.csv").open(newline="") as file:
+        assert [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)] == curve
+    assert sorted(in_mlflow(proxy, run["mlflow_run_id"])) == curve
+    observers = on_nodes(site, postgres, "--nodes=2", "--partition=spot")
+    printed, _ = observers.communicate(timeout=PATIENCE_S)
+    assert (observers.returncode, printed.count(f'"id": "{run_id}"')) == (0, 2), printed
+    summaries = [summary_of(curve)]
+    with sqlite3.connect(site.runs / "registry.db") as registry:
+        assert registry.execute(SUMMARIES).fetchall() == summaries
+    assert postgres.execute(SUMMARIES.replace("metric ", f"{postgres.registry(site.runs).schema}.metric ")) == summaries
+
+
+SUMMARIES = "SELECT points, last_step, last, min, min_step, max, max_step FROM metric WHERE name = 'loss'"
+
+
+def on_nodes(site: ClusterSite, postgres: PostgresServer, *where: str) -> subprocess.Popen[str]:
+    """Start ``status`` on two nodes at once, whose registry is on a server."""
+    return subprocess.Popen(
+        [f"{site.cluster.programs}/srun", *where, "--ntasks=2", "--ntasks-per-node=1", "--mem=0",
+         site.python, "-m", "slurmtrain", "status", "--all", "--json"],
+        cwd=site.path,
+        env={**site.environment(), "SLURMTRAIN_REGISTRY": postgres.url()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **site.identity,
+    )  # fmt: skip
+
+
+def history(site: ClusterSite, run: str) -> list[tuple[int, float]]:
+    """The loss of a run at each step of its surviving line."""
+    [plotted] = site.json("plot", run, "loss")["runs"]
+    loss = plotted["metrics"]["loss"]
+    assert loss["superseded"]["step"] == []
+    return list(zip(loss["step"], loss["value"], strict=True))
+
+
+def in_mlflow(proxy: TrackingProxy, mlflow_id: str) -> list[tuple[int, float]]:
+    """The same, as MLflow has it."""
+    address = f"{proxy.uri}/api/2.0/mlflow/metrics/get-history?run_id={mlflow_id}&metric_key=loss"
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+        return [(each["step"], each["value"]) for each in json.loads(answer.read())["metrics"]]
+
+
+def summary_of(curve: list[tuple[int, float]]) -> tuple[int, int, float, float, int, float, int]:
+    """What registries keep of a curve."""
+    (last_step, last), by_value = curve[-1], {value: step for step, value in reversed(curve)}
+    low, high = min(by_value), max(by_value)
+    return len(curve), last_step, last, low, by_value[low], high, by_value[high]
 
 
 def steps_in_mlflow(proxy: TrackingProxy) -> set[int]:

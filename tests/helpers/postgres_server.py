@@ -86,6 +86,8 @@ def postgres_server() -> Iterator[PostgresServer]:
     if os.geteuid() == 0:
         entry = pwd.getpwnam(ACCOUNT)
         os.chown(place, entry.pw_uid, entry.pw_gid)
+        # Other accounts connect too, such as that of a test cluster's user.
+        place.chmod(0o711)
         account = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     data = place / "data"
     make = [binaries / "initdb", "-D", data, "--no-sync", "--locale=C.UTF-8", "--auth=trust", f"--username={SUPERUSER}"]

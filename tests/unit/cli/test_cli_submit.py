@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,12 @@ class Caller:
     def call_on_a_terminal(self, answer: str) -> tuple[int, str]:
         """On a terminal where somebody types ``answer``; the exit code and what the terminal shows."""
         leader, follower = pty.openpty()
+        # Wide enough for any directory: lines are not wrapped.
+        termios.tcsetwinsize(follower, (24, 1000))
         process = subprocess.Popen(
             self.command,
             cwd=self.path,
-            env={**self.environ, "TERM": "xterm"},
+            env={**self.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
             stdin=follower,
             stdout=subprocess.DEVNULL,
             stderr=follower,

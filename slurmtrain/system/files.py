@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -162,6 +163,23 @@ def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) ->
     Raises OSError; ValueError for NaN and infinities.
     """
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n", private=private)
+
+
+def link_json(path: Path, data: Mapping[str, Any]) -> bool:
+    """Write ``data`` to ``path`` unless there is a file; returns whether this process did it.
+
+    Creating a hard link either succeeds or fails, even on NFS (open(2), O_EXCL), so exactly one of several contenders
+    succeeds, even where locks do not work. Half a file is never read. Raises OSError.
+    """
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        write_json(draft, data)
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
 
 
 def read_json(

@@ -23,7 +23,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Meeting, RoundConfig
+from slurmtrain.runtime.agent.node_round import Begin, Meeting, RoundConfig
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
@@ -275,11 +275,14 @@ class Host:
     def newest_checkpoint(self) -> Newest:
         return Newest(self.world.committed)
 
-    def prepare_ranks(self, attempt: AttemptDir, _meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
+    def find_mlflow_run(self) -> None:
+        return None
+
+    def prepare_ranks(self, attempt: AttemptDir, _meeting: Meeting, begin: Begin, board: str) -> list[str]:
         self.world.boards[self.node] = board
         if self.node == self.world.unfit:
             raise SlurmtrainError("cannot enter the working directory /w")
-        self.world.prepared.append((attempt.round, self.node, resume_from))
+        self.world.prepared.append((attempt.round, self.node, begin.resume_from))
         return ["true"]
 
     def ask_policy(self, latest: PriorEnd) -> Decision:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.mlflow_server import mlflow_server
-from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 from helpers.site import Site, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs, server_variables
+from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.plan_file import read_plan
-from slurmtrain.tracking.to_mlflow.live_sender import LiveSender
-from slurmtrain.tracking.to_mlflow.rest import RestError
+from slurmtrain.runtime.agent.live_metrics import LiveOrders
+from slurmtrain.system.files import write_json
+from slurmtrain.tracking.to_mlflow.choices import Choices
+from slurmtrain.tracking.to_mlflow.live.live_sender import LiveSender
+from slurmtrain.tracking.to_mlflow.live.rest import RestError
+from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
+from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 
 STEPS = 160
 
@@ -68,12 +73,12 @@ class Shown:
         return {key for key, _, _ in self.points}
 
 
-def trained(workspace: Workspace, uri: str) -> SimulatedRun:
+def trained(workspace: Workspace, uri: str, run_id: str = RUN_ID, **tracking: Any) -> SimulatedRun:
     """A run that has trained 5 steps, was killed, and has gone on from step 3 to 6, with a checkpoint after 5."""
-    directory = workspace.root.run(RUN_ID)
+    directory = workspace.root.run(run_id)
     # Runs of all tests have the same id.
     mlflow = {"uri": uri, "experiment": str(directory.path)}
-    run = SimulatedRun(directory, spec={"tracking": {"mlflow": mlflow}}, now=99.0)
+    run = SimulatedRun(directory, spec={"tracking": {"mlflow": mlflow, **tracking}}, now=99.0)
     assert run._plan is not None
     run.created(**run_settings(run._plan)).submitted().started()
     for step in range(1, 6):
@@ -92,8 +97,8 @@ SURVIVING = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.04), (5, 0.05), (6, 0.06)]
 REPLAYED = [(4, 0.4), (5, 0.5)]
 
 
-def mirror(workspace: Workspace) -> MirrorOutcome:
-    return mirror_runs(workspace, observe(workspace, ask_slurm=False).runs.fetch([RUN_ID]))
+def mirror(workspace: Workspace, ids: Sequence[str] = (RUN_ID,)) -> MirrorOutcome:
+    return mirror_runs(workspace, observe(workspace, ask_slurm=False).runs.fetch(ids))
 
 
 def mlflow_id(workspace: Workspace) -> str | None:
@@ -101,17 +106,14 @@ def mlflow_id(workspace: Workspace) -> str | None:
     return run.mlflow_run_id if run else None
 
 
-def live(workspace: Workspace, *, undecided: bool = False) -> LiveSender:
-    return LiveSender(workspace.root.run(RUN_ID), {}, live=undecided)
+def live(workspace: Workspace, uri: str, *, undecided: bool = False) -> LiveSender:
+    directory = workspace.root.run(RUN_ID)
+    return LiveSender(LiveOrders(uri, str(directory.path), str(directory.plan), undecided), {})
 
 
 def linked(workspace: Workspace, proxy: TrackingProxy) -> str:
-    """Create the MLflow run of the run, with nothing in it, as ``submit`` does."""
-    plan = read_plan(workspace.root.run(RUN_ID).plan)
-    assert plan is not None
-    variables = server_variables(workspace, RUN_ID, plan)
-    assert variables["MLFLOW_TRACKING_URI"] == proxy.uri
-    return variables["MLFLOW_RUN_ID"]
+    """Create the MLflow run of the run, with no metrics in it, as its node does."""
+    return live(workspace, proxy.uri).begin()
 
 
 def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
@@ -124,6 +126,7 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
         tracking={"mlflow": {"uri": proxy.uri}},
     )
     run_id = site.submit(spec)
+    until(lambda: site.status(run_id)["mlflow_run_id"], "the run on the server")
     remote = site.status(run_id)["mlflow_run_id"]
     until(lambda: Shown(database, remote).points, "the first metrics on the server")
     assert site.step(run_id) < STEPS
@@ -142,11 +145,11 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
 def test_two_senders_give_a_server_each_point_once(workspace: Workspace, proxy: TrackingProxy, database: Path) -> None:
     run = trained(workspace, proxy.uri)
     remote = linked(workspace, proxy)
-    live(workspace).send()
+    live(workspace, proxy.uri).send()
     assert mirror(workspace).problems == []
     run.ended("completed", 0, 1)
     assert mirror(workspace).problems == []
-    live(workspace).send()
+    live(workspace, proxy.uri).send()
     shown = Shown(database, remote)
     assert shown.line() == SURVIVING
     assert shown.line("replayed/loss") == REPLAYED
@@ -159,7 +162,7 @@ def test_points_that_may_be_rolled_back_have_a_name_of_their_own(
 ) -> None:
     trained(workspace, proxy.uri)
     remote = linked(workspace, proxy)
-    sender = live(workspace, undecided=True)
+    sender = live(workspace, proxy.uri, undecided=True)
     sender.send()
     requests = proxy.requests["runs/log-batch"]
     sender.send()
@@ -180,7 +183,7 @@ def test_whatever_the_server_does_nothing_is_lost_or_doubled(
         if sender == "sync":
             return bool(mirror(Workspace(workspace.config)).problems)
         try:
-            live(workspace).send()
+            live(workspace, proxy.uri).send()
         except (RestError, TrackingError):
             return True
         return False
@@ -225,7 +228,7 @@ def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
 
     run = trained(workspace, proxy.uri)
     first = linked(workspace, proxy)
-    live(workspace).send()
+    live(workspace, proxy.uri).send()
     assert Shown(database, first).line() == SURVIVING[:4]
     client = mlflow.MlflowClient(tracking_uri=proxy.uri)
     log(client, first, database.parent)
@@ -234,14 +237,14 @@ def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
     run.later(1).reached(4, 2, loss=4.4).ended("completed", 0, 2)
     before = len(proxy.metrics)
     with pytest.raises(TrackingError, match="'slurmtrain sync' begins it anew"):
-        live(workspace).send()
+        live(workspace, proxy.uri).send()
     assert len(proxy.metrics) == before
     assert mirror(workspace).problems == []
     second = mlflow_id(workspace)
     assert second != first
     assert Shown(database, first).stage == stage
     assert client.get_run(first).data.tags["slurmtrain.replaced_by"] == second
-    live(workspace).send()
+    live(workspace, proxy.uri).send()
     assert Shown(database, second).line() == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4.4)]
 
 
@@ -255,7 +258,121 @@ def test_a_run_that_somebody_has_deleted_in_mlflow_is_not_taken_for_one_with_bad
     client = mlflow.MlflowClient(tracking_uri=proxy.uri)
     client.delete_run(remote)
     with pytest.raises(TrackingError, match=f"{remote} was deleted in MLflow"):
-        live(workspace).send()
+        live(workspace, proxy.uri).send()
     client.restore_run(remote)
-    live(workspace).send()
+    live(workspace, proxy.uri).send()
     assert Shown(database, remote).line() == SURVIVING[:4]
+
+
+# --- who creates the MLflow run --------------------------------------------------------------------------------------
+
+
+def shown_of(workspace: Workspace, uri: str, *, deleted: bool = False) -> list[Any]:
+    """The MLflow runs of the experiment of this workspace's runs; the deleted ones, or those that were not."""
+    import mlflow
+    from mlflow.entities import ViewType
+
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(str(workspace.root.run(RUN_ID).path))
+    assert experiment is not None
+    view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
+    return list(client.search_runs([experiment.experiment_id], run_view_type=view))
+
+
+def test_a_run_that_its_node_creates_begins_when_training_began_and_is_the_same_in_later_attempts(
+    workspace: Workspace, proxy: TrackingProxy
+) -> None:
+    run = trained(workspace, proxy.uri)
+    remote = linked(workspace, proxy)
+    assert linked(workspace, proxy) == remote
+    assert mirror(workspace).problems == []
+    run.ended("preempted", 0, 1).started(2).ended("completed", 0, 2)
+    assert linked(workspace, proxy) == remote
+    assert mirror(workspace).problems == []
+    assert mlflow_id(workspace) == remote
+    [shown] = shown_of(workspace, proxy.uri)
+    started_at = workspace.store.load(RUN_ID).started_at  # type: ignore[union-attr]
+    submitted_at = workspace.store.load(RUN_ID).submitted_at  # type: ignore[union-attr]
+    assert shown.info.start_time == started_at * 1000 > submitted_at * 1000
+    assert shown.data.metrics["slurmtrain/queue_s"] > 0
+    assert (shown.info.run_id, shown.info.status) == (remote, "FINISHED")
+
+
+def test_of_many_processes_that_create_the_run_at_once_all_take_the_same(
+    workspace: Workspace, proxy: TrackingProxy
+) -> None:
+    trained(workspace, proxy.uri)
+    proxy.delay_s = 0.05
+    with ThreadPoolExecutor(4) as pool:
+        begins = [pool.submit(linked, workspace, proxy) for _ in range(4)]
+        mirrored = mirror(Workspace(workspace.config))
+    assert mirrored.problems == []
+    [shown] = shown_of(workspace, proxy.uri)
+    assert {begin.result() for begin in begins} == {shown.info.run_id}
+    others = shown_of(workspace, proxy.uri, deleted=True)
+    assert {other.data.tags["slurmtrain.replaced_by"] for other in others} <= {shown.info.run_id}
+    mirror(workspace)
+    assert mlflow_id(workspace) == shown.info.run_id
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+def test_a_process_that_is_killed_around_the_choice_of_its_run_leaves_no_second_one(
+    workspace: Workspace, proxy: TrackingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(workspace, proxy.uri)
+
+    def killed(*_: object) -> str:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Choices, "choose", killed)
+        linked(workspace, proxy)
+    [created] = shown_of(workspace, proxy.uri)
+    assert linked(workspace, proxy) == created.info.run_id
+    # Another process has created one meanwhile, and is killed as soon as it knows that it was too late.
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(MlflowRuns, "_newest_choice", lambda *_: ("", None))
+        patch.setattr(MlflowRuns, "_present", lambda *_: iter(()))
+        patch.setattr(RestClient, "set_tag", killed)
+        linked(workspace, proxy)
+    assert len(shown_of(workspace, proxy.uri)) == 2
+    run.ended("completed", 0, 1)
+    assert mirror(workspace).problems == []
+    assert [shown.info.run_id for shown in shown_of(workspace, proxy.uri)] == [created.info.run_id]
+
+
+def test_a_run_that_was_resumed_with_other_params_has_a_new_mlflow_run_before_its_ranks_start(
+    workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    run = trained(workspace, proxy.uri)
+    for number, lr in enumerate((0.1, 0.5)):
+        plan = make_test_plan(tracking=run._plan.content["tracking"], params={"lr": lr})  # type: ignore[union-attr]
+        write_json(workspace.root.run(RUN_ID).plan, plan.to_json())
+        if number == 0:
+            first = linked(workspace, proxy)
+            live(workspace, proxy.uri).send()
+    run.ended("preempted", 0, 1)
+    second = linked(workspace, proxy)
+    assert (Shown(database, first).stage, second != first) == ("deleted", True)
+    live(workspace, proxy.uri).send()
+    assert Shown(database, second).line() == SURVIVING
+    assert shown_of(workspace, proxy.uri)[0].data.params == {"lr": "0.5"}
+
+
+def test_the_first_runs_of_a_sweep_create_one_parent_together(workspace: Workspace, proxy: TrackingProxy) -> None:
+    orders = []
+    mlflow = {"uri": proxy.uri, "experiment": str(workspace.root.run(RUN_ID).path)}
+    for number in range(3):
+        directory = workspace.root.run(f"{RUN_ID[:-1]}{number}")
+        run = SimulatedRun(directory, spec={"tracking": {"mlflow": mlflow}})
+        run.created(sweep="sweep00000", varies={"params.lr": number}).submitted().started()
+        orders.append(LiveOrders(proxy.uri, str(directory.path), str(directory.plan), False))
+    proxy.delay_s = 0.05
+    with ThreadPoolExecutor(3) as pool:
+        ids = set(pool.map(lambda each: LiveSender(each, {}).begin(), orders))
+    shown = {run.info.run_id: run for run in shown_of(workspace, proxy.uri)}
+    [parent] = shown.keys() - ids
+    assert {shown[each].data.tags["mlflow.parentRunId"] for each in ids} == {parent}

@@ -138,7 +138,7 @@ def test_what_scripts_use_is_loaded_when_it_is_first_used(tmp_path: Path, name: 
 
 
 def test_what_sends_metrics_from_a_node_is_small(tmp_path: Path) -> None:
-    sender = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.tracking.to_mlflow.live_sender\n")
+    sender = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.tracking.to_mlflow.live.live_sender\n")
     _, imported = modules_loaded_by(sender, tmp_path)
-    assert "slurmtrain.tracking.to_mlflow.rest" in imported
+    assert "slurmtrain.tracking.to_mlflow.live.rest" in imported
     assert not imported & (HEAVY | {"sqlalchemy", "requests", "numpy", "omegaconf", "yaml"})

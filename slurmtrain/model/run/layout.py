@@ -44,6 +44,11 @@ class RunsRoot:
         return self.path / "mlartifacts"
 
     @property
+    def mlflow_sweeps(self) -> Path:
+        """Which MLflow runs are the parents of sweeps."""
+        return self.path / ".mlflow-sweeps"
+
+    @property
     def registry(self) -> Path:
         """The database that caches what commands have read about the runs, unless configured elsewhere."""
         return self.path / "registry.db"
@@ -199,6 +204,11 @@ class RunDir:
     def live_metrics(self) -> Path:
         """What was sent to MLflow from a node of the run."""
         return self.path / "mlflow-live.json"
+
+    @property
+    def mlflow_runs(self) -> Path:
+        """Which MLflow runs have shown it, one file for each."""
+        return self.path / "mlflow"
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
         """The directory of one start of a job, which came after ``restart`` earlier ones."""

@@ -37,7 +37,6 @@ from slurmtrain.errors import (
     RunCancelled,
     SlurmDown,
     SubmissionUncertain,
-    TrackingError,
     UserError,
 )
 from slurmtrain.model.run.events.command import CancelRequested, Submitted, Submitting, Unstarted
@@ -48,6 +47,7 @@ from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
+from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
@@ -97,15 +97,10 @@ class StartedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlace:
-    """An element of a job array.
-
-    ``array``: the array's id, which is not that of a job. ``index``: the element's. ``variables``: environment
-    variables that only this element gets, no secrets.
-    """
+    """An element of a job array. ``array``: the array's id, which is not that of a job. ``index``: the element's."""
 
     array: str
     index: int
-    variables: Mapping[str, str]
 
 
 def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
@@ -152,24 +147,23 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     """
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
-    variables, notes = script_variables(workspace, run, attempt.plan)
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
     placed = replace(attempt, excluded_nodes=excluded.nodes)
     with uninterrupted(), workspace.journal(run, command) as journal:
-        submission = prepare(run, attempt, stats)
+        submission = prepare(run, attempt, stats, mlflow_server(workspace, attempt.plan))
         _check_not_cancelled(run, attempt)
         try:
             journal.write(submitting_event(placed, submission, job_id, stats.partition, command))
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(submission)
-            submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
+            submitted = _submit(placed, submission, job_id, lock, attempt.secrets)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
             withdraw(journal, attempt, submission, job_id, error)
             raise unwritable(run, error) if isinstance(error, OSError) else error from error
-        notes += record_job(journal, run, submitted)
+        notes = record_job(journal, run, submitted)
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
     if cancels(run) - attempt.cancels:
@@ -257,7 +251,9 @@ def unwritable(run: RunDir, error: OSError) -> PathError:
     return PathError(f"cannot write to {run.path}: {describe_os_error(error)}")
 
 
-def prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats, place: ArrayPlace | None = None) -> SubmissionDir:
+def prepare(
+    run: RunDir, attempt: NewAttempt, stats: PartitionStats, mlflow: str, place: ArrayPlace | None = None
+) -> SubmissionDir:
     """Claim the start, and write what the job reads.
 
     A submission exists only once an event names it: until then its directory is harmless litter.
@@ -266,6 +262,7 @@ def prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats, place: Arra
         run: the run's directory.
         attempt: what to start.
         stats: what is known about interruptions where the job will run.
+        mlflow: the URI of the MLflow server that shows the run; empty: it has none.
         place: which element of a job array it will be; None: a job of its own.
 
     Raises:
@@ -279,7 +276,7 @@ def prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats, place: Arra
         since=attempt.since,
         history=stats.history,
         array=None if place is None else (place.array, place.index),
-        variables={} if place is None else place.variables,
+        mlflow=mlflow,
     )
     submission = _new_submission(run)
     try:
@@ -394,22 +391,6 @@ def _new_submission(run: RunDir) -> SubmissionDir:
             raise PathError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
         break
     return submission
-
-
-def script_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
-    """What a script needs to reach an MLflow server. If that is down, there is a note, but the run still starts.
-
-    Args:
-        workspace: where the run is.
-        run: its directory.
-        plan: what it runs.
-    """
-    from slurmtrain.ops.shared.mirroring.mirror import server_variables
-
-    try:
-        return server_variables(workspace, run.id, plan), []
-    except (TrackingError, PathError, OSError) as error:
-        return {}, [f"{error}; the run starts without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
 
 
 def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:

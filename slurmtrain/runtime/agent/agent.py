@@ -54,7 +54,7 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import become_subreaper, this_process
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.agent.node_round import Meeting
+    from slurmtrain.runtime.agent.node_round import Begin, Meeting
     from slurmtrain.runtime.peers.board import Link
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
@@ -154,6 +154,10 @@ class _Agent:
         report = self._begin()
         if report is not None:
             return AttemptOutcome(report, report)
+        if self._node.index == 0:
+            # Before the preflight: what the server needs to answer costs no time then.
+            submission = self._attempt.run.submission(self._node.submission)
+            self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
         check_version()
         # Imported here because this imports torch, and a run may have to wait hours for its turn.
         from slurmtrain.runtime.preflight.entry import run_preflight
@@ -167,9 +171,6 @@ class _Agent:
             report = self._report_preflight(preflight)
             return AttemptOutcome(report, report)
         self._preflight = preflight
-        if self._node.index == 0:
-            live = self._plan.spec.tracking.live
-            self._live = send_live(self._attempt.run, environment.environment_of_agent(), live=live)
         return self._train(preflight, preflight.master)
 
     def finish(self, outcome: AttemptOutcome) -> bool:
@@ -332,20 +333,26 @@ class _Agent:
         """The newest checkpoint."""
         return self._checkpoints.newest()
 
-    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
+    def find_mlflow_run(self) -> str | None:
+        """The id of the run on an MLflow server; None if it has none, or that takes too long."""
+        return self._live.wait_for_run(give_up=lambda: self._flag.raised is not None) if self._live else None
+
+    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: with what they begin.
         ``board``: the path of the board for heartbeats.
         """
         assert self._preflight is not None
         place = self._place(meeting, self._preflight)
+        if begin.mlflow_run_id is not None:
+            environment.set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
         environment.set_worker_environment(
             self._plan,
             attempt,
             self._node,
             place,
-            resume_from=resume_from,
+            resume_from=begin.resume_from,
             heartbeat=board,
         )
         make_directory(self._attempt.logs, private=True)
@@ -357,7 +364,7 @@ class _Agent:
             ) from error
         per_node = self._plan.spec.per_node
         facts = environment.facts_for_command(
-            self._attempt.run, self._node.attempt, resume_from, place if per_node else None
+            self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
         )
         if per_node:
             lines = "".join(f"node-{node} slots={place.procs_per_node}\n" for node in meeting.members)

@@ -1,34 +1,45 @@
-"""Sending metrics to a tracking server while a run trains: starting and ending the process that does it, on node 0.
+"""Showing a run on a tracking server while it trains: starting and ending the process that does it, on node 0.
 
 The process is part of the adapter for the server, which nothing that runs inside a job imports: its name is all that is
-known of it here.
+known of it here. It prints the run's id on the server, and ranks start without that if it is too late.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.environment import environment_of_helper
 from slurmtrain.system.process import block_signals
 
-_PROCESS = "slurmtrain.tracking.to_mlflow.live_sender"
+_PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"
 # How long the job may go on, once the ranks have ended, while what that has settled is sent.
 _LAST_S = 5.0
 _LAST_IN_GRACE_S = 1.0
+# How long ranks that could start wait for the run's id on the server.
+_BEGIN_S = 5.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOrders:
-    """What to send: of the run with this ``directory``. ``live``: also points that may still be rolled back."""
+    """What to send where.
 
+    ``uri``: of the server. ``directory``: of the run. ``plan``: the path of the plan of this submission. ``live``: send
+    also points that may still be rolled back.
+    """
+
+    uri: str
     directory: str
+    plan: str
     live: bool
 
     def to_line(self) -> bytes:
@@ -49,12 +60,38 @@ class LiveMetrics:
         # Like the agent, it ignores signals to all processes of the job: the last metrics come after them.
         with block_signals(IGNORED):
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROCESS], stdin=subprocess.PIPE, env=environment_of_helper()
+                [sys.executable, "-P", "-m", _PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env=environment_of_helper(),
             )
+        self._run: str | None = None
+        self._wait_until: float | None = None
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.write(orders.to_line())
             self._process.stdin.flush()
+
+    def wait_for_run(self, *, give_up: Callable[[], bool]) -> str | None:
+        """The id of the run on the server; None if that is not known after a moment, in which ranks do not start.
+
+        Args:
+            give_up: Called repeatedly; True ends the wait.
+        """
+        assert self._process.stdout is not None
+        if self._wait_until is None:
+            self._wait_until = time.monotonic() + _BEGIN_S
+        while self._run is None:
+            left_s = self._wait_until - time.monotonic()
+            if select.select([self._process.stdout], [], [], max(0.0, min(left_s, _POLL_S)))[0]:
+                # An empty line: the server does not answer; no line: the process has ended.
+                self._run = self._process.stdout.readline().decode().strip() or None
+                if self._run is None:
+                    break
+            elif left_s <= 0 or give_up():
+                break
+        return self._run
 
     def end(self, *, in_grace: bool) -> None:
         """Let it send what is settled now, for a moment. ``in_grace``: the job is about to be ended."""
@@ -67,18 +104,18 @@ class LiveMetrics:
         self._process.wait()
 
 
-def send_live(run: RunDir, environ: Mapping[str, str], *, live: bool) -> LiveMetrics | None:
-    """Send a run's metrics to its server; None if it has none that this node was told of.
+def send_live(submission: SubmissionDir, uri: str, *, live: bool) -> LiveMetrics | None:
+    """Show a run on its tracking server; None if it has none, or that fails.
 
     Args:
-        run: The directory of the run.
-        environ: The environment of the job.
+        submission: The submission that this node belongs to.
+        uri: The server; empty: there is none.
         live: Send also points that may still be rolled back.
     """
-    if not environ.get("MLFLOW_RUN_ID") or not environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
+    if not uri:
         return None
     try:
-        return LiveMetrics(LiveOrders(str(run.path), live))
+        return LiveMetrics(LiveOrders(uri, str(submission.run.path), str(submission.plan), live))
     except OSError as error:
         print(f"slurmtrain: metrics are not sent from this node: {error}", file=sys.stderr, flush=True)
         return None

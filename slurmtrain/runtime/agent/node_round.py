@@ -78,6 +78,19 @@ class Meeting:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What node 0 says of a round as it begins.
+
+    ``port``: where the ranks meet. ``resume_from``: the path of the checkpoint; None: from the beginning.
+    ``mlflow_run_id``: the run on its MLflow server; None: it has none, or that is unknown.
+    """
+
+    port: int
+    resume_from: str | None
+    mlflow_run_id: str | None = None
+
+
 class RoundHost(Protocol):
     """What rounds need from the agent that hosts them."""
 
@@ -90,10 +103,13 @@ class RoundHost(Protocol):
     def newest_checkpoint(self) -> Newest:
         """The newest checkpoint."""
 
-    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
+    def find_mlflow_run(self) -> str | None:
+        """The id of the run on an MLflow server; None if it has none, or that is unknown after a moment."""
+
+    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
         """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: with what they begin.
         ``board``: the path of the board for heartbeats.
         """
 
@@ -142,17 +158,17 @@ class NodeResult:
 class Round:
     """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
 
-    def __init__(self, context: Context, number: int, members: Sequence[int], resume_from: str | None) -> None:
+    def __init__(self, context: Context, number: int, members: Sequence[int], begin: Begin) -> None:
         """``context``: what all rounds use. ``number``: from 0 on. ``members``: the nodes that have ranks.
 
-        ``resume_from``: the checkpoint, if any.
+        ``begin``: with what they begin.
         """
         config = context.config
         self._context = context
         self._config = config
         self._control = context.control
         self._members = members
-        self._resume_from = resume_from
+        self._begin = begin
         self._attempt = replace(config.attempt, round=number)
         self._published_until = 0.0
         self._monitor = RankMonitor(
@@ -170,14 +186,14 @@ class Round:
             context.journal,
         )
 
-    def run(self, port: int) -> NodeResult:
-        """Start the ranks, which meet at this port of node 0, and wait until they end. Raises SlurmtrainError."""
+    def run(self) -> NodeResult:
+        """Start the ranks, and wait until they end. Raises SlurmtrainError."""
         config, context = self._config, self._context
         # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
-        meeting = Meeting(self._members, context.point.address, port)
+        meeting = Meeting(self._members, context.point.address, self._begin.port)
         argv = self._control.call_alive(
-            lambda: context.host.prepare_ranks(self._attempt, meeting, self._resume_from, context.board.path)
+            lambda: context.host.prepare_ranks(self._attempt, meeting, self._begin, context.board.path)
         )
         kernel = KernelState.now()
         workers = Workers(
@@ -242,7 +258,7 @@ class Round:
             WorkersStarted(
                 processes=processes,
                 ranks_each=spec.resources.local_world_size if spec.per_node else 1,
-                resume_from=self._resume_from,
+                resume_from=self._begin.resume_from,
             )
         )
 

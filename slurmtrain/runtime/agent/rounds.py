@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 
 from torch.distributed import TCPStore
 
@@ -35,7 +36,15 @@ from slurmtrain.model.run.events.agent import (
     RanksRestarted,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Context, NodeResult, Round, RoundConfig, RoundHost, has_own_store
+from slurmtrain.runtime.agent.node_round import (
+    Begin,
+    Context,
+    NodeResult,
+    Round,
+    RoundConfig,
+    RoundHost,
+    has_own_store,
+)
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint, serve_store
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
@@ -127,7 +136,7 @@ class Rounds:
             begin = self._control.wait_for("begin")
             if begin is None:
                 return NodeResult(report=self._report_without_node_0())
-            return Round(self._context, self._number, self._members, begin["resume_from"]).run(begin["port"])
+            return Round(self._context, self._number, self._members, Begin(**begin)).run()
         except SlurmtrainError as error:
             if node == 0 and self._control.read("begin") is None:
                 # The other nodes still wait for the message that begins the round. Only this node's leaving, which
@@ -140,7 +149,8 @@ class Rounds:
     def _begin(self) -> None:
         """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
         resume_from, self._began = self._control.call_alive(self._host.find_checkpoint)
-        self._control.publish("begin", {"port": self._prepare_port(), "resume_from": resume_from})
+        mlflow_run_id = self._control.call_alive(self._host.find_mlflow_run)
+        self._control.publish("begin", asdict(Begin(self._prepare_port(), resume_from, mlflow_run_id)))
 
     def _prepare_port(self) -> int:
         """The port where the ranks of the next round meet: of a store that this agent serves, or one kept free.

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class Launch:
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
     they are newer (seconds since 1970). ``history``: what was known at submission about interruptions where the job
     will run. ``array``: the id of the array that the job is an element of, which is not that of a job, and its index.
-    ``variables``: environment variables, no secrets, that differ between the elements.
+    ``mlflow``: the URI of the MLflow server that shows the run; empty: it has none.
     """
 
     attempt: int
@@ -103,7 +103,7 @@ class Launch:
     since: float | None = None
     history: InterruptionStats | None = None
     array: tuple[str, int] | None = None
-    variables: Mapping[str, str] = field(default_factory=dict)
+    mlflow: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -114,12 +114,12 @@ class Launch:
             "since": self.since,
             "history": self.history.to_dict() if self.history else None,
             **({"array": {"id": self.array[0], "index": self.array[1]}} if self.array else {}),
-            **({"variables": dict(self.variables)} if self.variables else {}),
+            "mlflow": self.mlflow,
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`to_dict` returned, in this version or in one that had no history, or no arrays."""
+        """Read what :meth:`to_dict` returned, in this version or in one that had no history, arrays or servers."""
         from slurmtrain.model.interruption.interval import InterruptionStats
 
         after, history, array = plain["after"], plain.get("history"), plain.get("array")
@@ -130,7 +130,7 @@ class Launch:
             since=plain["since"],
             history=InterruptionStats.from_dict(history) if history else None,
             array=(str(array["id"]), int(array["index"])) if array else None,
-            variables={str(name): str(value) for name, value in plain.get("variables", {}).items()},
+            mlflow=str(plain.get("mlflow") or ""),
         )
 
 
@@ -264,14 +264,13 @@ def slurm_job_id(environ: Mapping[str, str]) -> str:
 
 
 def enter_element(elements: Path) -> SubmissionDir:
-    """The submission whose job is this element of an array, with its own variables in the environment from now on.
+    """The submission whose job is this element of an array.
 
     Args:
         elements: The directory with a link for each element.
 
     Raises:
         LaunchError: There is no such submission.
-        PathError: It cannot be read.
     """
     index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     try:
@@ -282,8 +281,6 @@ def enter_element(elements: Path) -> SubmissionDir:
             os.close(handle)
     except OSError as error:
         raise LaunchError(f"element {index} of a job array has no run: there is no link in {elements}") from error
-    launch = read_launch(submission)
-    os.environ.update(launch.variables if launch is not None else {})
     return submission
 
 
@@ -354,6 +351,11 @@ def set_worker_environment(
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     # All nodes have equally many ranks: torch elastic need not find out through a store.
     environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+
+
+def set_mlflow_run(uri: str, mlflow_run_id: str) -> None:
+    """Set what workers inherit to find their run on the MLflow server at ``uri``, unless the plan says otherwise."""
+    os.environ.update({"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": mlflow_run_id})
 
 
 def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:

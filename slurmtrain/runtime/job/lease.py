@@ -9,7 +9,6 @@ does.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir, split_attempt
-from slurmtrain.system.files import make_directory, read_json, write_json
+from slurmtrain.system.files import link_json, make_directory, read_json, write_json
 from slurmtrain.system.process import this_process
 
 
@@ -63,22 +62,14 @@ def final_state(run: RunDir, submission: int) -> str | None:
 def claim_restart(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None = None) -> bool:
     """Claim the right to restart the run after an ``attempt``; False if it is already claimed as ``by``.
 
-    Creating a hard link either succeeds or fails, even on NFS (open(2), O_EXCL), so exactly one of several contenders
-    succeeds, even where locks do not work. Each ``by`` has its own claim, so that commands can claim a restart that an
-    agent has claimed, once Slurm says that it did not happen. ``about``: what else to store in the claim.
+    Exactly one of several contenders succeeds (:func:`.link_json`). Each ``by`` has its own claim, so that commands can
+    claim a restart that an agent has claimed, once Slurm says that it did not happen. ``about``: what else to store in
+    the claim.
     """
     run = attempt.run
     make_directory(run.claims)
-    draft = run.claims / f".{secrets.token_hex(8)}"
-    write_json(draft, {"t": time.time(), "process": this_process().to_dict(), **(about or {})})
-    # Written first and linked when complete, so that half a claim is never read.
-    try:
-        os.link(draft, _claim_file(attempt, by))
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
-    return True
+    claim = {"t": time.time(), "process": this_process().to_dict(), **(about or {})}
+    return link_json(_claim_file(attempt, by), claim)
 
 
 def read_claim(attempt: AttemptDir, by: str) -> dict[str, Any] | None:

@@ -132,7 +132,9 @@ class _Kind:
 _KINDS: Mapping[str, _Kind] = {
     "here": _Kind(author=_OWN, fits=_with(), numbers=1, shared_by_node_0=True),
     "left": _Kind(author=_OWN, fits=_with(), numbers=1, shared_by_node_0=True),
-    "begin": _Kind(author=_NODE_0, fits=_with(port="int", resume_from="str | None"), is_shared=True),
+    "begin": _Kind(
+        author=_NODE_0, fits=_with(port="int", resume_from="str | None", mlflow_run_id="str | None"), is_shared=True
+    ),
     "until": _Kind(author=_NODE_0, fits=_with(at="float"), is_shared=True),
     "next": _Kind(
         author=_NODE_0, fits=lambda message: _NEXT(message) and _is_report(message["report"]), is_shared=True

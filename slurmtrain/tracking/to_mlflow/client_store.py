@@ -1,4 +1,4 @@
-"""An MLflow store of any kind, through MLflow's own client."""
+"""The metrics in an MLflow store of any kind, through a client of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slurmtrain.tracking.to_mlflow.metrics import MetricValue
 class ClientStore:
     """A store, as :class:`.metrics.MetricStore`."""
 
-    def __init__(self, client: Any) -> None:
-        """``client``: MLflow's, for the store."""
+    def __init__(self, client: Any, entities: Any) -> None:
+        """``client``: for the store. ``entities``: the module of what it sends, such as ``mlflow.entities``."""
         self._client = client
+        self._entities = entities
 
     def log_metrics(self, run: str, values: Sequence[MetricValue]) -> None:
         """As :meth:`.metrics.MetricStore.log_metrics`."""
-        from mlflow.entities import Metric
-
-        self._client.log_batch(run, metrics=[Metric(each.name, each.value, each.at_ms, each.step) for each in values])
+        metrics = [self._entities.Metric(each.name, each.value, each.at_ms, each.step) for each in values]
+        self._client.log_batch(run, metrics=metrics)
 
     def metric_names(self, run: str) -> Iterable[str]:
         """As :meth:`.metrics.MetricStore.metric_names`."""

@@ -39,7 +39,7 @@ class Origin:
     varies: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Param(NamedTuple):
+class FlatParam(NamedTuple):
     """A param: its ``name``, and its ``value`` as text."""
 
     name: str
@@ -190,13 +190,13 @@ def best_checkpoint(run: Run, best: BestSpec | None) -> Checkpoint | None:
     return max(valued, key=lambda ranked: ranked[:2])[2] if valued else None
 
 
-def flat_params(params: Mapping[str, Any], prefix: str = "") -> Iterator[Param]:
+def flat_params(params: Mapping[str, Any], prefix: str = "") -> Iterator[FlatParam]:
     """The params of sections and their subsections by dotted names."""
     for name, value in params.items():
         if isinstance(value, Mapping) and value:
             yield from flat_params(value, f"{prefix}{name}.")
         else:
-            yield Param(f"{prefix}{name}", str(value)[:_PARAM_LENGTH])
+            yield FlatParam(f"{prefix}{name}", str(value)[:_PARAM_LENGTH])
 
 
 def former_params(history: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str, str]:

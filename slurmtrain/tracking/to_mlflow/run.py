@@ -1,13 +1,14 @@
 """The MLflow run that shows a run: its params, its tags and its status, apart from metrics.
 
-MLflow never changes a param or the time at which a run started. So a run is created there once it has started, and a
-run that goes on with other params gets a new MLflow run, with everything that the one before has: that one is deleted,
-unless somebody else has logged something there, and names its successor in a tag.
+MLflow never changes a param or the time at which a run started (``runs/update`` takes a status, the end and a name
+only). So a run is created there once it has started, and a run that goes on with other params gets a new MLflow run,
+with everything that the one before has: that one is deleted, unless somebody else has logged something there, and names
+its successor in a tag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.run.events.base import select
@@ -19,6 +20,7 @@ from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.artifacts import FOLDER
 from slurmtrain.tracking.to_mlflow.checkpoints import tags_of_checkpoints
+from slurmtrain.tracking.to_mlflow.choices import FIRST, Choices
 from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 from slurmtrain.tracking.to_mlflow.sender import Sender
 from slurmtrain.tracking.to_mlflow.sweeps import SweepRuns
@@ -39,20 +41,24 @@ _OWN_METRICS = ("slurmtrain/", "system/", "replayed/", "live/")
 class MlflowRuns:
     """Runs in one MLflow store."""
 
-    def __init__(self, client: Any, uri: str, root: RunsRoot, failure: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self, client: Any, entities: Any, uri: str, root: RunsRoot, failure: tuple[type[Exception], ...]
+    ) -> None:
         """Use a store.
 
         Args:
-            client: MLflow's client.
+            client: MLflow's client, or :class:`.live.rest_client.RestClient`.
+            entities: The module of what the client sends: ``mlflow.entities``, or :mod:`.live.rest_client`.
             uri: The store.
             root: The runs root.
             failure: What the client raises.
         """
         self._client = client
+        self._entities = entities
         self._uri = uri
         self._root = root
         self._failure = failure
-        self._sweeps = SweepRuns(client)
+        self._sweeps = SweepRuns(client, self._get, uri, root)
         self.notes: list[str] = []
         """What the store did not take, as sentences."""
 
@@ -64,9 +70,8 @@ class MlflowRuns:
             earlier: What showed it the last time; None: that is unknown.
             anew: Whether that shows points that were rolled back.
         """
-        shown = self._find(tracked, earlier)
-        if shown is None:
-            return self._create(tracked, {})
+        last, shown = self._newest_choice(tracked, earlier)
+        shown = shown or self._choose(tracked, last)
         # What another command has put in the place of the one before has nothing yet.
         is_stale = anew and earlier in (None, shown.info.run_id)
         if not is_stale and not self._has_other_params(shown, tracked):
@@ -98,20 +103,55 @@ class MlflowRuns:
             self._set_status(mlflow_id, run)
         if run.sweep is not None:
             self._sweeps.set_status(tags["mlflow.parentRunId"], run)
+        if run.ended:
+            self._discard_others(shown, tracked)
 
     # --- finding and creating -------------------------------------------------------------------------------------
 
-    def _find(self, tracked: TrackedRun, earlier: str | None) -> Any | None:
-        """MLflow's run for a run; None if there is none that was not deleted or replaced."""
-        if earlier is not None:
-            run = self._get(earlier)
-            if run is not None and run.info.lifecycle_stage == "active" and not run.data.tags.get(_REPLACED_BY):
-                return run
+    def _choices(self, tracked: TrackedRun) -> Choices:
+        return Choices(tracked.directory.mlflow_runs, self._uri)
+
+    def _newest_choice(self, tracked: TrackedRun, earlier: str | None) -> tuple[str, Any | None]:
+        """The MLflow run that was chosen last for a run, and that run, if it was not deleted or replaced."""
+        choices = self._choices(tracked)
+        # What was chosen last is mostly known, and earlier versions have left no files of choices.
+        last, chosen = FIRST, earlier or choices.after(FIRST)
+        while chosen is not None:
+            shown = self._get(chosen)
+            if shown is not None and shown.info.lifecycle_stage == "active" and not shown.data.tags.get(_REPLACED_BY):
+                return chosen, shown
+            last, chosen = chosen, choices.after(chosen)
+        return last, None
+
+    def _choose(self, tracked: TrackedRun, after: str) -> Any:
+        """The MLflow run for a run of which all earlier ones are gone: created unless a killed process has done so."""
+        shown = next(iter(self._present(tracked)), None)
+        created = self._create(tracked, {}) if shown is None else str(shown.info.run_id)
+        return self._client.get_run(self._settle(tracked, created, after))
+
+    def _settle(self, tracked: TrackedRun, mlflow_id: str, after: str) -> str:
+        """Choose an MLflow run to come ``after`` another; returns what was chosen, if another process was faster."""
+        chosen = self._choices(tracked).choose(mlflow_id, after)
+        if chosen != mlflow_id:
+            self._client.set_tag(mlflow_id, _REPLACED_BY, chosen)
+            self._client.delete_run(mlflow_id)
+        return chosen
+
+    def _present(self, tracked: TrackedRun) -> Iterator[Any]:
+        """The MLflow runs of a run that were not deleted or replaced, newest first."""
         name = tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
         present = self._client.search_runs(
             [self._experiment(name)], f"tags.`{description.RUN_TAG}` = '{tracked.run.id}'", order_by=["start_time DESC"]
         )
-        return next((run for run in present if not run.data.tags.get(_REPLACED_BY)), None)
+        return (run for run in present if not run.data.tags.get(_REPLACED_BY))
+
+    def _discard_others(self, shown: Any, tracked: TrackedRun) -> None:
+        """Delete what processes have left that were killed right after another one had been faster."""
+        for other in self._present(tracked):
+            if other.info.run_id != shown.info.run_id:
+                self._client.set_tag(other.info.run_id, _REPLACED_BY, shown.info.run_id)
+                if not self._has_others_data(other, tracked):
+                    self._client.delete_run(other.info.run_id)
 
     def _get(self, mlflow_id: str) -> Any | None:
         """An MLflow run, which may have been deleted; None if the store has lost it."""
@@ -163,6 +203,7 @@ class MlflowRuns:
             self._log_params(created, tracked.plan.spec.params, successors[0].data.params)
         else:
             created = self._create(tracked, {**tags, _REPLACES: mlflow_id})
+        created = self._settle(tracked, created, mlflow_id)
         self._client.set_tag(mlflow_id, _REPLACED_BY, created)
         if not self._has_others_data(shown, tracked):
             self._client.delete_run(mlflow_id)
@@ -189,19 +230,25 @@ class MlflowRuns:
             return str(existing.experiment_id)
         # Without an explicit location, a local store would put artifacts below the current directory.
         location = self._root.mlflow_artifacts.as_uri() if self._uri.startswith("sqlite:") else None
-        return str(self._client.create_experiment(name, artifact_location=location))
+        try:
+            return str(self._client.create_experiment(name, artifact_location=location))
+        except self._failure:
+            # Another process may have been faster.
+            existing = self._client.get_experiment_by_name(name)
+            if existing is None:
+                raise
+            return str(existing.experiment_id)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
         """Send the params of a plan, but for those that are ``present``: MLflow never changes one."""
-        from mlflow.entities import Param
 
-        def log(entities: list[Param]) -> None:
+        def log(entities: list[Any]) -> None:
             self._client.log_batch(mlflow_id, params=entities)
 
-        sender: Sender[description.Param] = Sender(
-            lambda param, name: Param(name, param.value),
+        sender: Sender[description.FlatParam] = Sender(
+            lambda param, name: self._entities.Param(name, param.value),
             log,
             self._failure,
             lambda: self._client.get_run(mlflow_id).data.params,
@@ -219,17 +266,13 @@ class MlflowRuns:
         ]
 
     def _set_tags(self, mlflow_id: str, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        entities = [RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in tags.items()]
+        entities = [self._entities.RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in tags.items()]
         for start in range(0, len(entities), _TAGS_A_CALL):
             self._client.log_batch(mlflow_id, tags=entities[start : start + _TAGS_A_CALL])
 
     def _log_queue_times(self, mlflow_id: str, run: Run) -> None:
-        from mlflow.entities import Metric
-
         times = [
-            Metric("slurmtrain/queue_s", each.seconds, description.milliseconds(each.at), each.attempt)
+            self._entities.Metric("slurmtrain/queue_s", each.seconds, description.milliseconds(each.at), each.attempt)
             for each in description.queue_times(run)
         ]
         if times:

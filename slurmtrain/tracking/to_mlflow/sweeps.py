@@ -1,16 +1,19 @@
 """The MLflow runs that are the parents of the runs of sweeps: one for each sweep in each experiment.
 
-A parent is found by a tag, whoever has created it. If two commands create one at the same time, both take the one that
-was created first, and the other is deleted.
+A parent is found by a tag, whoever has created it. If several processes create one at the same time, such as node 0 of
+each run, all take the one that was chosen (:mod:`.choices`), and the others are deleted.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.tracking.to_mlflow import description
+from slurmtrain.tracking.to_mlflow.choices import FIRST, Choices
 from slurmtrain.tracking.tracker import TrackedRun
 
 _CREATED_AT = "slurmtrain.created_at"
@@ -20,9 +23,19 @@ _TAG_LENGTH = 5000
 class SweepRuns:
     """The parents in one store."""
 
-    def __init__(self, client: Any) -> None:
-        """``client``: MLflow's."""
+    def __init__(self, client: Any, get: Callable[[str], Any | None], uri: str, root: RunsRoot) -> None:
+        """Use a store.
+
+        Args:
+            client: As in :class:`.run.MlflowRuns`.
+            get: The MLflow run with an id, which may have been deleted; None if the store has none.
+            uri: The store.
+            root: The runs root.
+        """
         self._client = client
+        self._get = get
+        self._uri = uri
+        self._root = root
         self._parents: dict[tuple[str, str], str] = {}
 
     def parent(self, experiment: str, tracked: TrackedRun, origin: description.Origin) -> str:
@@ -36,13 +49,32 @@ class SweepRuns:
         sweep = tracked.run.sweep
         assert sweep is not None
         if (experiment, sweep) not in self._parents:
-            parent = self._find(experiment, sweep)
-            if parent is None:
-                self._create(experiment, tracked, origin)
-                parent = self._find(experiment, sweep)
-            assert parent is not None
+            present = self._present(experiment, sweep)
+            parent = self._choose(experiment, tracked, origin, present)
+            for other in present:
+                if other != parent:
+                    self._client.delete_run(other)
             self._parents[experiment, sweep] = parent
         return self._parents[experiment, sweep]
+
+    def _choose(self, experiment: str, tracked: TrackedRun, origin: description.Origin, present: Sequence[str]) -> str:
+        """The parent of a run of a sweep: the one that was chosen; else the first that is ``present``; else a new one.
+
+        The other arguments are those of :meth:`parent`.
+        """
+        choices = Choices(self._root.mlflow_sweeps, self._uri, experiment, str(tracked.run.sweep))
+        last, chosen = FIRST, choices.after(FIRST)
+        while chosen is not None:
+            # It may have been created after ``present`` was known.
+            shown = None if chosen in present else self._get(chosen)
+            if chosen in present or (shown is not None and shown.info.lifecycle_stage == "active"):
+                return chosen
+            last, chosen = chosen, choices.after(chosen)
+        created = present[0] if present else self._create(experiment, tracked, origin)
+        parent = choices.choose(created, last)
+        if parent != created:
+            self._client.delete_run(created)
+        return parent
 
     def set_status(self, parent: str, run: Run) -> None:
         """Set the status of the parent of a run, whose own is in MLflow already."""
@@ -60,15 +92,13 @@ class SweepRuns:
         conditions = (f"{children} and attributes.status = '{status}'" for status in statuses)
         return any(self._client.search_runs([info.experiment_id], each, max_results=1) for each in conditions)
 
-    def _find(self, experiment: str, sweep: str) -> str | None:
-        """The parent of a sweep; of several, the one that was created first, and the others are deleted."""
+    def _present(self, experiment: str, sweep: str) -> list[str]:
+        """The parents that a sweep has, which one was created first coming first: more than one after a kill."""
         present = self._client.search_runs([experiment], f"tags.`{description.SWEEP_TAG}` = '{sweep}'")
         ordered = sorted(present, key=lambda run: (run.data.tags.get(_CREATED_AT, ""), run.info.run_id))
-        for run in ordered[1:]:
-            self._client.delete_run(run.info.run_id)
-        return str(ordered[0].info.run_id) if ordered else None
+        return [str(run.info.run_id) for run in ordered]
 
-    def _create(self, experiment: str, tracked: TrackedRun, origin: description.Origin) -> None:
+    def _create(self, experiment: str, tracked: TrackedRun, origin: description.Origin) -> str:
         run = tracked.run
         tags = description.lasting_tags(run, origin, tracked.plan.spec, "")
         for name in (description.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
@@ -78,9 +108,10 @@ class SweepRuns:
             "slurmtrain.varies": ", ".join(origin.varies),
             _CREATED_AT: f"{time.time():.6f}",
         }
-        self._client.create_run(
+        created = self._client.create_run(
             experiment,
             start_time=description.started_ms(run),
             tags={name: value[:_TAG_LENGTH] for name, value in tags.items() if value},
             run_name=description.sweep_name(run),
         )
+        return str(created.info.run_id)

@@ -19,7 +19,7 @@ from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.tracking.to_mlflow import model_registry
 from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
 from slurmtrain.tracking.to_mlflow.client_store import ClientStore
-from slurmtrain.tracking.to_mlflow.live_place import read_place
+from slurmtrain.tracking.to_mlflow.live.live_place import read_place
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sender import first_line
@@ -46,6 +46,7 @@ class MlflowTracker(Tracker):
             except PathError as error:
                 raise TrackingError(str(error)) from error
         import mlflow
+        from mlflow import entities
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -57,7 +58,8 @@ class MlflowTracker(Tracker):
             self._client = mlflow.MlflowClient(tracking_uri=self._usable_uri())
         except self._failure as error:
             raise TrackingError(f"the MLflow store {self.uri} cannot be opened: {first_line(error)}") from error
-        self._records = MlflowRuns(self._client, self.uri, root, self._failure)
+        self._entities = entities
+        self._records = MlflowRuns(self._client, entities, self.uri, root, self._failure)
         self.notes = self._records.notes
 
     def _usable_uri(self) -> str:
@@ -74,7 +76,8 @@ class MlflowTracker(Tracker):
         self._run_id = tracked.run.id
         with self._asking():
             self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
-            self._metrics = MetricLog(ClientStore(self._client), self._mlflow_id, self._failure)
+            store = ClientStore(self._client, self._entities)
+            self._metrics = MetricLog(store, self._mlflow_id, self._failure)
         return Begun(self._mlflow_id)
 
     def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:

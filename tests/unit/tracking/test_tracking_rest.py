@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slurmtrain.tracking.to_mlflow.metrics import MetricValue
-from slurmtrain.tracking.to_mlflow.rest import RestError, RestStore
+from slurmtrain.tracking.to_mlflow.live.rest import RestError, RestServer
+from slurmtrain.tracking.to_mlflow.live.rest_client import Metric, RestClient
 
-LOSS = [MetricValue("loss", 0.5, 1000, 3)]
+LOSS = [Metric("loss", 0.5, 1000, 3)]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -67,13 +67,13 @@ def basic(text: str) -> str:
 def test_who_sends_is_known_from_where_mlflow_itself_looks(
     place: str, user: str, environ: dict[str, str], expected: str | None
 ) -> None:
-    RestStore(f"http://{user}{place}/", environ).log_metrics("m", LOSS)
+    RestClient(RestServer(f"http://{user}{place}/", environ)).log_batch("m", LOSS)
     assert Answers.headers_of[0]["Authorization"] == expected
 
 
 def test_values_that_json_does_not_have_are_sent_as_text(place: str) -> None:
     values = [LOSS[0]._replace(value=value) for value in (0.5, math.nan, math.inf, -math.inf)]
-    RestStore(f"http://{place}", {}).log_metrics("m", values)
+    RestClient(RestServer(f"http://{place}", {})).log_batch("m", values)
     assert [each["value"] for each in Answers.bodies[0]["metrics"]] == [0.5, "NaN", "Infinity", "-Infinity"]
 
 
@@ -93,6 +93,11 @@ def test_an_answer_that_is_not_mlflows_consent_is_an_error(
     monkeypatch.setattr(Answers, "status", status)
     monkeypatch.setattr(Answers, "content", content)
     with pytest.raises(RestError, match=message) as raised:
-        RestStore(f"http://{place}", {"MLFLOW_TRACKING_TOKEN": "t0ken"}).log_metrics("m", LOSS)
+        RestClient(RestServer(f"http://{place}", {"MLFLOW_TRACKING_TOKEN": "t0ken"})).log_batch("m", LOSS)
     assert raised.value.error_code == code
     assert len(Answers.bodies) == 1
+
+
+def test_an_answer_of_something_else_than_mlflow_is_an_error(place: str) -> None:
+    with pytest.raises(RestError, match="not MLflow's: it has no 'run'"):
+        RestClient(RestServer(f"http://{place}", {})).create_run("0", None, {}, "digits")

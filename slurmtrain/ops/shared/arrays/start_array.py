@@ -27,6 +27,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
+from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.start import (
     ArrayPlace,
@@ -35,7 +36,6 @@ from slurmtrain.ops.shared.start import (
     cancels,
     prepare,
     record_job,
-    script_variables,
     submitting_event,
     withdraw,
 )
@@ -43,9 +43,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import describe_os_error, durable_together, make_directory, make_new_directory
 from slurmtrain.system.journal import Journal, command_journal
-
-# Which of the variables of a script differ between runs; none of them is a secret.
-_OWN = frozenset({"MLFLOW_RUN_ID"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +84,17 @@ def start_array(
     first = elements[0].attempt
     excluded = exclusions(workspace, first.plan, first.excluded_nodes, slurm=True)
     stats = outlook(workspace, elements[0].run.id, first.plan, first.executor)
-    own, variables, notes = _variables(workspace, elements)
     placed = [replace(each, attempt=replace(each.attempt, excluded_nodes=excluded.nodes)) for each in elements]
     with uninterrupted():
         array = _new_array(workspace)
         try:
-            prepared = _prepare_all(array, placed, own, stats, command)
+            prepared = _prepare_all(workspace, array, placed, stats, command)
         except BaseException:
             shutil.rmtree(array.path, ignore_errors=True)
             raise
         try:
             _announce(array, prepared, stats.partition, command)
-            job_id = _launch(array, prepared, at_once, {**first.secrets, **variables})
+            job_id = _launch(array, prepared, at_once, first.secrets)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
@@ -107,28 +103,10 @@ def start_array(
                 each.journal.close()
             shutil.rmtree(array.path, ignore_errors=True)
             raise _unwritable(array, error) if isinstance(error, OSError) else error from error
-        notes += _record_all(array, prepared, job_id)
+        notes = _record_all(array, prepared, job_id)
     # Its answers so far are from before these jobs.
     workspace.scheduler.forget()
     return [*excluded.notes, *stats.notes, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
-
-
-def _variables(
-    workspace: Workspace, elements: Sequence[Element]
-) -> tuple[list[dict[str, str]], dict[str, str], list[str]]:
-    """What the scripts need to reach an MLflow server: what each element has of its own, what all share, and notes.
-
-    The environment of sbatch, which may hold secrets, becomes that of every element.
-    """
-    each: list[dict[str, str]] = []
-    notes: dict[str, None] = {}
-    for element in elements:
-        variables, more = script_variables(workspace, element.run, element.attempt.plan)
-        each.append(variables)
-        notes |= dict.fromkeys(more)
-    own = [{name: value for name, value in mine.items() if name in _OWN} for mine in each]
-    shared = {name: value for name, value in each[0].items() if name not in _OWN}
-    return own, shared, list(notes)
 
 
 def _new_array(workspace: Workspace) -> ArrayDir:
@@ -149,14 +127,14 @@ def _new_array(workspace: Workspace) -> ArrayDir:
 
 
 def _prepare_all(
-    array: ArrayDir, elements: Sequence[Element], own: Sequence[Mapping[str, str]], stats: PartitionStats, command: str
+    workspace: Workspace, array: ArrayDir, elements: Sequence[Element], stats: PartitionStats, command: str
 ) -> list[_Prepared]:
     """Write what the elements read, and the links that lead them there. Raises PathError.
 
     Args:
+        workspace: where they are.
         array: their array.
         elements: what is started.
-        own: the variables that each of them gets alone.
         stats: what is known about interruptions where they will run.
         command: the command that starts them.
     """
@@ -165,8 +143,9 @@ def _prepare_all(
         with durable_together(array.path):
             make_directory(array.submitit)
             make_directory(array.elements)
-            for index, (each, variables) in enumerate(zip(elements, own, strict=True)):
-                submission = prepare(each.run, each.attempt, stats, ArrayPlace(array.id, index, variables))
+            for index, each in enumerate(elements):
+                server = mlflow_server(workspace, each.attempt.plan)
+                submission = prepare(each.run, each.attempt, stats, server, ArrayPlace(array.id, index))
                 # Slurm writes the output of the job there.
                 make_directory(submission.submitit)
                 array.element(index).symlink_to(submission.path)

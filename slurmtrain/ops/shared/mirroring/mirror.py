@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LockHeld, SlurmtrainError
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.mirroring.targets import MLFLOW, mlflow_uri, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.locks import locked
 
@@ -82,25 +80,3 @@ def _send(
         if not all(problems.values()):
             outcome.mirrored.append(run_id)
     outcome.notes += trackers.notes
-
-
-def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
-    """Variables with which a script reaches its own run on an MLflow server; none if the store is a file.
-
-    Args:
-        workspace: Where the run is.
-        run_id: The run.
-        plan: Its plan.
-
-    Raises:
-        TrackingError: The store is a server that does not answer.
-    """
-    uri = mlflow_uri(workspace, plan)
-    if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
-        return {}
-    from slurmtrain.ops.shared.mirroring.sending import RunSender, Trackers
-
-    [target] = [target for target in targets_of(workspace, plan) if target.name == MLFLOW]
-    tracker = Trackers(workspace).open(target)
-    sender = RunSender(workspace, run_id, plan)
-    return {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": sender.begin(tracker, target.name)}

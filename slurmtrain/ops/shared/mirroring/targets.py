@@ -58,6 +58,12 @@ def mlflow_uri(workspace: Workspace, plan: Plan) -> str:
     return plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
 
 
+def mlflow_server(workspace: Workspace, plan: Plan) -> str:
+    """The URI of the server that shows a run; empty if its store is a file, or it has none."""
+    uri = mlflow_uri(workspace, plan)
+    return uri if plan.spec.tracking.mlflow.enabled and uri.startswith(("http://", "https://")) else ""
+
+
 def link(workspace: Workspace, run: Run, name: str, remote_id: str, uri: str) -> bool:
     """Journal what a tracker calls a run, where others can use that; returns whether it was new.
 

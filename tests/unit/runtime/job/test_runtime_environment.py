@@ -252,20 +252,16 @@ def test_what_a_launcher_got_does_not_reach_a_job_that_is_submitted_within_its_r
 # --- elements of job arrays -----------------------------------------------------------------------------------------
 
 
-def test_an_element_of_an_array_finds_its_submission_and_has_its_own_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_element_of_an_array_finds_its_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submission = RunDir(tmp_path / "r1").submission(1)
     submission.path.mkdir(parents=True)
-    launch = Launch(attempt=1, array=("A1", 3), variables={"MLFLOW_RUN_ID": "abc"})
+    launch = Launch(attempt=1, array=("A1", 3), mlflow="http://mlflow:5000")
     submission.launch.write_text(json.dumps(launch.to_dict()))
     elements = tmp_path / "elements"
     elements.mkdir(mode=0o700)
     (elements / "3").symlink_to(submission.path)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    monkeypatch.setenv("MLFLOW_RUN_ID", "of another run")
     assert environment.enter_element(elements) == submission
-    assert os.environ["MLFLOW_RUN_ID"] == "abc"
     assert environment.read_launch(submission) == launch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
     with pytest.raises(LaunchError, match="element 4 of a job array has no run"):

@@ -145,14 +145,14 @@ def test_what_any_node_publishes_for_all_reaches_all(attempt: Attempt) -> None:
     until(lambda: second.read("0/stop") == STOP, "the message at node 2")
     until(lambda: first.read("0/stop") == STOP, "the message at its author")
     assert attempt.first.read("0/stop") == STOP
-    attempt.first.publish("0/begin", {"port": 1, "resume_from": None})
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": None, "mlflow_run_id": None})
     for client in (first, second):
         until(lambda client=client: client.read("0/begin"), "node 0's message")
 
 
 def test_a_node_that_connects_later_gets_what_was_published_before(attempt: Attempt) -> None:
-    attempt.first.publish("0/begin", {"port": 1, "resume_from": "ü"})
-    assert attempt.join(1).read("0/begin") == {"port": 1, "resume_from": "ü"}
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": "ü", "mlflow_run_id": "m"})
+    assert attempt.join(1).read("0/begin") == {"port": 1, "resume_from": "ü", "mlflow_run_id": "m"}
 
 
 def test_the_first_message_stands_where_only_the_first_counts(attempt: Attempt) -> None:
@@ -281,7 +281,7 @@ def test_a_lost_connection_is_made_again_and_nothing_is_lost(attempt: Attempt, w
     for number in range(5):
         client.publish(f"{number}/here/1", {})
         wire.reset()
-        attempt.first.publish(f"{number}/begin", {"port": number, "resume_from": None})
+        attempt.first.publish(f"{number}/begin", {"port": number, "resume_from": None, "mlflow_run_id": None})
         until(lambda number=number: attempt.first.read(f"{number}/here/1") == {}, "the message of node 1")
         until(lambda number=number: client.read(f"{number}/begin"), "the message of node 0")
     assert wire.made > 1
@@ -306,14 +306,14 @@ def test_a_node_whose_node_0_refuses_connections_knows_that_it_is_gone(attempt: 
     client = attempt.join(1)
     control = ControlStore(client, 1, NODES)
     control.begin_round(0, range(NODES))
-    attempt.first.publish("0/begin", {"port": 1, "resume_from": None})
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": None, "mlflow_run_id": None})
     until(lambda: client.read("0/begin"), "a message of node 0")
     attempt.end_node_0()
     request = until(control.stop_request, "the end of node 0")
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)
     with pytest.raises(CoordinatorGone, match="Connection refused"):
         client.publish("0/here/1", {})
-    assert client.read("0/begin") == {"port": 1, "resume_from": None}
+    assert client.read("0/begin") == {"port": 1, "resume_from": None, "mlflow_run_id": None}
 
 
 def test_a_node_that_finds_nobody_at_node_0_says_so() -> None:

@@ -227,9 +227,9 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.Monk
 def test_a_message_holds_for_its_round_and_replaces_the_one_before() -> None:
     first, second = agents(2)
     assert second.read("begin") is None
-    first.publish("begin", {"port": 1, "resume_from": "ü"})
-    first.publish("begin", {"port": 2, "resume_from": None})
-    assert second.read("begin") == {"port": 2, "resume_from": None}
+    first.publish("begin", {"port": 1, "resume_from": "ü", "mlflow_run_id": "m"})
+    first.publish("begin", {"port": 2, "resume_from": None, "mlflow_run_id": None})
+    assert second.read("begin") == {"port": 2, "resume_from": None, "mlflow_run_id": None}
     for control in (first, second):
         control.begin_round(1, [0, 1])
     assert second.read("begin") is None

@@ -24,7 +24,7 @@ STOP = {"cause": "crash", "why": "rank 1 exited", "at": 5.0, "node": 1, "signal"
 MESSAGES: dict[str, tuple[int, dict[str, Any]]] = {
     "0/here/1": (1, {}),
     "0/left/0": (0, {}),
-    "0/begin": (0, {"port": 29400, "resume_from": None}),
+    "0/begin": (0, {"port": 29400, "resume_from": None, "mlflow_run_id": None}),
     "0/until": (0, {"at": 1.7e9}),
     "0/next": (0, {"members": None, "lost": [2], "report": REPORT}),
     "3/stop": (1, STOP),

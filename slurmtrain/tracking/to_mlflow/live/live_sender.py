@@ -1,8 +1,10 @@
-"""The process that sends a run's metrics to an MLflow server while it trains, on node 0: ``python -m ...live_sender``.
+"""The process that shows a run on an MLflow server while it trains, on node 0: ``python -m ...live_sender``.
 
-The agent starts it (:mod:`slurmtrain.runtime.agent.live_metrics`), and neither the agent nor a rank ever waits for its
-server. Its orders are a line of JSON on standard input; when that ends, it sends what the end of the attempt has
-settled, and ends too.
+The agent starts it (:mod:`slurmtrain.runtime.agent.live_metrics`). Its orders are a line of JSON on standard input. It
+finds or creates the MLflow run, and prints its id, for which the agent waits for a moment: it is not created when the
+run is submitted, since MLflow never changes the time at which a run started. Then it sends metrics, and neither the
+agent nor a rank waits for that. When its standard input ends, it sends what the end of the attempt has settled, and
+ends too.
 
 ``sync`` sends the same, from another machine. A point that both send is one point, since both give it the time at which
 it was logged. What this process has sent, and is about to send, stands in a file of the run directory: if the run is
@@ -20,25 +22,31 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurmtrain.errors import RunUnreadable, TrackingError
+from slurmtrain.errors import PathError, RunUnreadable, TrackingError
 from slurmtrain.model.metrics.settled import Decided, Place, Settlement, covered_until
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.base import select as select_events
 from slurmtrain.model.run.events.command import MlflowRunLinked
-from slurmtrain.model.run.layout import JOURNALS, RunDir
+from slurmtrain.model.run.layout import JOURNALS, RunDir, RunsRoot
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.logged_lines import logged_lines
+from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.run_reader import read_events, read_run
 from slurmtrain.system.inherited import PRIVATE
-from slurmtrain.tracking.to_mlflow.live_place import LivePlace, read_place, touch_place, write_place
+from slurmtrain.system.journal import command_journal
+from slurmtrain.tracking.to_mlflow.client_store import ClientStore
+from slurmtrain.tracking.to_mlflow.live import rest_client
+from slurmtrain.tracking.to_mlflow.live.live_place import LivePlace, read_place, touch_place, write_place
+from slurmtrain.tracking.to_mlflow.live.rest import RestError, RestServer
+from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
-from slurmtrain.tracking.to_mlflow.rest import RestError, RestStore
-from slurmtrain.tracking.tracker import TrackedPoint
+from slurmtrain.tracking.to_mlflow.run import MlflowRuns
+from slurmtrain.tracking.tracker import TrackedPoint, TrackedRun
 
 _LINES = 1000
 _PAUSE_S = 5.0
@@ -54,15 +62,40 @@ _MOST_BYTES = 512 << 20
 class LiveSender:
     """Sends the metrics of one run."""
 
-    def __init__(self, directory: RunDir, environ: Mapping[str, str], *, live: bool) -> None:
-        """``directory``: of the run. ``environ``: where MLflow's variables are. ``live``: send open points too."""
-        self._directory = directory
+    def __init__(self, orders: LiveOrders, environ: Mapping[str, str]) -> None:
+        """``orders``: what to send, and where. ``environ``: where MLflow's variables are."""
+        self._orders = orders
+        self._directory = RunDir(Path(orders.directory))
         self._environ = environ
-        self._live = live
         self._to: LivePlace | None = None
         self._metrics: MetricLog
         # How far open points have been sent, by attempt, in bytes.
         self._open_until: dict[int, int] = {}
+
+    def begin(self) -> str:
+        """Find or create the MLflow run that shows the run as its newest attempt begins it; returns its id.
+
+        Raises:
+            RestError: The server does not answer, or refuses.
+            PathError: The run has no plan, or its directory cannot be used.
+            OSError: What shows the run cannot be written.
+        """
+        run, uri = read_run(self._directory), self._orders.uri
+        plan = read_plan(Path(self._orders.plan))
+        if plan is None:
+            raise PathError(f"there is no plan at {self._orders.plan}")
+        client = RestClient(RestServer(uri, self._environ))
+        runs = MlflowRuns(client, rest_client, uri, RunsRoot(self._directory.path.parent), (RestError,))
+        link = _link(self._directory)
+        earlier = link.mlflow_run_id if link is not None and link.uri == uri else None
+        # What was rolled back is for commands, which know what others have sent.
+        shown = runs.open(TrackedRun(run, plan, self._directory), earlier, anew=False)
+        if shown != earlier:
+            with command_journal(self._directory.journals, "mlflow") as journal:
+                journal.write(MlflowRunLinked(mlflow_run_id=shown, uri=uri))
+        for note in runs.notes:
+            _print(note)
+        return shown
 
     def send(self) -> None:
         """Send what is new; what is left after an error is sent the next time.
@@ -87,7 +120,7 @@ class LiveSender:
             self._note(to.place.before(batch))
             self._log(batch)
             to = self._note(to.place.after(batch))
-        if self._live:
+        if self._orders.live:
             self._send_open(settlement)
         touch_place(self._directory, to)
 
@@ -100,7 +133,8 @@ class LiveSender:
         if self._to is None or not self._to.is_of(place):
             before = read_place(self._directory)
             self._to = before if before is not None and before.is_of(place) else place
-            self._metrics = MetricLog(RestStore(link.uri, self._environ), link.mlflow_run_id, (RestError,))
+            store = ClientStore(RestClient(RestServer(link.uri, self._environ)), rest_client)
+            self._metrics = MetricLog(store, link.mlflow_run_id, (RestError,))
             self._open_until = {}
         return self._to
 
@@ -138,9 +172,11 @@ def _link(directory: RunDir) -> MlflowRunLinked | None:
 class LiveLoop:
     """Sends again and again, and says once when that fails, and once when it works again."""
 
-    def __init__(self, sender: LiveSender) -> None:
-        """``sender``: of the run."""
+    def __init__(self, sender: LiveSender, begun: Callable[[str], None]) -> None:
+        """``sender``: of the run. ``begun``: called with the id of the MLflow run, or nothing if that fails."""
         self._sender = sender
+        self._begun = begun
+        self._has_begun = False
         self._problem = ""
         self._failures = 0
 
@@ -148,9 +184,14 @@ class LiveLoop:
         """Send what is new; returns for how many seconds to pause then."""
         began = time.process_time()
         try:
+            if not self._has_begun:
+                self._begun(self._sender.begin())
+                self._has_begun = True
             self._sender.send()
             self._report("")
-        except (RestError, TrackingError, RunUnreadable, OSError) as error:
+        except (RestError, TrackingError, PathError, RunUnreadable, OSError) as error:
+            if not self._has_begun:
+                self._begun("")
             self._report(str(error))
         busy_s = time.process_time() - began
         return max(min(_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S), busy_s / _SHARE)
@@ -162,6 +203,11 @@ class LiveLoop:
         elif self._problem and not problem:
             _print("metrics reach MLflow again")
         self._problem = problem
+
+
+def _print_begun(mlflow_id: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(mlflow_id, flush=True)
 
 
 def _print(text: str) -> None:
@@ -182,7 +228,7 @@ def main() -> None:
     if not line:
         return
     orders = LiveOrders.from_line(line)
-    loop = LiveLoop(LiveSender(RunDir(Path(orders.directory)), os.environ, live=orders.live))
+    loop = LiveLoop(LiveSender(orders, os.environ), _print_begun)
     pause_s = 0.0
     while not select.select([sys.stdin.buffer], [], [], pause_s)[0]:
         pause_s = loop.send()

@@ -12,10 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate, Place
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
+
+
+class NoAnswer(TrackingError):
+    """Nobody answers at the place of a tracker, so that no other run need be tried there for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Start(NamedTuple):
     """It has the surviving line up to this step; what it has of later steps must go. None: it has none."""
     anew: bool = False
     """Whether what it has was rolled back: a tracker that does not truncate needs a new remote run."""
+    refused: Sequence[str] = ()
+    """The names that ``log`` has returned for the run so far."""
 
 
 class Begun(NamedTuple):
@@ -95,8 +102,8 @@ class Tracker(ABC):
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
         """Add points, in the order in which they were logged; returns names that it does not take, and why.
 
-        The same points may come again. What it has taken must still be there after a kill, unless ``begin`` says
-        otherwise. Raises TrackingError.
+        A metric of a name that it has returned is not sent again. The same points may come again. What it has taken
+        must still be there after a kill, unless ``begin`` says otherwise. Raises TrackingError.
         """
 
     def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:  # noqa: ARG002 (others use them)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from slurmtrain.tracking.to_mlflow.choices import Choices
 from slurmtrain.tracking.to_mlflow.live.live_sender import LiveSender
 from slurmtrain.tracking.to_mlflow.live.rest import RestError
 from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
+from slurmtrain.tracking.to_mlflow.names import flat_name
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 
 STEPS = 160
@@ -376,3 +379,65 @@ def test_the_first_runs_of_a_sweep_create_one_parent_together(workspace: Workspa
     shown = {run.info.run_id: run for run in shown_of(workspace, proxy.uri)}
     [parent] = shown.keys() - ids
     assert {shown[each].data.tags["mlflow.parentRunId"] for each in ids} == {parent}
+
+
+# --- stores that refuse, and servers that do not answer --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["replayed/", "live/"])
+@pytest.mark.parametrize("sender", ["sync", "node"])
+def test_a_store_that_refuses_a_name_with_a_prefix_only_gets_the_surviving_line_and_that_is_reported_once(
+    sender: str, prefix: str, workspace: Workspace, proxy: TrackingProxy, database: Path
+) -> None:
+    run = trained(workspace, proxy.uri, live=True)
+    proxy.refused_names = frozenset({f"{prefix}bad", flat_name(f"{prefix}bad")})
+    remote = linked(workspace, proxy)
+    if sender == "node":
+        live(workspace, proxy.uri, undecided=True).send()
+    notes = mirror(workspace).notes
+    assert [f"metric '{prefix}bad'" in note for note in notes] == [True]
+    batches = proxy.requests["runs/log-batch"]
+    run.later(1).reached(7, 1, loss=0.07, bad=1.0)
+    assert mirror(Workspace(workspace.config)).notes == []
+    # It is not tried again: params, tags and the time in the queue are batches too.
+    assert proxy.requests["runs/log-batch"] - batches <= 3
+    run.ended("completed", 0, 1)
+    assert mirror(Workspace(workspace.config)).notes == []
+    shown = Shown(database, remote)
+    assert [step for step, _ in shown.line("bad")] == list(range(1, 8))
+    assert shown.line("replayed/loss") == REPLAYED
+    assert (f"{prefix}bad" in shown.names, "live/loss" in shown.names) == (False, True)
+
+
+class Deaf(ThreadingHTTPServer):
+    """Accepts connections, and closes them without an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), BaseHTTPRequestHandler)
+        self.connections = 0
+
+    def finish_request(self, *_: object) -> None:
+        self.connections += 1
+
+
+def test_a_server_that_does_not_answer_is_asked_for_one_run_of_many_and_all_are_sent_later(
+    workspace: Workspace, proxy: TrackingProxy
+) -> None:
+    ids = [f"{RUN_ID[:-1]}{number}" for number in range(4)]
+    with Deaf() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        for run_id in ids:
+            trained(workspace, f"http://127.0.0.1:{server.server_port}", run_id)
+        outcome = mirror(workspace, ids)
+        server.shutdown()
+    assert (len(outcome.problems), outcome.mirrored) == (1, [])
+    assert "does not answer" in outcome.problems[0]
+    # MLflow's client tries it twice.
+    assert server.connections == 2
+    assert [workspace.store.sent()[run_id]["mlflow"].problem for run_id in ids] == outcome.problems * 4
+    with tracking_proxy(proxy.upstream) as back:
+        back.refuse_connections()
+        back.port = server.server_port
+        back.listen()
+        outcome = mirror(Workspace(workspace.config), ids)
+    assert (outcome.problems, sorted(outcome.mirrored)) == ([], ids)

@@ -53,13 +53,16 @@ class MetricStore(Protocol):
 class MetricLog:
     """The metrics of one MLflow run."""
 
-    def __init__(self, store: MetricStore, mlflow_id: str, failure: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self, store: MetricStore, mlflow_id: str, failure: tuple[type[Exception], ...], refused: Sequence[str] = ()
+    ) -> None:
         """Begin sending.
 
         Args:
             store: Where the run is.
             mlflow_id: The MLflow run.
             failure: What the store raises.
+            refused: Names that the store does not take, as :meth:`send` has returned them.
         """
 
         def log(values: list[MetricValue]) -> None:
@@ -72,19 +75,19 @@ class MetricLog:
                 raise
 
         self._sender: Sender[MetricValue] = Sender(
-            lambda value, name: value._replace(name=name), log, failure, lambda: store.metric_names(mlflow_id)
+            lambda value, name: value._replace(name=name),
+            log,
+            failure,
+            lambda: store.metric_names(mlflow_id),
+            dict.fromkeys(refused, ""),
         )
 
     def send(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
-        """Send points; returns the names of metrics that the store does not take, and why."""
+        """Send points; returns the names that the store does not take, those with a prefix on their own, and why."""
         values = [value for point in points for value in _values(point)]
         for start in range(0, len(values), _METRICS_A_CALL):
             self._sender.send(values[start : start + _METRICS_A_CALL])
-        prefixes = tuple(prefix for prefix in PREFIXES.values() if prefix)
-        return {
-            name.removeprefix(next((each for each in prefixes if name.startswith(each)), "")): why
-            for name, why in self._sender.refused.items()
-        }
+        return self._sender.refused
 
 
 def _values(point: TrackedPoint) -> Iterator[MetricValue]:

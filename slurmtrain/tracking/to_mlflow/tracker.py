@@ -24,7 +24,7 @@ from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sender import first_line
 from slurmtrain.tracking.to_mlflow.system_metrics import send_system_metrics
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker import Begun, NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 
 
 class MlflowTracker(Tracker):
@@ -77,7 +77,7 @@ class MlflowTracker(Tracker):
         with self._asking():
             self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
             store = ClientStore(self._client, self._entities)
-            self._metrics = MetricLog(store, self._mlflow_id, self._failure)
+            self._metrics = MetricLog(store, self._mlflow_id, self._failure, start.refused)
         return Begun(self._mlflow_id)
 
     def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:
@@ -141,9 +141,24 @@ class MlflowTracker(Tracker):
         except SlurmtrainError:
             raise
         except Exception as error:  # as above
+            if _is_no_answer(error):
+                raise NoAnswer(f"the MLflow store {self.uri} does not answer: {first_line(error)}") from error
             raise TrackingError(
                 f"the MLflow store {self.uri} did not take run {self._run_id}: {first_line(error)}"
             ) from error
+
+
+def _is_no_answer(error: BaseException | None) -> bool:
+    """Whether an exception of MLflow's client says that nobody answers, and not that somebody refuses."""
+    from requests.exceptions import ConnectionError as NotConnected
+    from requests.exceptions import Timeout
+
+    while error is not None:
+        if isinstance(error, NotConnected | Timeout):
+            return True
+        # MLflow does not name the cause of each.
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _quiet_environment() -> None:

@@ -20,14 +20,14 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent
 from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
 from slurmtrain.tracking.plugins import open_tracker, writes_files
-from slurmtrain.tracking.tracker import Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 
 # So many lines are sent before it is noted how far that went.
 _LINES_AT_ONCE = 1000
 
 
 class Trackers:
-    """The trackers that one sync uses: each is opened once, and not tried again if that fails."""
+    """The trackers that one sync uses: each is opened once, and not tried again if that fails or nobody answers."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._root = workspace.root
@@ -46,6 +46,13 @@ class Trackers:
         if isinstance(tracker, TrackingError):
             raise tracker
         return tracker
+
+    def give_up(self, target: Target, error: TrackingError) -> None:
+        """Do not try the tracker of a target for other runs: each would wait as long as this one."""
+        tracker = self._opened[target.key]
+        if not isinstance(tracker, TrackingError):
+            self.refusals += tracker.notes
+        self._opened[target.key] = error
 
     @property
     def notes(self) -> list[str]:
@@ -83,6 +90,8 @@ def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapp
         try:
             trackers.refusals += sender.send(trackers.open(target), target.name, sent)
         except TrackingError as error:
+            if isinstance(error, NoAnswer):
+                trackers.give_up(target, error)
             problems[target.name] = str(error)
             sender.note_problem(target.name, sent, str(error))
     for name in before.keys() - {target.name for target in targets}:
@@ -148,7 +157,7 @@ class RunSender:
         if self._is_behind_elsewhere(tracker, sent):
             start, anew = Place(), True
         with _asking(tracker, self._run):
-            begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew))
+            begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew, sent.refused))
         if link(self._workspace, self._run, name, begun.remote_id, tracker.uri):
             self._read()
         if sent.remote_id not in (None, begun.remote_id):

@@ -22,7 +22,7 @@ from slurmtrain.system.owned_files import open_regular
 from slurmtrain.tracking.tracker import TrackedPoint
 
 _LEADING = ("step", "time", "attempt")
-# A row is shorter than this unless it has thousands of metrics.
+# Most rows are shorter.
 _TAIL_BYTES = 1 << 16
 
 
@@ -37,14 +37,22 @@ class StepFile:
     def keep(self, step: int | None) -> int | None:
         """Drop all rows after a step, or all for None; returns the step of the last row that is left, None for none."""
         names = None if step is None else self._read_names()
-        self._names = names or []
-        if names is None or step is None:
-            self._replace([])
-            return None
-        newest = self._newest()
-        if newest is None or newest > step or not self._is_whole():
-            self._replace(row for row in self.rows() if int(row[0]) <= step)
-        return self._newest()
+        if names is not None and step is not None:
+            self._names = names
+            # What is damaged is written anew.
+            with contextlib.suppress(ValueError, csv.Error):
+                return self._cut(step)
+        self._names = []
+        self._replace([])
+        return None
+
+    def _cut(self, step: int) -> int | None:
+        """Drop all rows after a ``step``; returns that of the last row that is left. Raises ValueError, csv.Error."""
+        newest, is_whole = self._newest()
+        if newest is not None and newest <= step and is_whole:
+            return newest
+        self._replace(row for row in self.rows() if int(row[0]) <= step)
+        return self._newest()[0]
 
     def append(self, points: Sequence[TrackedPoint]) -> None:
         """Add rows for the final ones among these points, which are of later steps than those in the file."""
@@ -75,34 +83,34 @@ class StepFile:
     def files(self) -> list[str]:
         """The names of the file, unless it is not ours, and of what killed commands have left of new ones."""
         names = files_named(self.path.parent, self.path.name)
-        with contextlib.suppress(OSError, PathError, ValueError):
+        with contextlib.suppress(OSError, PathError):
             if self._read_names() is not None:
                 return names
         return [name for name in names if name != self.path.name]
 
     def _read_names(self) -> list[str] | None:
-        """The names of the metrics; None if there is no such file."""
+        """The names of the metrics; None if there is no such file, or it is not one of ours."""
         try:
             with os.fdopen(open_regular(self.path), "r", newline="", encoding="utf-8") as file:
                 header = next(csv.reader(file), [])
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, csv.Error):
             return None
         return header[len(_LEADING) :] if header[: len(_LEADING)] == list(_LEADING) else None
 
-    def _newest(self) -> int | None:
-        """The step of the last whole row."""
-        lines = self._tail().split(b"\n")[:-1]
-        step = lines[-1].partition(b",")[0] if lines else b""
-        return int(step) if step.isdigit() else None
-
-    def _is_whole(self) -> bool:
-        return self._tail().endswith(b"\n")
-
-    def _tail(self) -> bytes:
+    def _newest(self) -> tuple[int | None, bool]:
+        """The step of the last whole row, None if there is none, and whether nothing follows it."""
+        length = _TAIL_BYTES
         with os.fdopen(open_regular(self.path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            return file.read()
+            while True:
+                file.seek(max(0, size - length))
+                lines = file.read().split(b"\n")
+                # The first one may be the end of a row.
+                if len(lines) > 2 or length >= size:
+                    break
+                length *= 2
+        step = lines[-2].partition(b",")[0] if len(lines) > 1 else b""
+        return int(step) if step.isdigit() else None, not lines[-1]
 
     def _replace(self, rows: Iterable[Sequence[object]]) -> None:
         """Replace the file at once. Rows that have fewer columns than there are names are filled up."""

@@ -16,6 +16,7 @@ from helpers.workspaces import build_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from slurmtrain.errors import UserError
+from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.mirroring.targets import check_trackers, notes_on_trackers
@@ -24,6 +25,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.tracking import plugins
 from slurmtrain.tracking.step_file import StepFile
 from slurmtrain.tracking.to_tensorboard import TensorboardTracker
+from slurmtrain.tracking.tracker import TrackedPoint
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])
 
@@ -99,6 +101,27 @@ def test_what_a_killed_command_left_of_a_row_is_written_again(workspace: Workspa
     run.reached(5, loss=1.25).ended("completed")
     assert send(workspace) == SENT
     assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("row", ["junk,5.0,1,1.0\n", f"{'x' * 200_000},5.0,1,1.0\n"])
+def test_a_damaged_file_is_written_anew(workspace: Workspace, row: str) -> None:
+    run = tracked(workspace, "csv")
+    send(workspace)
+    path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
+    header, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, row, *rest, "7,5.0,1,1.0\n"]))
+    run.reached(5, loss=1.25).ended("completed")
+    assert send(workspace) == SENT
+    assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
+
+
+def test_a_row_of_any_length_is_found_again(tmp_path: Path) -> None:
+    file = StepFile(tmp_path / "x.csv")
+    file.keep(None)
+    many = {f"metric-{number}": 12.0 + number / 7 for number in range(9000)}
+    file.append([TrackedPoint(1, step, 5.0, many, Fate.FINAL) for step in (1, 2)])
+    assert StepFile(tmp_path / "x.csv").keep(2) == 2
+    assert StepFile(tmp_path / "x.csv").keep(1) == 1
 
 
 def test_rows_that_were_written_but_not_noted_are_not_written_twice(workspace: Workspace) -> None:

@@ -8,6 +8,7 @@ may be repeated, and two processes may write them.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -112,12 +113,12 @@ class Counters:
         try:
             place = Placement(*map(str, record["place"]))
             sums = {
-                Placement(str(executor), str(partition)): {str(name): float(value) for name, value in values.items()}
+                Placement(str(executor), str(partition)): {str(name): _amount(value) for name, value in values.items()}
                 for executor, partition, values in record["sums"]
             }
             scanned = tuple(map(int, record["scanned"])) if record.get("scanned") else None
             self._set(str(record["run"]), place, sums, scanned if scanned and len(scanned) == 2 else None)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return  # nothing that this version has written
 
     def _set(self, run_id: str, place: Placement, sums: Tally, scanned: Any) -> bool:
@@ -176,3 +177,11 @@ class Counters:
         counted = self._runs[run_id]
         sums = [[*place, values] for place, values in counted.sums.items()]
         return {"run": run_id, "place": list(counted.place), "sums": sums, "scanned": counted.scanned}
+
+
+def _amount(value: Any) -> float:
+    """A sum in a line of the file. Raises ValueError for what would spoil all others: NaN, infinity, less than 0."""
+    amount = float(value)
+    if not (math.isfinite(amount) and amount >= 0):
+        raise ValueError(value)
+    return amount

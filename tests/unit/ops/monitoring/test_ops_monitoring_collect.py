@@ -69,6 +69,17 @@ def test_seconds_of_gpus_are_those_that_each_attempt_was_given(workspace: Worksp
     assert value(after, "slurmtrain_node_seconds_total") > of_nodes
 
 
+@pytest.mark.parametrize("amount", ["NaN", "Infinity", "-5", "1e999"])
+def test_amounts_that_cannot_be_are_not_counted(workspace: Workspace, amount: str) -> None:
+    write_metered_run(workspace)
+    expected = counters_of(parse(export(workspace)))
+    with workspace.root.counters.open("a") as file:
+        file.write(
+            f'{{"run": "9", "place": ["local", "spot"], "sums": [["local", "spot", {{"attempts": {amount}}}]]}}\n'
+        )
+    assert counters_of(parse(export(workspace))) == expected
+
+
 def test_every_state_and_cause_is_there_before_it_first_occurs(workspace: Workspace) -> None:
     write_metered_run(workspace)
     samples = parse(export(workspace))

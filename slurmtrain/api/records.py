@@ -22,6 +22,7 @@ class AttemptInfo:
     restart: int
     """How often the job had been requeued before."""
     state: str
+    """``pending``, ``running``, or how it ended: one of the states of runs."""
     cause: str | None
     """Why it ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."""
     reason: str
@@ -34,6 +35,7 @@ class AttemptInfo:
     first_step: int | None
     """The step that it resumed from."""
     last_step: int | None
+    """The last step that it finished."""
     lost_steps: int | None
     """How many of its steps were trained again afterwards; None: not known yet."""
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
+from slurmtrain.model.spec.sweep.limits import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name
@@ -74,6 +75,19 @@ class Settings:
     mlflow_uri: str | None = declare_key(
         None, Nullable(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
     )
+    sweep_max_runs: int | None = declare_key(
+        None, Nullable(kinds.whole_number(1)), "How many runs a sweep may have; by default 10000."
+    )
+    sweep_confirm_runs: int | None = declare_key(
+        None,
+        Nullable(kinds.whole_number(1)),
+        "`submit` asks before it submits a sweep of more runs than this; by default 1000.",
+    )
+    sweep_confirm_gpu_hours: float | None = declare_key(
+        None,
+        Nullable(kinds.finite_number(0)),
+        "`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,9 @@ class Config:
     mlflow_uri: str | None
     slurm_interval: float = SLURM_INTERVAL_S
     node_expiry_hours: float = NODE_EXPIRY_H
+    sweep_max_runs: int = MAX_RUNS
+    sweep_confirm_runs: int = CONFIRM_RUNS
+    sweep_confirm_gpu_hours: float = CONFIRM_GPU_HOURS
     shared_root: Path | None = None
     notes: tuple[str, ...] = ()
 
@@ -113,7 +130,8 @@ class _File:
 
 # Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
 _PATHS = ("runs", "registry")
-_NUMBERS = ("slurm_interval", "node_expiry_hours")
+_NUMBERS = ("slurm_interval", "node_expiry_hours", "sweep_confirm_gpu_hours")
+_WHOLE_NUMBERS = ("sweep_max_runs", "sweep_confirm_runs")
 
 
 def load_config(
@@ -151,6 +169,9 @@ def load_config(
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
         # Not ``or``, which would replace 0: here that is a valid value.
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
+        sweep_max_runs=settings.get("sweep_max_runs") or MAX_RUNS,
+        sweep_confirm_runs=settings.get("sweep_confirm_runs") or CONFIRM_RUNS,
+        sweep_confirm_gpu_hours=float(settings.get("sweep_confirm_gpu_hours", CONFIRM_GPU_HOURS)),
         shared_root=shared_root,
         notes=tuple(notes),
     )
@@ -246,6 +267,9 @@ def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
         with contextlib.suppress(KeyError, ValueError):
             # What is not a number stays text, and reading the section reports it.
             values[name] = float(values[name])
+    for name in _WHOLE_NUMBERS:
+        with contextlib.suppress(KeyError, ValueError):
+            values[name] = int(values[name])
     mistakes: list[Mistake] = []
 
     def report(at: tuple[str, ...], message: str) -> None:

@@ -138,7 +138,7 @@ class Registry:
         spec: str | os.PathLike[str] | Mapping[str, Any],
         overrides: Overrides = (),
         *,
-        sweep: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+        sweep: Mapping[str, Any] | Sequence[str] = (),
         executor: str | None = None,
         key: str | None = None,
     ) -> list[RunHandle]:
@@ -147,7 +147,8 @@ class Registry:
         Args:
             spec: A YAML file, or what would be in it; then it has a ``name``.
             overrides: Keys of the spec to change, such as ``{"params.lr": 0.1}``.
-            sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value.
+            sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value. What else the section
+                ``sweep`` may have, such as ``zip``, is possible here too.
             executor: ``slurm`` or ``local``; None: as configured, else slurm if sbatch is found.
             key: An idempotency key: if something was submitted with it before, those runs are returned.
 
@@ -161,7 +162,8 @@ class Registry:
 
         with calling(self._config) as call:
             source = spec if isinstance(spec, Mapping) else Path(os.fspath(spec))
-            loaded = load(source, assignments(overrides), assignments(sweep))
+            limit = call.workspace.config.sweep_max_runs
+            loaded = load(source, assignments(overrides), assignments(sweep), max_runs=limit)
             if key is None and (recent := find_recent(call.workspace, loaded)) is not None:
                 call.notes.append(f"{recent}; key=... keeps a repeated call from submitting twice")
             chosen = self._config.choose_executor(executor)

@@ -52,7 +52,7 @@ def command(
     from slurmtrain.ops.submit import load, submit_spec
     from slurmtrain.ops.unmirrored import describe_next
 
-    loaded = load(spec, overrides, sweep)
+    loaded = load(spec, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
     if key is None and not _is_meant(workspace, loaded):
         output.echo("nothing was submitted", err=True)
         return 1

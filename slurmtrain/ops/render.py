@@ -51,7 +51,7 @@ def render(
         PathError: it cannot be read.
     """
     rendered = []
-    spec = load(path, overrides, sweep)
+    spec = load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
     for planned in spec.runs:
         request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))
         script = request.script(agent_command(sys.executable, request.folder))

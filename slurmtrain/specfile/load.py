@@ -16,25 +16,19 @@ from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
+from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.model.spec.sweep.points import Swept, varying_keys
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
 from slurmtrain.specfile.interpolate import interpolate
-from slurmtrain.specfile.overrides import (
-    Override,
-    apply_overrides,
-    check_path,
-    override_for_value,
-    parse_overrides,
-    parse_sweeps,
-)
+from slurmtrain.specfile.mistakes import Mistakes
+from slurmtrain.specfile.overrides import Override, apply_overrides, override_for_value, parse_overrides, parse_sweeps
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
+from slurmtrain.specfile.sweeps import merge_sweeps
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
-# Mistakes are sorted by line; those of the command line come after all of the file's.
-_COMMAND_LINE = 1 << 30
 # What runs files that are no specs, by their suffix.
 _SCRIPTS = {".py": "python", ".sh": "bash"}
 # Names that the spec files of unrelated experiments share.
@@ -73,68 +67,27 @@ class SpecFile:
     path: Path | None = None
 
 
-class _Mistakes:
-    """Collects mistakes, and finds the line or the argument of each."""
+@dataclass(frozen=True, slots=True)
+class SiteRules:
+    """What differs among sites: the options of their own sbatch, and how many runs a sweep may have."""
 
-    def __init__(self, document: YamlDocument, overrides: Sequence[Override]) -> None:
-        self._by_line = [(int(mistake.where.rpartition(":")[2]), mistake) for mistake in document.mistakes]
-        self._document = document
-        self._overrides = overrides
-        self._swept: list[str] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._by_line)
-
-    def set_swept_keys(self, keys: Iterable[str]) -> None:
-        """Note the keys that the file's sweep varies: a mistake in a value of one is reported at the sweep's line."""
-        self._swept = list(keys)
-
-    def add(self, path: KeyPath, message: str) -> None:
-        """Add a mistake at a key, unless another run of the sweep has it already, or its value cannot even be read."""
-        line, where = self._locate(path)
-        mistake = Mistake(where, ".".join(path), message)
-        unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
-        if not unread and all(mistake != other for _, other in self._by_line):
-            self._by_line.append((line, mistake))
-
-    def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
-        """Add mistakes that already name their place."""
-        self._by_line.extend((_COMMAND_LINE, mistake) for mistake in mistakes)
-
-    def raise_if_any(self) -> None:
-        """Raise SpecError if there is any mistake, with all of them in the order of the file."""
-        if self._by_line:
-            raise SpecError(self.sorted())
-
-    def sorted(self) -> list[Mistake]:
-        """All of them, in the order of the file."""
-        return [mistake for _, mistake in sorted(self._by_line, key=lambda pair: pair[0])]
-
-    def _locate(self, path: KeyPath) -> tuple[int, str]:
-        for override in self._overrides:
-            if _overlap(path, override.path):
-                return _COMMAND_LINE, f"command line ({override.text})"
-        swept = next((key for key in self._swept if _overlap(path, tuple(key.split(".")))), None)
-        line = self._document.line_of(path if swept is None else ("sweep", swept))
-        return line, f"{self._document.name}:{line}"
+    read_options: ReadOptions = lambda _: frozenset()
+    max_runs: int = MAX_RUNS
 
 
-def _overlap(path: KeyPath, other: KeyPath) -> bool:
-    """Whether two keys are the same, or one is in the section of the other."""
-    length = min(len(path), len(other))
-    return length > 0 and path[:length] == other[:length]
+_ANY_SITE = SiteRules()
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, sbatch.
+    """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, the site.
 
     ``experiment``: the MLflow experiment of runs whose spec names none; None: the run's name.
     """
 
     cwd: Path
     python: str
-    read_options: ReadOptions
+    site: SiteRules
     experiment: str | None = None
 
 
@@ -145,7 +98,7 @@ def load_spec(
     *,
     cwd: Path,
     python: str,
-    read_options: ReadOptions = lambda _: frozenset(),
+    site: SiteRules = _ANY_SITE,
 ) -> SpecFile:
     """Read a spec and plan all of its runs.
 
@@ -155,13 +108,13 @@ def load_spec(
         sweep: ``a.b=1,2,3``: the keys to vary, with the values of each.
         cwd: The directory that ``workdir`` is relative to.
         python: What the word ``python`` in a command stands for.
-        read_options: The options of the site's own sbatch.
+        site: What its sbatch and its configuration allow.
 
     Raises:
         PathError: The file cannot be read.
         SpecError: Lists all mistakes in the spec and on the command line.
     """
-    machine = _Machine(cwd, python, read_options)
+    machine = _Machine(cwd, python, site)
     if isinstance(spec, Path):
         text = read_text(spec)
         if spec.suffix in _SCRIPTS:
@@ -195,9 +148,12 @@ def _load(
     """
     overrides, sweep = changes
     document = parse_yaml(text, name)
-    runs = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
+    runs, idle = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
-    warnings = _Mistakes(replace(document, mistakes=[]), on_command_line)
+    warnings = Mistakes(replace(document, mistakes=[]), on_command_line)
+    for rule in idle:
+        warnings.add(("sweep", *rule.at), "this rule excludes no run")
+    _warn_of_twins(runs, warnings)
     _warn_of_secrets(runs, on_command_line, warnings)
     for run in runs:
         for key, message in find_oversights(run.plan.spec):
@@ -209,7 +165,17 @@ def _command(script: Path) -> str:
     return shlex.join([_SCRIPTS[script.suffix], str(script)])
 
 
-def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], warnings: _Mistakes) -> None:
+def _warn_of_twins(runs: Sequence[PlannedRun], warnings: Mistakes) -> None:
+    """Add to ``warnings`` which runs of a sweep are identical."""
+    first: dict[str, int] = {}
+    # Values of secrets are in no plan: runs that differ in them look alike.
+    for number, run in enumerate(runs if len(runs) > 1 and not runs[0].secrets else (), 1):
+        twin = first.setdefault(run.plan.hash, number)
+        if twin != number:
+            warnings.add(("sweep",), f"runs {twin} and {number} of the sweep are identical")
+
+
+def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], warnings: Mistakes) -> None:
     """Add to ``warnings`` where secrets seem to be in lines of setup, or are on the command line."""
     for run in runs:
         for index, line in enumerate(run.plan.spec.setup):
@@ -251,8 +217,8 @@ def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lam
         return own if option in own else read_options(option)
 
     # A run stays in its experiment, whatever the default is in this version.
-    machine = _Machine(Path(plan.workdir), plan.python, options, plan.spec.tracking.mlflow.experiment)
-    [planned] = _plan_all(document, overrides, (), default_name=None, machine=machine)
+    machine = _Machine(Path(plan.workdir), plan.python, SiteRules(options), plan.spec.tracking.mlflow.experiment)
+    [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
@@ -267,31 +233,37 @@ def _plan_all(
     *,
     default_name: str | None,
     machine: _Machine,
-) -> tuple[PlannedRun, ...]:
+) -> tuple[tuple[PlannedRun, ...], list[Swept]]:
+    """All runs of a document, and the rules of its sweep that exclude nothing. Raises SpecError."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, override_mistakes = parse_overrides(override_texts, data)
     swept, sweep_mistakes = parse_sweeps(sweep_texts, data)
-    mistakes = _Mistakes(document, [*overrides, *swept])
+    mistakes = Mistakes(document, overrides, swept)
     mistakes.add_from_command_line([*override_mistakes, *sweep_mistakes])
-    sweep = _merge_sweeps(document.data.get("sweep"), data, swept, mistakes)
+    sweep = merge_sweeps(document.data.get("sweep"), data, swept, mistakes, max_runs=machine.site.max_runs)
     if default_name is not None and "name" not in data:
         data["name"] = _name_from_file(default_name, mistakes)
+    # After a mistake one run is enough to find those in the rest of the spec.
+    points = [sweep.first()] if mistakes else sweep.expand()
+    varying = varying_keys(points)
     runs = []
-    for combination in expand_sweep(sweep):
-        run_overrides = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
+    for point in points:
+        mistakes.set_point(point)
+        values = {key: swept_to.value for key, swept_to in point.items()}
+        run_overrides = [*overrides, *(override_for_value(key, value) for key, value in values.items())]
         template = apply_overrides(run_overrides, data)
         if not template.get("name"):
             mistakes.add(("name",), "a spec that is not a file needs a name")
         planned = _plan_one(template, run_overrides, mistakes, machine)
         if planned is not None:
-            varies = {key: recorded_value(key, combination[key]) for key in combination if len(sweep[key]) > 1}
+            varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies))
     mistakes.raise_if_any()
-    return tuple(runs)
+    return tuple(runs), sweep.idle_rules()
 
 
 def _plan_one(
-    template: dict[str, Any], overrides: Sequence[Override], mistakes: _Mistakes, machine: _Machine
+    template: dict[str, Any], overrides: Sequence[Override], mistakes: Mistakes, machine: _Machine
 ) -> PlannedRun | None:
     """One run; None if there is any mistake so far."""
     failed: set[KeyPath] = set()
@@ -307,7 +279,7 @@ def _plan_one(
         mistakes.add(path, message)
     # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
     # must stay readable.
-    for option, message in unknown_options(spec.slurm, machine.read_options):
+    for option, message in unknown_options(spec.slurm, machine.site.read_options):
         mistakes.add(("slurm", option), message)
     if mistakes:
         return None
@@ -343,45 +315,10 @@ def _in_experiment(spec: Spec, experiment: str | None) -> Spec:
     return replace(spec, tracking=replace(spec.tracking, mlflow=replace(mlflow, experiment=experiment)))
 
 
-def _name_from_file(stem: str, mistakes: _Mistakes) -> str:
+def _name_from_file(stem: str, mistakes: Mistakes) -> str:
     try:
         check_name(stem)
     except ValueError as error:
         mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
         return "unnamed"
     return stem
-
-
-def _merge_sweeps(
-    in_file: object, data: Mapping[str, Any], swept: Sequence[Override], mistakes: _Mistakes
-) -> dict[str, list[Any]]:
-    """The sweep of the file and that of the command line, which wins key by key.
-
-    After a mistake each key has only its first value: one run is enough to find mistakes in the rest of the spec.
-    """
-    sweep: dict[str, list[Any]] = {}
-    in_file_mistakes = check_sweep(in_file) if in_file is not None else []
-    for key, message in in_file_mistakes:
-        mistakes.add(("sweep", key) if key else ("sweep",), message)
-    # An empty key means a mistake in the section as a whole.
-    bad = {key for key, _ in in_file_mistakes}
-    for key, values in in_file.items() if isinstance(in_file, Mapping) and "" not in bad else ():
-        try:
-            check_path(tuple(key.split(".")), data)
-        except ValueError as error:
-            mistakes.add(("sweep", key), str(error))
-            continue
-        if key not in bad:
-            sweep[key] = values
-    mistakes.set_swept_keys(sweep)
-    for override in swept:
-        key = ".".join(override.path)
-        where = f"command line ({override.text})"
-        own_mistakes = [Mistake(where, "", why) for _, why in check_sweep({key: override.value})]
-        mistakes.add_from_command_line(own_mistakes)
-        if not own_mistakes:
-            sweep[key] = override.value
-    if swept and not in_file_mistakes:
-        of_all = [Mistake("command line (--sweep)", "", why) for key, why in check_sweep(sweep) if not key]
-        mistakes.add_from_command_line(of_all)
-    return {key: values[:1] for key, values in sweep.items()} if mistakes else sweep

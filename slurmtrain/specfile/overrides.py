@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import yaml
 from slurmtrain.errors import Mistake
 from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, hint_for_unknown_key, suggestion
 from slurmtrain.model.spec.spec import walk_keys
+from slurmtrain.model.spec.sweep.expressions import is_expression
+from slurmtrain.model.spec.sweep.points import WORDS
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value
 
@@ -34,7 +37,10 @@ def parse_overrides(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list
 
 
 def parse_sweeps(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
-    """As :func:`parse_overrides`, for ``a.b=1,2,3``: the value of each override is a list."""
+    """As :func:`parse_overrides`, for ``a.b=1,2,3``: the value of each is a list, or text that stands for one.
+
+    Words of the section ``sweep`` have the value that they would have there: ``samples=20``.
+    """
     return _parse_all(texts, data, multiple=True)
 
 
@@ -116,11 +122,17 @@ def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) ->
     if not equals or not key.strip():
         raise ValueError("expected key=value, for example resources.nodes=2")
     path = tuple(key.removeprefix("+").strip().split("."))
+    if multiple and key.strip() in WORDS:
+        return Override(path, parse_value(raw), shown.strip())
     check_path(path, data, adds=key.startswith("+"))
-    return Override(path, _parse_list(raw) if multiple else parse_value(raw), shown.strip())
+    return Override(path, _parse_values(raw) if multiple else parse_value(raw), shown.strip())
 
 
-def _parse_list(raw: str) -> list[Any]:
+def _parse_values(raw: str) -> object:
+    """The values of a swept key: a list, or a text such as ``range(5)`` that stands for one. Raises ValueError."""
+    with contextlib.suppress(ValueError):
+        if is_expression(whole := parse_value(raw)):
+            return whole
     # The brackets may be omitted: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
     value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
     return value if isinstance(value, list) else [value]

@@ -53,7 +53,8 @@ def without_secrets(text: str, document: YamlDocument) -> str:
 def _is_secret(path: KeyPath) -> bool:
     if path[:1] == ("env",):
         return len(path) == 2 and is_secret_variable(path[1])
-    return len(path) == 2 and path[0] == "sweep" and path[1].startswith("env.") and is_secret_variable(path[1])
+    within = path[1:] if path[0] == "sweep" else ()
+    return any(part == "env" or part.startswith("env.") for part in within) and is_secret_variable(path[-1])
 
 
 def is_exposed(path: KeyPath, value: Any) -> bool:

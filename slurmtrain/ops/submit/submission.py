@@ -26,6 +26,7 @@ from slurmtrain.errors import (
     SubmitInterrupted,
 )
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.interrupt import StopSignal
@@ -39,7 +40,7 @@ from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
 from slurmtrain.ops.submit.script import check_script
 from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
-from slurmtrain.specfile import SpecFile, load_spec
+from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
 
@@ -52,19 +53,23 @@ class Submission(NamedTuple):
     sweep: str | None = None
 
 
-def load(spec: Path | Mapping[str, Any], overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
+def load(
+    spec: Path | Mapping[str, Any], overrides: Sequence[str], sweep: Sequence[str], *, max_runs: int = MAX_RUNS
+) -> SpecFile:
     """Read a spec, using this working directory and the ``python`` on this PATH.
 
     Args:
         spec: its file, or what would be in it, as plain data.
         overrides: ``KEY=VALUE`` for all runs.
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        max_runs: how many runs the sweep may have.
 
     Raises:
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
-    return load_spec(spec, overrides, sweep, cwd=current_directory(), python=which_python(), read_options=read_options)
+    site = SiteRules(read_options, max_runs)
+    return load_spec(spec, overrides, sweep, cwd=current_directory(), python=which_python(), site=site)
 
 
 def which_python() -> str:
@@ -87,7 +92,9 @@ def submit(
     Raises:
         SlurmtrainError: as :func:`submit_spec`, or something is wrong with the spec.
     """
-    return submit_spec(workspace, load(path, overrides, sweep), executor=executor)
+    return submit_spec(
+        workspace, load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs), executor=executor
+    )
 
 
 def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str | None = None) -> Submission:

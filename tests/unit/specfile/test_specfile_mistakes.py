@@ -9,7 +9,7 @@ from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import PathError, SpecError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.specfile import load_spec, replan
+from slurmtrain.specfile import SiteRules, load_spec, replan
 
 # --- files that are no spec ------------------------------------------------------------------------------------------
 
@@ -191,14 +191,14 @@ def test_options_that_the_sites_own_sbatch_has_are_accepted(tmp_path: Path) -> N
         return frozenset({"container-image", "zz-note"})
 
     with pytest.raises(SpecError) as raised:
-        load_spec(path, cwd=tmp_path, python=PYTHON, read_options=read)
+        load_spec(path, cwd=tmp_path, python=PYTHON, site=SiteRules(read))
     [mistake] = raised.value.mistakes
     assert (mistake.key, mistake.message) == (
         "slurm.zz-not",
         "this site's sbatch has no option --zz-not; did you mean 'zz-note'?",
     )
     path.write_text(BASE + "slurm: {container_image: a}\n")
-    [planned] = load_spec(path, cwd=tmp_path, python=PYTHON, read_options=read).runs
+    [planned] = load_spec(path, cwd=tmp_path, python=PYTHON, site=SiteRules(read)).runs
     # Where there is no sbatch, such as on a node, it can be read, and be planned again.
     again = replan(Plan.from_json(planned.plan.to_json()), ["slurm.qos=high"]).plan
     assert again.spec.slurm == {"container_image": "a", "qos": "high"}

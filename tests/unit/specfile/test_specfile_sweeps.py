@@ -85,3 +85,65 @@ def test_a_sweep_on_the_command_line_is_checked_like_one_in_the_file(mistakes: M
 def test_a_sweep_of_too_many_runs_on_the_command_line_is_refused(mistakes: Mistakes) -> None:
     hundred = ",".join(map(str, range(101)))
     assert "10201 runs" in mistakes(SWEPT, sweep=[f"params.lr={hundred}", f"params.steps={hundred}"])[0][2]
+
+
+def test_everything_of_a_sweep_can_be_given_on_the_command_line(load: Load) -> None:
+    sweep = ["zip={params.lr: [1, 2], params.steps: [3, 4]}", "params.name=choice(x, y)", "samples=2", "seed=1"]
+    runs = [(params["lr"], params["steps"]) for params in params_of(load(SWEPT, sweep=sweep))]
+    assert runs == [(1, 3), (1, 3), (2, 4), (2, 4)]
+    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], exclude: [{params.lr: 1}]}\n", sweep=["exclude=[{params.lr: 2}]"])
+    assert [params["lr"] for params in params_of(loaded)] == [1]
+
+
+@pytest.mark.parametrize("sweep", ["params.lr=linspace(0, 1, 3)", "params.lr='linspace(0,1,3)'"])
+def test_values_in_short_can_be_given_on_the_command_line(load: Load, sweep: str) -> None:
+    assert [params["lr"] for params in params_of(load(SWEPT, sweep=[sweep]))] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "line", "key", "message"),
+    [
+        (
+            "  zip:\n    params.lr: [1, 2]\n    params.steps: [1]\n",
+            "4",
+            "sweep.zip",
+            "params.lr has 2, params.steps has 1",
+        ),
+        ("  zip:\n    params.steps: [1]\n    params.lrr: [2]\n", "6", "sweep.zip.params.lrr", "did you mean 'lr'?"),
+        (
+            "  points:\n  - params.lr: 1\n  - params.stpes: 1\n",
+            "6",
+            "sweep.points.1.params.stpes",
+            "did you mean 'steps'?",
+        ),
+        ("  params.lr: [1]\n  exlude: []\n", "5", "sweep.exlude", "did you mean 'exclude'?"),
+        ("  params.lr: [1, 2]\n  exclude:\n  - params.lr: 1\n  - params.lr: 2\n", "5", "sweep.exclude", "all of the 2"),
+        ("  params.lr:\n  - 1\n  - .nan\n", "6", "params.lr", "no such number"),
+        ("  params.lr: [1]\n  include:\n  - resources.nodes: 0\n", "6", "resources.nodes", "found 0"),
+        ("  params.lr: range(1000)\n  params.steps: range(1000)\n", "3", "sweep", "1000000 runs"),
+        ("  {}\n", "3", "sweep", "varies nothing"),
+    ],
+)
+def test_a_mistake_names_the_line_that_holds_it(
+    mistakes: Mistakes, sweep: str, line: str, key: str, message: str
+) -> None:
+    [(where, at, why)] = mistakes(f"{SWEPT}sweep:\n{sweep}")
+    assert (where, at) == (line, key)
+    assert message in why
+
+
+def test_what_a_sweep_hardly_means_is_warned_of(load: Load) -> None:
+    sweep = "sweep:\n  points: [{params.lr: 1}, {params.lr: 1, params.steps: 10}]\n  exclude:\n  - params.lr: 7\n"
+    warnings = [(warning.where.rpartition(":")[2], warning.message) for warning in load(SWEPT + sweep).warnings]
+    assert warnings == [
+        ("3", "runs 1 and 2 of the sweep are identical"),
+        ("6", "this rule excludes no run"),
+    ]
+
+
+def test_a_secret_in_any_part_of_a_sweep_is_not_recorded(load: Load) -> None:
+    sweep = "sweep:\n  zip: {env.API_TOKEN: [hunter2, hunter3]}\n  include:\n  - {env.API_TOKEN: hunter4}\n"
+    loaded = load(SWEPT + "env: {API_TOKEN: x1234}\n" + sweep)
+    assert [run.secrets["API_TOKEN"] for run in loaded.runs] == ["hunter2", "hunter3", "hunter4"]
+    assert "hunter" not in loaded.text
+    assert "hunter" not in repr([(run.plan, run.overrides, run.varies) for run in loaded.runs])

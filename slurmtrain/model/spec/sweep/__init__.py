@@ -1,0 +1,1 @@
+"""Sweeps: what a section `sweep` may say, which runs follow from it, and what they may cost."""

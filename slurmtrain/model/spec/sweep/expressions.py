@@ -1,0 +1,207 @@
+"""Values of a swept key in short: ``range(5)``, ``linspace(0, 1, 5)``, ``choice(relu, gelu)``. Parsed, never evaluated.
+
+All arithmetic is exact or in decimal, so that every machine and every version of Python gets the same values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+from slurmtrain.model.spec.kinds import suggestion
+
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
+# An argument: in quotes, or anything without quotes, commas and brackets.
+_ARGUMENT = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,"'()\[\]{}]*[^,"'()\[\]{}\s])\s*""")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_WORDS = {"true": True, "false": False, "null": None}
+_DIGITS = Context(prec=40)
+# Random values are rounded, for people to read: to this many digits, of the interval's width if it is linear.
+_SIGNIFICANT = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ListedValues:
+    """Values in a fixed order. ``count``: how many; ``at``: the one at an index from 0 on."""
+
+    count: int
+    at: Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomValues:
+    """Random values. ``draw`` turns a number from 0 to below 1 into one; ``choices``: how many differ, None: any."""
+
+    draw: Callable[[float], Any]
+    choices: int | None = None
+
+
+def is_expression(value: object) -> bool:
+    """Whether a value is text that calls one of the functions of this module."""
+    called = _CALL.fullmatch(value) if isinstance(value, str) else None
+    return called is not None and called[1] in _FUNCTIONS
+
+
+def read_expression(text: str) -> ListedValues | RandomValues:
+    """The values that ``text`` stands for. Raises ValueError with a sentence."""
+    called = _CALL.fullmatch(text)
+    if called is None or called[1] not in _FUNCTIONS:
+        near = suggestion(called[1], _FUNCTIONS) if called else ""
+        names = ", ".join(f"{name}()" for name in _FUNCTIONS)
+        raise ValueError(f"expected a list of at least one value, or one of {names}; found {text!r}{near}")
+    read, usage = _FUNCTIONS[called[1]]
+    try:
+        return read(_arguments(called[2]))
+    except _Unusable:
+        raise ValueError(f"expected {usage}, found {text.strip()!r}") from None
+
+
+class _Unusable(Exception):
+    """The arguments are too few, too many, or of the wrong kind."""
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments as written. Raises _Unusable if they cannot be told apart."""
+    if not text.strip():
+        return []
+    arguments, position = [], 0
+    while True:
+        match = _ARGUMENT.match(text, position)
+        if match is None:
+            raise _Unusable
+        arguments.append(match[1])
+        position = match.end()
+        if position == len(text):
+            return arguments
+        if text[position] != ",":
+            raise _Unusable
+        position += 1
+
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise _Unusable
+    return int(text)
+
+
+def _number(text: str) -> Decimal:
+    if not _NUMBER.fullmatch(text):
+        raise _Unusable
+    # Through a float, whose exponent is limited, as numbers in YAML are.
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is too large")
+    return Decimal(repr(float(text)))
+
+
+def _interval(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal]:
+    if len(arguments) != 2:
+        raise _Unusable
+    low, high = map(_number, arguments)
+    if positive and min(low, high) <= 0:
+        raise ValueError(f"a logarithmic scale has positive ends, found {arguments[0]} and {arguments[1]}")
+    return low, high
+
+
+def _range(arguments: Sequence[str]) -> ListedValues:
+    if not 1 <= len(arguments) <= 3:
+        raise _Unusable
+    numbers = [_integer(text) for text in arguments]
+    start, stop, step = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
+    if step == 0:
+        raise ValueError("a range with step 0 never ends; its third number is the step")
+    count = max(0, -((start - stop) // step))
+    if count == 0:
+        raise ValueError(f"this range has no values: from {start} to below {stop} with step {step}")
+    return ListedValues(count, lambda index: start + index * step)
+
+
+def _spaced(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal, int]:
+    if len(arguments) != 3:
+        raise _Unusable
+    count = _integer(arguments[2])
+    if count < 1:
+        raise ValueError(f"its third number says how many values there are: at least 1, found {count}")
+    first, last = _interval(arguments[:2], positive=positive)
+    if first == last and count > 1:
+        raise ValueError(f"its ends are equal, which would make {count} identical values")
+    return first, last, count
+
+
+def _linspace(arguments: Sequence[str]) -> ListedValues:
+    first, last, count = _spaced(arguments, positive=False)
+    start, width = Fraction(first), Fraction(last) - Fraction(first)
+    return ListedValues(count, lambda index: float(start + width * Fraction(index, max(1, count - 1))))
+
+
+def _logspace(arguments: Sequence[str]) -> ListedValues:
+    first, last, count = _spaced(arguments, positive=True)
+    return ListedValues(count, lambda index: _between(first, last, Decimal(index), Decimal(max(1, count - 1))))
+
+
+def _between(first: Decimal, last: Decimal, part: Decimal, whole: Decimal) -> float:
+    """The number at ``part`` of ``whole`` on a logarithmic scale."""
+    exponent = _DIGITS.divide(part, whole)
+    ratio = _DIGITS.divide(last, first)
+    return float(_DIGITS.multiply(first, _DIGITS.power(ratio, exponent)))
+
+
+def _choice(arguments: Sequence[str]) -> RandomValues:
+    if not arguments:
+        raise _Unusable
+    values = [_plain(text) for text in arguments]
+    if len({repr(value) for value in values}) < len(values):
+        raise ValueError(f"a value occurs twice in {values!r}")
+    return RandomValues(lambda part: values[int(part * len(values))], len(values))
+
+
+def _plain(text: str) -> Any:
+    if text[0] in "\"'":
+        return text[1:-1]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(_number(text)) if _NUMBER.fullmatch(text) else _WORDS.get(text, text)
+
+
+def _ordered(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal]:
+    low, high = _interval(arguments, positive=positive)
+    if low >= high:
+        raise ValueError(f"the second number must be larger than the first, found {arguments[0]} and {arguments[1]}")
+    return low, high
+
+
+def _uniform(arguments: Sequence[str]) -> RandomValues:
+    low, high = _ordered(arguments, positive=False)
+    width = Fraction(high) - Fraction(low)
+    places = _SIGNIFICANT - _DIGITS.subtract(high, low).adjusted()
+    return RandomValues(lambda part: _clamped(round(Fraction(low) + width * Fraction(part), places), low, high))
+
+
+def _loguniform(arguments: Sequence[str]) -> RandomValues:
+    low, high = _ordered(arguments, positive=True)
+
+    def draw(part: float) -> float:
+        value = Decimal(repr(_between(low, high, Decimal(part), Decimal(1))))
+        return _clamped(Fraction(value.normalize(Context(prec=_SIGNIFICANT))), low, high)
+
+    return RandomValues(draw)
+
+
+def _clamped(value: Fraction, low: Decimal, high: Decimal) -> float:
+    """Rounding must not leave the interval."""
+    return float(min(max(value, Fraction(low)), Fraction(high)))
+
+
+_FUNCTIONS: dict[str, tuple[Callable[[Sequence[str]], ListedValues | RandomValues], str]] = {
+    "range": (_range, "range(STOP), range(START, STOP) or range(START, STOP, STEP) of whole numbers"),
+    "linspace": (_linspace, "linspace(FIRST, LAST, COUNT)"),
+    "logspace": (_logspace, "logspace(FIRST, LAST, COUNT)"),
+    "choice": (_choice, "choice(VALUE, ...)"),
+    "uniform": (_uniform, "uniform(LOW, HIGH)"),
+    "loguniform": (_loguniform, "loguniform(LOW, HIGH)"),
+}

@@ -1,0 +1,220 @@
+"""Sweeps: what is wrong with one, and which runs follow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.spec.sweep.points import Sweep, read_sweep, varying_keys
+
+
+def mistakes_of(section: object, **options: Any) -> list[tuple[str, str]]:
+    mistakes: list[tuple[str, str]] = []
+    read_sweep(section, lambda at, message: mistakes.append((".".join(at), message)), **options)
+    return mistakes
+
+
+def read(section: object) -> Sweep:
+    assert mistakes_of(section) == []
+    return read_sweep(section, lambda *_: None)
+
+
+def runs(section: object) -> list[dict[str, Any]]:
+    return [{key: swept.value for key, swept in point.items()} for point in read(section).expand()]
+
+
+def test_all_combinations_follow_with_the_last_key_varying_fastest() -> None:
+    assert runs({"a": [1, 2], "b": ["x", "y"]}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+
+
+def test_no_sweep_is_one_run_that_sets_nothing() -> None:
+    assert Sweep().expand() == [{}]
+
+
+def test_keys_of_a_zip_vary_together_and_multiply_with_the_others() -> None:
+    assert runs({"zip": {"a": [1, 2], "b": "range(5, 7)"}, "c": ["x", "y"]}) == [
+        {"a": 1, "b": 5, "c": "x"},
+        {"a": 1, "b": 5, "c": "y"},
+        {"a": 2, "b": 6, "c": "x"},
+        {"a": 2, "b": 6, "c": "y"},
+    ]
+
+
+def test_several_zips_multiply() -> None:
+    assert len(runs({"zip": [{"a": [1, 2]}, {"b": [1, 2, 3], "c": [4, 5, 6]}]})) == 6
+
+
+def test_points_are_runs_that_may_set_different_keys() -> None:
+    assert runs({"points": [{"a": 1, "b": 2}, {"a": 3}], "c": [7]}) == [{"a": 1, "b": 2, "c": 7}, {"a": 3, "c": 7}]
+
+
+def test_rules_take_runs_away_and_then_add_some() -> None:
+    section = {"a": [1, 2], "b": "linspace(0, 1, 3)", "exclude": [{"a": 1, "b": 0.5}, {"b": 1}], "include": [{"b": 1}]}
+    assert runs(section) == [{"a": 1, "b": 0.0}, {"a": 2, "b": 0.0}, {"a": 2, "b": 0.5}, {"b": 1}]
+
+
+def test_included_runs_can_be_all_there_are() -> None:
+    assert runs({"include": [{"a": 1}, {"a": 2}]}) == [{"a": 1}, {"a": 2}]
+
+
+def test_each_value_knows_where_it_is_written() -> None:
+    section = {"a": [1, 2], "zip": {"b": [3, 4]}, "include": [{"c": 5}]}
+    places = [swept.at for point in read(section).expand()[-2:] for swept in point.values()]
+    assert places == [("a", "1"), ("zip", "b", "1"), ("include", "0", "c")]
+
+
+def test_a_seed_gives_the_same_runs_on_every_machine() -> None:
+    section = {"lr": "loguniform(1e-5, 1e-1)", "drop": "uniform(0, 0.5)", "act": "choice(relu, gelu)", "samples": 50}
+    # Of this text, so that it also holds for other versions of Python, and other processors.
+    digest = hashlib.sha256(json.dumps(runs(section)).encode()).hexdigest()
+    assert digest == "0f00327f29148690235faaaa618e890be6a83acbee21cddd5924e7a9686b6c6d"
+    assert runs({**section, "seed": 0}) == runs(section)
+    assert runs({**section, "seed": 1}) != runs(section)
+
+
+def test_more_samples_continue_the_same_runs_and_keys_do_not_disturb_each_other() -> None:
+    few = runs({"a": "uniform(0, 1)", "samples": 3})
+    more = runs({"b": "uniform(0, 1)", "a": "uniform(0, 1)", "samples": 5})
+    assert [run["a"] for run in few] == [run["a"] for run in more[:3]]
+    assert all(run["a"] != run["b"] for run in more)
+
+
+def test_random_keys_are_drawn_together_and_multiply_with_the_others() -> None:
+    drawn = runs({"a": [1, 2], "b": "uniform(0, 1)", "c": "uniform(0, 1)", "d": ["x", "y"], "samples": 3})
+    assert [(run["a"], run["d"]) for run in drawn] == [(a, d) for a in (1, 2) for _ in range(3) for d in ("x", "y")]
+    assert len({(run["b"], run["c"]) for run in drawn}) == 3
+
+
+def test_random_runs_differ_as_long_as_they_can() -> None:
+    drawn = runs({"a": "choice(1, 2, 3)", "b": "choice(x, y)", "samples": 6})
+    assert len({(run["a"], run["b"]) for run in drawn}) == 6
+    [(key, message)] = mistakes_of({"a": "choice(1, 2, 3)", "b": "choice(x, y)", "samples": 7})
+    assert (key, message) == ("samples", "there are only 6 different runs to draw, and not 7")
+
+
+VALUES = st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)
+
+
+@given(
+    grid=st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3),
+    zipped=VALUES,
+    points=VALUES,
+    samples=st.integers(1, 5),
+    included=VALUES,
+)
+def test_the_number_of_runs_is_known_before_they_are_expanded(
+    grid: dict[str, list[int]], zipped: list[int], points: list[int], samples: int, included: list[int]
+) -> None:
+    section = {
+        **grid,
+        "zip": {"z": zipped, "y": zipped},
+        "points": [{"p": point} for point in points],
+        "r": "uniform(0, 1)",
+        "samples": samples,
+        "include": [{"i": value} for value in included],
+    }
+    sweep = read(section)
+    factors = [*map(len, grid.values()), len(zipped), len(points), samples]
+    assert sweep.count == len(sweep.expand()) == math.prod(factors) + len(included)
+    assert len({json.dumps(run, sort_keys=True) for run in runs(section)}) == sweep.count
+    assert sweep.expand()[0] == sweep.first()
+
+
+def test_only_keys_in_which_runs_differ_vary() -> None:
+    assert varying_keys(read({"a": [1], "b": [1, 2], "include": [{"a": 1, "b": 1, "c": 1}]}).expand()) == ["b", "c"]
+
+
+@pytest.mark.parametrize("section", [[1, 2], "a", 3])
+def test_a_sweep_that_is_no_mapping_is_refused(section: object) -> None:
+    [(key, message)] = mistakes_of(section)
+    assert key == ""
+    assert message.startswith("expected a mapping")
+
+
+@pytest.mark.parametrize("section", [{}, {"zip": None}, {"include": None, "exclude": None}])
+def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
+    [(key, message)] = mistakes_of(section)
+    assert key == ""
+    assert message.startswith("the sweep varies nothing")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "message"),
+    [
+        ({"b": []}, "b", "expected a list of at least one value"),
+        ({"b": 1}, "b", "expected a list of at least one value"),
+        ({"b": "1,2"}, "b", "expected a list of at least one value"),
+        ({"b": None}, "b", "expected a list of at least one value"),
+        ({"b": "range(3, 3)"}, "b", "no values"),
+        ({"b": ["range(3)"]}, "b", "write it without brackets"),
+        ({"b": [1, 2, 1]}, "b", "occurs twice"),
+        ({"params": {"lr": [1, 2]}}, "params", "name the key as a whole, as in 'params.lr: [...]'"),
+        ({"b": {"values": [1, 2]}}, "b", "write the values themselves"),
+        ({"b": {"min": 0, "max": 1}}, "b", "write 'b: uniform(0, 1)'"),
+        ({"zip": {"b": [1, 2], "c": [1, 2, 3]}}, "zip", "b has 2, c has 3"),
+        ({"zip": [{"b": [1]}, {}]}, "zip.1", "expected a mapping"),
+        ({"zip": {"b": "uniform(0, 1)"}, "samples": 2}, "zip.b", "outside of 'zip'"),
+        ({"zip": {"b": []}}, "zip.b", "at least one value"),
+        ({"points": [{"b": 1}, {"b": 1}]}, "points.1", "occurs twice"),
+        ({"points": {"b": 1}}, "points", "expected a list of mappings"),
+        ({"points": [1]}, "points.0", "expected a mapping"),
+        ({"include": [{"b": 1}, {"b": 1}]}, "include.1", "included twice"),
+        ({"include": []}, "include", "expected a list of mappings"),
+        ({"exclude": [{"c": 1}]}, "exclude.0.c", "does not vary"),
+        ({"exclude": [{"a": 1}]}, "exclude", "exclude all of the 1 runs"),
+        ({"zip": {"a": [1]}}, "zip.a", "'a' is varied twice, here and in 'a'"),
+        ({"points": [{"a": 1}]}, "points", "varied twice"),
+        ({"b": "uniform(0, 1)"}, "b", "need 'samples'"),
+        ({"b": "uniform(0, 1)", "samples": 0}, "samples", "at least 1"),
+        ({"b": "uniform(0, 1)", "samples": 2, "seed": "x"}, "seed", "whole number"),
+        ({"samples": 3}, "samples", "no key has random values"),
+        ({"seed": 3}, "seed", "no key has random values"),
+    ],
+)
+def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, message: str) -> None:
+    [(at, why)] = mistakes_of({"a": [1], **section})
+    assert at == key
+    assert message in why
+
+
+def test_an_unknown_key_is_refused_wherever_it_stands() -> None:
+    def check(key: str) -> None:
+        if key != "a":
+            raise ValueError(f"no {key}")
+
+    section = {
+        "a": [1],
+        "b": [1],
+        "zip": {"c": [1]},
+        "points": [{"d": 1}],
+        "include": [{"e": 1}],
+        "exclude": [{"f": 1}],
+    }
+    at = [key for key, _ in mistakes_of(section, check_key=check)]
+    assert at == ["b", "zip.c", "points.0.d", "exclude.0.f", "include.0.e"]
+
+
+def test_a_sweep_of_too_many_runs_is_refused_with_the_figure_before_it_is_expanded() -> None:
+    section = {f"k{index}": "range(10000000)" for index in range(6)}
+    [(key, message)] = mistakes_of(section)
+    assert key == ""
+    assert message.startswith(f"{10**42} runs are more than the 10000")
+    assert mistakes_of({"a": "range(100)", "b": "range(100)"}) == []
+    assert mistakes_of({"a": "range(3)"}, max_runs=3) == []
+    assert mistakes_of({"a": "range(4)"}, max_runs=3)[0][1].startswith("4 runs are more than the 3")
+
+
+def test_a_rule_that_excludes_nothing_is_known() -> None:
+    sweep = read({"a": [1, 2], "exclude": [{"a": 1}, {"a": 0.3}, {"a": True}]})
+    assert [swept.at for swept in sweep.idle_rules()] == [("exclude", "1", "a"), ("exclude", "2", "a")]

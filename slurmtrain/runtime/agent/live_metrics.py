@@ -6,10 +6,8 @@ known of it here. It prints the run's id on the server, and ranks start without 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from dataclasses import asdict, dataclass
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.environment import environment_of_helper
-from slurmtrain.system.process import block_signals
+from slurmtrain.system.helper_process import HelperProcess
 
 _PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"
 # How long the job may go on, once the ranks have ended, while what that has settled is sent.
@@ -58,20 +56,9 @@ class LiveMetrics:
     def __init__(self, orders: LiveOrders) -> None:
         """Start it. Raises OSError."""
         # Like the agent, it ignores signals to all processes of the job: the last metrics come after them.
-        with block_signals(IGNORED):
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _PROCESS],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env=environment_of_helper(),
-            )
+        self._process = HelperProcess(_PROCESS, orders.to_line(), environment_of_helper(), IGNORED, answers=True)
         self._run: str | None = None
         self._wait_until: float | None = None
-        with contextlib.suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(orders.to_line())
-            self._process.stdin.flush()
 
     def wait_for_run(self, *, give_up: Callable[[], bool]) -> str | None:
         """The id of the run on the server; None if that is not known after a moment, in which ranks do not start.
@@ -79,14 +66,13 @@ class LiveMetrics:
         Args:
             give_up: Called repeatedly; True ends the wait.
         """
-        assert self._process.stdout is not None
         if self._wait_until is None:
             self._wait_until = time.monotonic() + _BEGIN_S
         while self._run is None:
             left_s = self._wait_until - time.monotonic()
-            if select.select([self._process.stdout], [], [], max(0.0, min(left_s, _POLL_S)))[0]:
+            if select.select([self._process.answers], [], [], max(0.0, min(left_s, _POLL_S)))[0]:
                 # An empty line: the server does not answer; no line: the process has ended.
-                self._run = self._process.stdout.readline().decode().strip() or None
+                self._run = self._process.answers.readline().decode().strip() or None
                 if self._run is None:
                     break
             elif left_s <= 0 or give_up():
@@ -95,13 +81,7 @@ class LiveMetrics:
 
     def end(self, *, in_grace: bool) -> None:
         """Let it send what is settled now, for a moment. ``in_grace``: the job is about to be ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_IN_GRACE_S if in_grace else _LAST_S)
-        self._process.kill()
-        self._process.wait()
+        self._process.end(_LAST_IN_GRACE_S if in_grace else _LAST_S)
 
 
 def send_live(submission: SubmissionDir, uri: str, *, live: bool) -> LiveMetrics | None:

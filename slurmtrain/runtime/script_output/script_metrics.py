@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +14,10 @@ from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.environment import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders
+from slurmtrain.system.helper_process import HelperProcess
 from slurmtrain.system.journal_files import journal_files, read_pieces
-from slurmtrain.system.process import block_signals
 
+_PROCESS = "slurmtrain.runtime.script_output.reader_process"
 # How long what is left may be read for, once the ranks have ended: in a grace, the job still has to be requeued.
 _LAST_S = 5.0
 _LAST_IN_GRACE_S = 1.0
@@ -35,26 +34,11 @@ class ScriptMetrics:
         """
         orders = Orders.begin_now(metrics, attempt, path, counted)
         # Like the agent, it ignores signals to all processes of the job: the last metrics come after them.
-        with block_signals(IGNORED):
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "slurmtrain.runtime.script_output.reader_process"],
-                stdin=subprocess.PIPE,
-                env=environment_of_helper(),
-            )
-        with contextlib.suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.write(orders.to_line())
-            self._process.stdin.flush()
+        self._process = HelperProcess(_PROCESS, orders.to_line(), environment_of_helper(), IGNORED)
 
     def end(self, *, in_grace: bool) -> None:
         """Let it read what is left, after the ranks have ended. ``in_grace``: the job is about to be ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_IN_GRACE_S if in_grace else _LAST_S)
-        self._process.kill()
-        self._process.wait()
+        self._process.end(_LAST_IN_GRACE_S if in_grace else _LAST_S)
 
 
 def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> ScriptMetrics | None:

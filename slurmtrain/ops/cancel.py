@@ -172,7 +172,9 @@ def _load(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = F
 
 
 def _check_reachable(run: Run) -> None:
-    if not run.ended and run.executor == "local" and alive(run) is None:
+    # Of an attempt that has ended nothing is left, wherever it was.
+    over = run.ended or (run.newest is not None and run.newest.ended)
+    if not over and run.executor == "local" and alive(run) is None:
         hosts = ", ".join(sorted({process.host for process in _processes(run)}))
         raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
 

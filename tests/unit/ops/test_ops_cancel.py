@@ -17,6 +17,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops import cancel as cancelling
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.job import lease
@@ -133,3 +134,16 @@ def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_doe
     with pytest.raises(RunCancelled, match="job 9 was too"):
         resume(workspace, run_id, from_start=True)
     assert [call.args for call in slurm.calls("scancel")][-1] == ["9"]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_run_of_another_machine_is_cancelled_unless_it_trains_there(workspace: Workspace, trains: bool) -> None:
+    run = build_run(workspace, executor="local", requeue={"max_failures": 3}).created()
+    run.submitted(process={"host": "elsewhere", "boot": "b", "pid": 1, "start": 1}).started().reached(3, loss=1.0)
+    if trains:
+        with pytest.raises(RunBusy, match="is on elsewhere, whose processes cannot be reached from here"):
+            cancelling.cancel(workspace, [RUN_ID])
+    else:
+        run.crashed().ended("crash")
+        assert observe_run(workspace, RUN_ID, ask_slurm=False).state == "requeued"
+        assert cancelling.cancel(workspace, [RUN_ID])[RUN_ID].state == "cancelled"

@@ -14,7 +14,8 @@ def trains(text: str) -> bool:
 
 
 def test_a_run_is_followed_saves_is_cancelled_and_resumed_by_keys(site: Site) -> None:
-    run_id = site.submit(site.light(params={"steps": 100_000, "step_ms": 10}))
+    # No other saves take the place of those of this test, however long it takes.
+    run_id = site.submit(site.light(params={"steps": 100_000, "step_ms": 10}, checkpoint={"every": {"minutes": 60}}))
     with on_terminal("top", "--interval", "0.5", columns=120, lines=30, env=site.environment()) as terminal:
         terminal.wait_for(trains)
         terminal.press("p")

@@ -118,8 +118,11 @@ class MlflowRuns:
         last, chosen = FIRST, earlier or choices.after(FIRST)
         while chosen is not None:
             shown = self._get(chosen)
-            if shown is not None and shown.info.lifecycle_stage == "active" and not shown.data.tags.get(_REPLACED_BY):
-                return chosen, shown
+            if shown is not None and shown.info.lifecycle_stage == "active":
+                if not shown.data.tags.get(_REPLACED_BY):
+                    return chosen, shown
+                # Whoever replaced it may have been killed before it was deleted.
+                self._discard(shown, tracked)
             last, chosen = chosen, choices.after(chosen)
         return last, None
 
@@ -150,8 +153,7 @@ class MlflowRuns:
         for other in self._present(tracked):
             if other.info.run_id != shown.info.run_id:
                 self._client.set_tag(other.info.run_id, _REPLACED_BY, shown.info.run_id)
-                if not self._has_others_data(other, tracked):
-                    self._client.delete_run(other.info.run_id)
+                self._discard(other, tracked)
 
     def _get(self, mlflow_id: str) -> Any | None:
         """An MLflow run, which may have been deleted; None if the store has lost it."""
@@ -205,9 +207,13 @@ class MlflowRuns:
             created = self._create(tracked, {**tags, _REPLACES: mlflow_id})
         created = self._settle(tracked, created, mlflow_id)
         self._client.set_tag(mlflow_id, _REPLACED_BY, created)
-        if not self._has_others_data(shown, tracked):
-            self._client.delete_run(mlflow_id)
+        self._discard(shown, tracked)
         return created
+
+    def _discard(self, replaced: Any, tracked: TrackedRun) -> None:
+        """Delete an MLflow run that another one has replaced, unless it has what that one lacks."""
+        if not self._has_others_data(replaced, tracked):
+            self._client.delete_run(replaced.info.run_id)
 
     def _has_others_data(self, shown: Any, tracked: TrackedRun) -> bool:
         """Whether a script has logged something itself: it knows its MLflow run on a server only."""

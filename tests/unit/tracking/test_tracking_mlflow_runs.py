@@ -126,7 +126,7 @@ def test_the_runs_of_a_sweep_have_one_parent_even_if_two_commands_have_created_i
 
 
 def test_a_run_that_goes_on_with_other_params_is_shown_with_these_and_the_old_values_as_tags(
-    workspace: Workspace, add: Add, shown: Callable[[], list[Any]], store: str
+    workspace: Workspace, add: Add, shown: Callable[[], list[Any]], store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sim = add(params={"lr": 0.1, "steps": 4})
     sim.started().reached(1, loss=0.9).reached(2, loss=0.8).saved(2).ended("cancelled")
@@ -139,6 +139,13 @@ def test_a_run_that_goes_on_with_other_params_is_shown_with_these_and_the_old_va
     sim.job = "later"
     sim.submitted(2, by="resume", **run_settings(sim._plan)).started(submission=2).reached(3, loss=0.7).saved(3)
     sim.ended("completed")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(mlflow.MlflowClient, "delete_run", die)
+        send(workspace)
     send(workspace)
     [after] = shown()
     assert after.info.run_id != before.info.run_id

@@ -2,7 +2,8 @@
 
 After each step, the histories and the registry's summaries hold what the account of this test says, and a registry that
 is rebuilt elsewhere is the same. After each sync that was not killed, MLflow has what is final of the surviving line
-under the metrics' names and what was trained again under ``replayed/``, each point once.
+under the metrics' names, what was trained again under ``replayed/`` and what is not final under ``live/``, each point
+once; CSV files and those of TensorBoard have the surviving line, but for the newest step of a run that has not ended.
 
 TEST_RECORDS and TEST_RECORD_STEPS say how many such stories there are, and how long each is; TEST_ENGINES=all adds
 PostgreSQL.
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,9 +25,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from helpers import killpoints
+from helpers import killpoints, shown_points
 from helpers.disturbed_commands import memory_folder
 from helpers.postgres_server import PostgresServer
+from helpers.shown_points import Point, mlflow_form
 from helpers.simulated_training import IdleJobs, Training
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -56,33 +59,36 @@ from slurmtrain.registry.store import Store
 from slurmtrain.specfile import load_spec
 
 STEPS = int(os.environ.get("TEST_RECORD_STEPS", "25"))
-EXAMPLES = int(os.environ.get("TEST_RECORDS", "8"))
+EXAMPLES = int(os.environ.get("TEST_RECORDS", "6"))
 SPEC = {
     "name": "record",
     "command": "true",
     "params": {"more": 0},
     "checkpoint": {"keep": 2},
     "requeue": {"max_failures": 1000, "max_node_failures": 1000, "restarts_in_place": 1000, "backoff_s": 0},
-    "tracking": {"mlflow": {"experiment": "record"}},
+    "tracking": {
+        "mlflow": {"experiment": "record"},
+        "csv": {"enabled": True},
+        "tensorboard": {"enabled": True},
+        "live": True,
+    },
 }
 ENGINES = ("sqlite", "postgresql") if os.environ.get("TEST_ENGINES") == "all" else ("sqlite",)
-REPLAYED = "replayed/"
 
 PICK = st.integers(0, 1)
 DAMAGED = st.sampled_from([0, 0, 0, 1, 2])
 """How many of the newest checkpoints turn out to be damaged when a rank restores one."""
 
+METRICS = ("loss", "count", "val")
 INTERRUPTIONS = (
     "preempted", "preempted: saved", "crash", "completed", "completed: saved", "killed", "killed: torn",
     "killed: half saved", "killed: saved, unjournaled", "killed before it has restored", "restarted",
     "restarted: torn", "cancelled",
 )  # fmt: skip
 COMMANDS = (
-    "submit", "resume", "resume from the start", "prune", "rebuild", "move", "lose the registry", "grow old",
+    "submit", "resume", "resume from the start", "prune", "rebuild", "move", "go on elsewhere", "lose the registry",
+    "grow old",
 )  # fmt: skip
-
-Point = tuple[str, int, float, float]
-"""The name of a metric, the step, when it was logged, in seconds since 1970, and the value."""
 
 
 def loss(step: int) -> float:
@@ -111,6 +117,10 @@ class Account:
         self.is_fresh = False
         for name, value in metrics.items():
             self.line[name][step] = (name, step, time, value)
+
+    def surviving(self, form: Callable[[Point], Any] = lambda point: point) -> set[Any]:
+        """The points that remain, in a tracker's ``form``."""
+        return {form(point) for points in self.line.values() for point in points.values()}
 
     @property
     def step(self) -> int:
@@ -147,11 +157,14 @@ class Record(RuleBasedStateMachine):
     place: Path
     mlflow_uri: str
     registry: Callable[[Path], Any]
+    host: Callable[[str], None]
+    """Gives the machine on which commands are called another name."""
     numbers = itertools.count(1)
 
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[Trained] = []
+        self.host("machine-0")
         self.config = self.configured(self.fresh("home"))
         # Its engine knows its statements already; what the commands of the rules use is opened by each.
         self.observer = self.workspace()
@@ -220,6 +233,8 @@ class Record(RuleBasedStateMachine):
             rebuild(self.workspace())
         elif task == "move":
             self.move()
+        elif task == "go on elsewhere":
+            self.go_on_elsewhere()
         elif task == "lose the registry" and isinstance(self.config.registry, Path):
             self.config.registry.unlink(missing_ok=True)
         elif task == "grow old":
@@ -247,11 +262,22 @@ class Record(RuleBasedStateMachine):
             self.config.runs.rename(home)
             self.config = self.configured(home)
 
+    def go_on_elsewhere(self) -> None:
+        """Another machine takes over: it has a copy of the runs root, and nothing of its registry."""
+        if not any(run.training or self.has_job(run) for run in self.runs):
+            home = self.fresh("home")
+            shutil.copytree(self.config.runs, home, symlinks=True, ignore=shutil.ignore_patterns("registry.db*"))
+            shutil.rmtree(self.config.runs)
+            self.config = self.configured(home)
+            self.host(f"machine-{next(self.numbers)}")
+
     @rule()
     def sync(self) -> None:
         assert sync(self.workspace()).problems == []
         for run in self.runs:
-            self.check_mlflow(run)
+            if (loaded := self.load(run)).attempts:
+                self.check_mlflow(run, loaded)
+                self.check_files(run, loaded)
 
     @rule(effect=st.integers(1, 80))
     def sync_killed(self, effect: int) -> None:
@@ -287,42 +313,34 @@ class Record(RuleBasedStateMachine):
         assert self.again.load_all(list(loaded)) == loaded
         assert self.again.surviving_metrics() == surviving
 
-    def check_mlflow(self, run: Trained) -> None:
+    def check_mlflow(self, run: Trained, loaded: Run) -> None:
         """MLflow has what is final under the metrics' names, what was replayed under others, and nothing twice."""
-        account, loaded = run.account, self.load(run)
-        if not loaded.attempts:
-            return
-        under_name, replayed = self.mlflow_points(run)
-        line = {ms(point) for points in account.line.values() for point in points.values()}
+        account = run.account
+        shown = shown_points.in_mlflow(self.mlflow_uri, run.id, METRICS)
+        assert shown is not None or not account.step
+        under_name, replayed, live = shown or (set(), set(), set())
+        line, before = account.surviving(mlflow_form), {mlflow_form(point) for point in account.replayed}
         assert len({(name, step) for name, step, _, _ in under_name}) == len(under_name)
         assert under_name <= line
-        assert replayed <= {ms(point) for point in account.replayed}
+        assert replayed <= before
+        assert live <= line | before
         covered = max((each.step or 0 for each in loaded.checkpoints if each.on_disk and each.complete), default=0)
         final = line if loaded.ended else {point for point in line if point[1] < covered}
         assert final <= under_name
+        assert line - under_name <= live
         if loaded.ended:
-            assert replayed == {ms(point) for point in account.replayed}
+            assert replayed == before
 
-    def mlflow_points(self, run: Trained) -> tuple[set[tuple[str, int, int, float]], set[tuple[str, int, int, float]]]:
-        from mlflow import MlflowClient
-
-        client = MlflowClient(self.mlflow_uri)
-        experiments = [each.experiment_id for each in client.search_experiments()]
-        mirrors = client.search_runs(experiments, f"tags.`slurmtrain.run_id` = '{run.id}'")
-        if not mirrors:
-            assert not run.account.step
-            return set(), set()
-        assert len(mirrors) == 1
-        points: list[tuple[str, int, int, float]] = []
-        for name in mirrors[0].data.metrics:
-            history = client.get_metric_history(mirrors[0].info.run_id, name)
-            points += [(name, each.step, each.timestamp, each.value) for each in history]
-        assert len(points) == len(set(points))
-        points = [point for point in points if not point[0].startswith("system/")]
-        return (
-            {point for point in points if point[0] in ("loss", "count", "val")},
-            {(point[0].removeprefix(REPLAYED), *point[1:]) for point in points if point[0].startswith(REPLAYED)},
-        )
+    def check_files(self, run: Trained, loaded: Run) -> None:
+        """CSV and TensorBoard have the surviving line; further metrics may still come for its newest step."""
+        line: set[Point] = run.account.surviving()
+        newest = {point for point in line if not loaded.ended and point[1] == run.account.step}
+        for shown, form in (
+            (shown_points.in_csv(self.config.runs / "csv" / f"{run.id}.csv", METRICS), shown_points.csv_form),
+            (shown_points.in_tensorboard(self.config.runs / "tensorboard" / run.id), shown_points.tensorboard_form),
+        ):
+            assert len(set(shown)) == len(shown)
+            assert {form(point) for point in line - newest} <= set(shown) <= {form(point) for point in line}
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
@@ -405,12 +423,6 @@ def points_of(name: str, points: Any) -> list[Point]:
     return [(name, step, time, value) for _, step, time, value in points.rows()]
 
 
-def ms(point: Point) -> tuple[str, int, int, float]:
-    """A point as MLflow has it."""
-    name, step, time, value = point
-    return name, step, int(time * 1000), value
-
-
 def die_at(number: int, root: Path) -> None:
     """In a forked child: die right before its ``number``-th effect, commits to databases included."""
     effect = killpoints.kill_at(number)
@@ -422,6 +434,8 @@ def die_at(number: int, root: Path) -> None:
 def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Record]]:
     jobs = IdleJobs()
     monkeypatch.setattr("slurmtrain.local.launch.launch", jobs.launch)
+    host = [socket.gethostname()]
+    monkeypatch.setattr(socket, "gethostname", lambda: host[0])
     # A child that is forked must not use connections of this process.
     monkeypatch.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -437,6 +451,7 @@ def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
     with memory_folder() as folder:
         RecordHere.place, RecordHere.registry = folder, staticmethod(registry)
+        RecordHere.host = staticmethod(lambda name: host.__setitem__(0, name))
         RecordHere.mlflow_uri = f"sqlite:///{folder}/mlflow.db"
         yield RecordHere
         jobs.close()

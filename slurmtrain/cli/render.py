@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared.sweep_table import print_preview
 from slurmtrain.cli.spec_command import SpecCommand
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -26,20 +27,25 @@ from slurmtrain.ops.shared.workspace import Workspace
 def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], as_json: bool) -> int:
     """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
 
+    Of a sweep, the runs and what they may cost are printed first.
+
     This machine needs no Slurm. RUN-ID stands for the id that submit will assign.
     """
     from slurmtrain.ops.render import render
 
     executor = workspace.config.choose_executor()
-    rendered, notes = render(workspace, spec, overrides, sweep, executor=executor)
-    output.warn(notes)
+    rendered, preview = render(workspace, spec, overrides, sweep, executor=executor)
+    output.warn(preview.notes)
     if as_json:
         runs = [
             {"plan": run.plan.to_json(), "overrides": list(run.overrides), "batch_script": run.script}
             for run in rendered
         ]
-        output.print_json({"schema": 1, "runs": runs})
+        output.print_json({**preview.to_json(), "runs": runs})
         return 0
+    if len(rendered) > 1:
+        print_preview(preview)
+        output.echo("")
     for run in rendered:
         output.echo(f"# plan {run.plan.hash}")
         output.echo(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))

@@ -11,7 +11,7 @@ import click
 
 from slurmtrain.cli.shared import options, output
 from slurmtrain.cli.spec_command import SpecCommand
-from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed
+from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed, UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     "submit",
     cls=SpecCommand,
     short_help="Submit the runs of a spec.",
-    epilog=options.examples("submit exp.yaml params.lr=0.1 --wait", "submit exp.yaml --sweep params.lr=0.03,0.1,0.3"),
+    epilog=options.examples(
+        "submit exp.yaml params.lr=0.1 --wait", "submit exp.yaml --sweep params.lr=0.03,0.1,0.3 --dry-run"
+    ),
 )
 @options.spec_argument
 @options.overrides_argument
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
 )
+@click.option("--dry-run", is_flag=True, help="Print the runs, and what they may cost; submit nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting a large sweep.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the runs have ended; exit with their outcome.")
 @options.json_option
 @options.in_workspace
@@ -41,6 +45,8 @@ def command(
     sweep: tuple[str, ...],
     executor: str | None,
     key: str | None,
+    dry_run: bool,
+    yes: bool,
     waits: bool,
     as_json: bool,
 ) -> int:
@@ -53,10 +59,12 @@ def command(
     from slurmtrain.ops.unmirrored import describe_next
 
     loaded = load(spec, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
-    if key is None and not _is_meant(workspace, loaded):
+    chosen = workspace.config.choose_executor(executor)
+    if dry_run:
+        return _print_preview(loaded, chosen, as_json=as_json)
+    if not (yes or _is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
         output.echo("nothing was submitted", err=True)
         return 1
-    chosen = workspace.config.choose_executor(executor)
     try:
         run_ids, notes, swept = submit_spec(workspace, loaded, executor=chosen, key=key)
     except SubmitFailed as error:
@@ -76,6 +84,31 @@ def command(
         output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
         output.note(describe_next(workspace, [run.plan for run in loaded.runs]))
     return 0
+
+
+def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:
+    from slurmtrain.cli.shared.sweep_table import print_preview
+    from slurmtrain.ops.submit.preview import preview
+
+    previewed = preview(spec, executor)
+    output.warn(previewed.notes)
+    if as_json:
+        output.print_json(previewed.to_json())
+    else:
+        print_preview(previewed)
+    return 0
+
+
+def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
+    """Whether a large sweep is to be submitted: asked on a terminal. Raises UserError where nobody can be asked."""
+    from slurmtrain.ops.submit.preview import large_sweep
+
+    large = large_sweep(workspace.config, spec)
+    if not large:
+        return True
+    if output.is_terminal(sys.stdin) and output.is_terminal(sys.stderr):
+        return output.confirm(f"{large}; submit it?")
+    raise UserError(f"{large}; where there is no terminal to ask, that needs --yes; nothing was submitted")
 
 
 def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:

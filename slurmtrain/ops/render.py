@@ -11,7 +11,7 @@ from typing import NamedTuple
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
-from slurmtrain.ops.submit.notes import notes_on_plans
+from slurmtrain.ops.submit.preview import Preview, preview
 from slurmtrain.slurm.request import agent_command, make_request
 
 # A placeholder for the id that a run gets when it is submitted.
@@ -28,10 +28,10 @@ class Rendered:
 
 
 class Rendering(NamedTuple):
-    """All runs of a spec, and the notes that submit would print too, as far as they concern the spec."""
+    """All runs of a spec, and what they are together, with the notes that submit would print too."""
 
     runs: list[Rendered]
-    notes: list[str]
+    preview: Preview
 
 
 def render(
@@ -56,5 +56,4 @@ def render(
         request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))
         script = request.script(agent_command(sys.executable, request.folder))
         rendered.append(Rendered(planned.plan, planned.overrides, script))
-    notes = notes_on_plans([planned.plan for planned in spec.runs], executor)
-    return Rendering(rendered, [*map(str, spec.warnings), *notes])
+    return Rendering(rendered, preview(spec, executor))

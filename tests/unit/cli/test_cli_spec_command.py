@@ -20,7 +20,7 @@ from slurmtrain.cli import cli
         ("--params.lr=0.1", "write params.lr=... to set a parameter"),
         ("--array", "write --sweep params.lr=0.1,0.3"),
         ("-N2", "keys of the spec are set as in resources.nodes=2"),
-        ("--dry-run", "'slurmtrain render SPEC' prints what would be submitted"),
+        ("--test-only", "'slurmtrain render SPEC' prints what would be submitted"),
         ("--sweeep", "did you mean --sweep?"),
     ],
 )

@@ -1,0 +1,28 @@
+"""The runs of a sweep before they are submitted: what varies, and what they may cost."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.cli.shared import output
+from slurmtrain.cli.shared.tables import print_table
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.submit.preview import Preview
+
+
+def print_preview(preview: Preview) -> None:
+    """Print a table with a line for each run, and the cost of all."""
+    if preview.keys:
+        rows = [
+            [str(number), *(_cell(run.varies[key]) if key in run.varies else "" for key in preview.keys)]
+            for number, run in enumerate(preview.runs, 1)
+        ]
+        print_table(["RUN", *preview.keys], rows)
+        output.echo("")
+    output.echo(str(preview.cost))
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

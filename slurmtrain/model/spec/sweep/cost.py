@@ -1,0 +1,58 @@
+"""What runs may cost: node-hours and GPU-hours, if each uses all of its time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurmtrain.model.spec.spec import ResourcesSpec
+
+_HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCost:
+    """The most that one attempt of each run can take: time limit x nodes x GPUs.
+
+    ``runs``: how many. ``without_limit``: how many of these have no time limit, and are in no sum.
+    """
+
+    runs: int
+    node_hours: float
+    gpu_hours: float
+    without_limit: int
+
+    def __str__(self) -> str:
+        runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.without_limit == self.runs:
+            return f"{runs} without a time limit"
+        hours = f"{runs}, at most {self.gpu_hours:,.1f} GPU-hours and {self.node_hours:,.1f} node-hours per attempt"
+        return f"{hours}, and {self.without_limit} of them without a time limit" if self.without_limit else hours
+
+    def excess(self, most_runs: int, most_gpu_hours: float) -> str:
+        """Which limit this exceeds, as half a sentence that names its key in the configuration; empty if none.
+
+        Args:
+            most_runs: The limit of runs.
+            most_gpu_hours: The limit of GPU-hours.
+        """
+        if self.runs > most_runs:
+            return f"more than {most_runs:,} runs (sweep_confirm_runs)"
+        if self.gpu_hours > most_gpu_hours:
+            return f"more than {most_gpu_hours:,g} GPU-hours (sweep_confirm_gpu_hours)"
+        return ""
+
+
+def cost_of(resources: Iterable[ResourcesSpec]) -> SweepCost:
+    """The cost of runs with these ``resources``; spare nodes count, and of a range of nodes the largest number."""
+    runs = without_limit = 0
+    node_hours = gpu_hours = 0.0
+    for each in resources:
+        runs += 1
+        if each.time is None:
+            without_limit += 1
+            continue
+        hours = each.time / _HOUR_S * each.allocated.max
+        node_hours += hours
+        gpu_hours += hours * each.gpus_per_node
+    return SweepCost(runs, node_hours, gpu_hours, without_limit)

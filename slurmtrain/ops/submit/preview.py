@@ -1,0 +1,68 @@
+"""What a submission would be, before anything is created: its runs, what varies among them, and what they may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.config import Config
+from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
+from slurmtrain.ops.submit.notes import notes_on_plans
+from slurmtrain.specfile import PlannedRun, SpecFile
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec."""
+
+    runs: Sequence[PlannedRun]
+    keys: Sequence[str]
+    cost: SweepCost
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``submit --dry-run --json`` prints."""
+        runs = [
+            {
+                "name": run.plan.spec.name,
+                "plan_hash": run.plan.hash,
+                "varies": dict(run.varies),
+                "overrides": list(run.overrides),
+            }
+            for run in self.runs
+        ]
+        return {"schema": 1, "runs": runs, "cost_per_attempt": cost_json(self.cost)}
+
+
+def preview(spec: SpecFile, executor: str) -> Preview:
+    """What submitting all runs of ``spec`` would be; ``executor``: what would start them, for the notes."""
+    plans = [run.plan for run in spec.runs]
+    keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
+    notes = [*map(str, spec.warnings), *notes_on_plans(plans, executor)]
+    return Preview(spec.runs, keys, cost_of_runs(spec), notes)
+
+
+def cost_of_runs(spec: SpecFile) -> SweepCost:
+    """What all runs of a spec may cost."""
+    return cost_of(run.plan.spec.resources for run in spec.runs)
+
+
+def cost_json(cost: SweepCost) -> dict[str, Any]:
+    """A cost in JSON; sums that nothing bounds are null."""
+    bounded = not cost.without_limit
+    return {
+        "runs": cost.runs,
+        "node_hours": cost.node_hours if bounded else None,
+        "gpu_hours": cost.gpu_hours if bounded else None,
+        "runs_without_limit": cost.without_limit,
+    }
+
+
+def large_sweep(config: Config, spec: SpecFile) -> str:
+    """Why a sweep should be confirmed before it is submitted, as a sentence without a full stop; empty if not."""
+    if len(spec.runs) == 1:
+        return ""
+    cost = cost_of_runs(spec)
+    excess = cost.excess(config.sweep_confirm_runs, config.sweep_confirm_gpu_hours)
+    return f"this sweep is {cost}: {excess}" if excess else ""

@@ -1,0 +1,98 @@
+"""Sweeps before they are submitted: the table of runs, what they may cost, and the question above a limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from slurmtrain.cli import cli
+from slurmtrain.cli.shared import output
+from slurmtrain.errors import UserError
+
+SPEC = """name: x
+command: python -c pass
+params: {lr: 0.1, act: relu}
+resources: {nodes: 2, gpus_per_node: 4, time: "01:00:00"}
+sweep: {params.lr: [0.5, 1e-3], points: [{params.act: gelu}, {resources.nodes: 1}]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a spec of four runs, above 10 GPU-hours, which is the limit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURMTRAIN_RUNS", raising=False)
+    (tmp_path / "x.yaml").write_text(SPEC)
+    (tmp_path / "slurmtrain.yaml").write_text("sweep_confirm_gpu_hours: 10\nsweep_max_runs: 7\nexecutor: local\n")
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize("command", [("submit", "--dry-run"), ("render",)])
+def test_the_table_shows_what_varies_and_the_cost(command: tuple[str, ...], project: Path) -> None:
+    shown = call(command[0], "x.yaml", *command[1:])
+    assert shown.exit_code == 0
+    assert shown.stdout.split("\n")[:7] == [
+        "RUN  params.lr  params.act  resources.nodes",
+        "1    0.5        gelu",
+        "2    0.5                    1",
+        "3    0.001      gelu",
+        "4    0.001                  1",
+        "",
+        "4 runs, at most 24.0 GPU-hours and 6.0 node-hours per attempt",
+    ]
+    assert not (project / "runs").exists()
+
+
+def test_a_dry_run_in_json_has_each_run_and_the_cost() -> None:
+    printed = json.loads(call("submit", "x.yaml", "--dry-run", "--json").stdout)
+    assert [run["varies"] for run in printed["runs"]][:2] == [
+        {"params.lr": 0.5, "params.act": "gelu"},
+        {"params.lr": 0.5, "resources.nodes": 1},
+    ]
+    assert printed["cost_per_attempt"] == {"runs": 4, "node_hours": 6.0, "gpu_hours": 24.0, "runs_without_limit": 0}
+
+
+def test_a_dry_run_of_one_run_prints_its_cost_alone() -> None:
+    shown = call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=1", "--sweep", "points=[{params.act: a}]")
+    assert shown.stdout == "1 run, at most 8.0 GPU-hours and 2.0 node-hours per attempt\n"
+
+
+def test_off_a_terminal_a_large_sweep_needs_yes(project: Path) -> None:
+    refused = call("submit", "x.yaml")
+    assert isinstance(refused.exception, UserError)
+    assert refused.exception.exit_code == 2
+    assert str(refused.exception) == (
+        "this sweep is 4 runs, at most 24.0 GPU-hours and 6.0 node-hours per attempt: more than 10 GPU-hours "
+        "(sweep_confirm_gpu_hours); where there is no terminal to ask, that needs --yes; nothing was submitted"
+    )
+    assert not (project / "runs").exists()
+
+
+def test_on_a_terminal_a_large_sweep_is_asked_about(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+
+    def decline(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    monkeypatch.setattr(output, "confirm", decline)
+    refused = call("submit", "x.yaml")
+    assert "nothing was submitted" in refused.stderr
+    [question] = questions
+    assert question.endswith("more than 10 GPU-hours (sweep_confirm_gpu_hours); submit it?")
+    assert not (project / "runs").exists()
+
+
+def test_the_limit_of_runs_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)")
+    assert "8 runs are more than the 7 that one sweep may have; 'sweep_max_runs'" in str(refused.exception)
+    monkeypatch.setenv("SLURMTRAIN_SWEEP_MAX_RUNS", "8")
+    assert call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)").exit_code == 0

@@ -223,7 +223,9 @@ def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lam
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
-    return replace(planned, plan=replace(planned.plan, workdir=workdir))
+    # A run keeps its snapshot, unless an override says that it is to have none any more.
+    code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
+    return replace(planned, plan=replace(planned.plan, workdir=workdir, code=code))
 
 
 def _plan_all(

@@ -96,6 +96,15 @@ class RunsRoot:
         """Its time is that at which all runs that have settled were last looked at, where there are many."""
         return self.path / ".settled-check"
 
+    @property
+    def snapshots(self) -> Path:
+        """The code of the runs, each state of it once, and the hashes of files that have not changed since."""
+        return self.path / ".code"
+
+    def snapshot(self, name: str) -> SnapshotDir:
+        """The snapshot of code with this hash."""
+        return SnapshotDir(self.snapshots / name)
+
     def run(self, run_id: str) -> RunDir:
         """The directory of the run with this id."""
         return RunDir(self.path / run_id)
@@ -130,6 +139,23 @@ def is_unborn(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotDir:
+    """One snapshot of code, ``.code/<hash>``, which never changes."""
+
+    path: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The files that it holds; its hash is the snapshot's."""
+        return self.path / "manifest.json"
+
+    @property
+    def contents(self) -> Path:
+        """The contents of these files, one after the other in the manifest's order, compressed."""
+        return self.path / "contents.gz"
+
+
+@dataclass(frozen=True, slots=True)
 class RunDir:
     """One run's directory."""
 
@@ -159,6 +185,20 @@ class RunDir:
     def environment(self) -> Path:
         """Python and the packages that it has, as of the first submission."""
         return self.path / "environment.txt"
+
+    @property
+    def code(self) -> Path:
+        """Where the run's own copy of its snapshot is, and links to what is next to the repository."""
+        return self.path / "code"
+
+    @property
+    def code_state(self) -> Path:
+        """Says of which snapshot that copy is, once it is complete."""
+        return self.path / "code.json"
+
+    def snapshot(self, name: str) -> SnapshotDir:
+        """The snapshot of code with this hash, in the same runs root."""
+        return RunsRoot(self.path.parent).snapshot(name)
 
     @property
     def journals(self) -> Path:

@@ -8,8 +8,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.spec.code.section import CodeSpec
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code.tree_paths import relative_to_root
 from slurmtrain.model.spec.kinds import type_name
 from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice
 from slurmtrain.model.spec.names import is_secret_variable
@@ -32,18 +36,30 @@ class Plan:
 
     ``workdir`` and ``python`` are absolute paths; they are not part of the hashed content, so that the same spec has
     the same hash on any machine. ``template`` is the spec before interpolation, from which a later attempt with
-    overrides is planned.
+    overrides is planned. ``code``: the snapshot that it runs, not hashed either; None if it runs what is in
+    ``workdir``.
     """
 
     spec: Spec
     workdir: str
     python: str
     template: Mapping[str, Any]
+    code: CodeSnapshot | None = None
 
     @property
     def content(self) -> dict[str, Any]:
         """The spec as plain data, which is hashed."""
-        return write_spec(self.spec)
+        content = write_spec(self.spec)
+        if self.spec.code == CodeSpec():
+            # Specs from before there was such a section keep their hash.
+            del content["code"]
+        return content
+
+    def working_directory(self, code: Path) -> Path:
+        """Where the command runs in a run that has its own copy of its code, if any, in the directory ``code``."""
+        if self.code is None:
+            return Path(self.workdir)
+        return self.code.tree(code) / (relative_to_root(self.workdir, self.code.root) or ".")
 
     @property
     def words(self) -> list[str]:
@@ -74,6 +90,7 @@ class Plan:
             "python": self.python,
             "spec": self.content,
             "template": dict(self.template),
+            **({"code": self.code.to_dict()} if self.code is not None else {}),
         }
 
     @classmethod
@@ -91,7 +108,8 @@ class Plan:
         for key, cls_of_value in (("workdir", str), ("python", str), ("template", dict)):
             if not isinstance(data[key], cls_of_value):
                 raise ValueError(f"{key} is {type_name(data[key])}")
-        return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"])
+        code = CodeSnapshot.from_dict(data["code"]) if data.get("code") is not None else None
+        return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"], code=code)
 
 
 def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any]) -> tuple[Plan, dict[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, read_every
 from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, OWN, check_step_pattern
+from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.kinds import (
     Conflict,
     Entries,
@@ -362,6 +363,9 @@ class Spec:
         None,
         Nullable(kinds.text("directory")),
         "Where the command runs; null: the directory in which `submit` was called.",
+    )
+    code: CodeSpec = declare_key(
+        CodeSpec(), ShorthandSection(CodeSpec, "mode"), "Which code the run executes, also after a requeue."
     )
     params: dict[str, Any] = declare_key(
         {},

@@ -52,6 +52,18 @@ class WaitingForRun(Payload):
 
 
 @payload
+class CodePrepared(Payload):
+    """Node 0 has made the run's own copy of its code."""
+
+    KIND: ClassVar[str] = "code"
+
+    snapshot: str
+    """The hash of the snapshot."""
+    files: int = 0
+    """How many files it holds."""
+
+
+@payload
 class NetworkElected(Payload):
     """Node 0: the networks that the ranks could train over, and the one that was elected."""
 
@@ -359,7 +371,8 @@ class NodeEnded(Payload):
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
-    AgentStarted, WaitingForRun, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady, WorkersStarted,
-    SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected, HangLimitRaised, RanksPaused, RanksResumed,
-    StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
+    AgentStarted, WaitingForRun, CodePrepared, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady,
+    WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected, HangLimitRaised,
+    RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue, RequeueFailed,
+    NodeEnded,
 )  # fmt: skip

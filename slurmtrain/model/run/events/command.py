@@ -57,6 +57,8 @@ class Submitting(Payload):
     """The job's id if it is known in advance, as for a local job."""
     attempt: int = 0
     """The number of the attempt that it starts."""
+    code: str | None = field(default=None, metadata=OMIT_NONE)
+    """The hash of the snapshot of the code that it runs; None without one."""
     executor: str = ""
     """``slurm`` or ``local``."""
     host: str | None = None

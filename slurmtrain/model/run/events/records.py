@@ -32,7 +32,8 @@ RankRecord: TypeAlias = Mapping[str, Any]
 """A rank of a hanging run: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``, ``cpu``
 (cores)."""
 GitRecord: TypeAlias = Mapping[str, Any]
-"""A revision: ``commit``, whether the files differ from it (``dirty``), and the ``branch``, if one is checked out."""
+"""A revision: ``commit``, whether files differ from it (``dirty``) and how many (``modified``), and the ``branch``, if
+one is checked out."""
 NetworkRecord: TypeAlias = Mapping[str, Any]
 """A network that ranks could train over: ``name``, ``family``, ``interfaces`` and ``addresses`` by host, ``kind``,
 ``speed_mbps``, ``mtu``, ``measured_mb_per_s``, ``pinned``, ``proved``, ``problems``."""
@@ -60,7 +61,7 @@ RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
         {"rank": "int", "node": "int", "step": "int", "phase": "str", "idle_s": "float", "state": "str",
          "stack": "Sequence[str]", "cpu": "float | None"},
     ),
-    "GitRecord": ({"commit": "str"}, {"dirty": "bool", "branch": "str"}),
+    "GitRecord": ({"commit": "str"}, {"dirty": "bool", "modified": "int", "branch": "str"}),
     "NetworkRecord": (
         {},
         {"name": "str", "family": "int", "interfaces": "Mapping[str, str]", "addresses": "Mapping[str, str]",

@@ -1,0 +1,1 @@
+"""What the section `code` of a spec consists of, and where a run finds its code."""

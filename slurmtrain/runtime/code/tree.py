@@ -1,0 +1,186 @@
+"""A run's own copy of its code, which node 0's agent makes before the ranks start.
+
+It is made once for a run: what scripts write into it, later attempts find there. Where another snapshot is to replace
+it, only the files of the two snapshots are touched. ``code.json`` is written last: if this is killed, the next attempt
+does it again, and nothing depends on how far it was.
+
+What the snapshot does not hold, such as data and directories for results, stays where it is, and the copy has links to
+it; likewise to what is next to the repository, for paths such as ``../data``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gzip
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from slurmtrain.errors import PathError, SlurmtrainError
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.code.snapshot import LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
+from slurmtrain.model.spec.code.tree_paths import (
+    directories_of,
+    link_target,
+    may_appear_later,
+    names_by_directory,
+)
+from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
+from slurmtrain.system.owned_files import open_checked, read_checked
+
+_CHUNK = 1 << 20
+_DIRECTORY_MODE = 0o700
+# Next to a repository in a home or project directory there are some dozens of others.
+_MOST_NEIGHBOURS = 2_000
+_CURE = "'slurmtrain resume --code now' takes the code as it is now"
+
+
+def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
+    """Make the copy of a snapshot that a run works in; returns False if it was there already.
+
+    Args:
+        run: The run, for whose directory nobody else does so at the same time.
+        snapshot: What its plan says.
+
+    Raises:
+        SlurmtrainError: The snapshot is missing or damaged, or the copy cannot be written.
+    """
+    state = read_json(run.code_state) or {}
+    complete = {"snapshot": snapshot.hash, "root": snapshot.root}
+    tree = snapshot.tree(run.code)
+    if state == complete and tree.is_dir():
+        return False
+    manifest = read_manifest(run, snapshot.hash)
+    try:
+        make_directory(run.code, private=True)
+        _link_neighbours(Path(snapshot.root), run.code)
+        tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        _remove_old(run, tree, state.get("snapshot"), {file.path for file in manifest.files})
+        _make_directories(tree, directories_of(file.path for file in manifest.files))
+        _write_files(run, snapshot, manifest, tree)
+        _link_rest(snapshot, manifest, tree)
+        _flush(tree)
+        write_json(run.code_state, complete)
+    except OSError as error:
+        place = error.filename or tree
+        raise SlurmtrainError(f"cannot make the copy of the code in {place}: {describe_os_error(error)}") from error
+    return True
+
+
+def read_manifest(run: RunDir, name: str) -> CodeManifest:
+    """The manifest of the snapshot with this hash. Raises SlurmtrainError if it is missing or damaged."""
+    path = run.snapshot(name).manifest
+    try:
+        content = read_checked(path)
+    except FileNotFoundError:
+        raise PathError(f"there is no snapshot {path.parent}, whose code run {run.id} runs; {_CURE}") from None
+    except OSError as error:
+        raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
+    try:
+        if hashlib.sha256(content).hexdigest() != name:
+            raise ValueError("its content has changed")
+        return CodeManifest.from_bytes(content)
+    except ValueError as error:
+        raise PathError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
+
+
+def _link_neighbours(root: Path, code: Path) -> None:
+    """Link to what is in the directory of the repository, unless that cannot be read, or is very much."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(root.parent)
+        if len(names) <= _MOST_NEIGHBOURS:
+            _link(root.parent, code, (name for name in names if name != root.name and not name.startswith(".")))
+
+
+def _remove_old(run: RunDir, tree: Path, earlier: object, kept: Collection[str]) -> None:
+    """Remove the files of an earlier snapshot that the new one does not hold."""
+    if not isinstance(earlier, str):
+        return
+    with contextlib.suppress(PathError):
+        for file in read_manifest(run, earlier).files:
+            if file.path not in kept:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    (tree / file.path).unlink()
+
+
+def _make_directories(tree: Path, directories: Iterable[str]) -> None:
+    for directory in sorted(filter(None, directories)):
+        path = tree / directory
+        # A link to a directory of the repository, which was no code before: what is written must not go there.
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+
+
+def _write_files(run: RunDir, snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:
+    """Write the files of a snapshot. Raises SlurmtrainError if their contents are not those of its manifest."""
+    path = run.snapshot(snapshot.hash).contents
+    try:
+        with os.fdopen(open_checked(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as contents:
+            for file in manifest.files:
+                place = tree / file.path
+                _clear(place)
+                if file.kind == LINK:
+                    place.symlink_to(link_target(file.path, file.digest, snapshot.root))
+                else:
+                    _write_file(file, place, contents)
+    except (EOFError, gzip.BadGzipFile, ValueError) as error:
+        raise SlurmtrainError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
+
+
+def _write_file(file: CodeFile, place: Path, contents: gzip.GzipFile) -> None:
+    """Write one file. Raises OSError; ValueError if the content is not what its snapshot says."""
+    mode = 0o700 if file.kind == PROGRAM else 0o600
+    digest, left = hashlib.sha256(), file.size
+    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as target:
+        while left and (chunk := contents.read(min(left, _CHUNK))):
+            digest.update(chunk)
+            target.write(chunk)
+            left -= len(chunk)
+    if digest.hexdigest() != file.digest:
+        raise ValueError(f"{file.path} has another content")
+
+
+def _clear(place: Path) -> None:
+    """Remove what is at the path of a file that is about to be written."""
+    try:
+        place.unlink()
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        shutil.rmtree(place)
+
+
+def _link_rest(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:
+    """Link to what is next to the code in the repository, and is no code."""
+    root = Path(snapshot.root)
+    for directory, held in names_by_directory(file.path for file in manifest.files).items():
+        listed = snapshot.beside.get(directory, ())
+        try:
+            present = os.listdir(root / directory)
+        except OSError:
+            continue  # deleted meanwhile, with all that was in it
+        earlier = {*held, *listed}
+        names = (name for name in present if name not in held and (name in listed or may_appear_later(name, earlier)))
+        _link(root / directory, tree / directory, names)
+
+
+def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Make links in the directory ``target`` to entries of ``source``, unless something of their name is there."""
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            (target / name).symlink_to(source / name)
+
+
+def _flush(tree: Path) -> None:
+    """Make all that was written durable: a flush of each file would take seconds for thousands of them."""
+    handle = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # syncfs(2), which Python's os has not.
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(tree))
+    finally:
+        os.close(handle)

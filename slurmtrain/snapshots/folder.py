@@ -1,0 +1,54 @@
+"""The files of a directory without git that are code, by rules about names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# In the syntax of .gitignore: what tools, environments and training leave next to code.
+RULES = """
+.git/
+.hg/
+.svn/
+.*cache*/
+.cache/
+.eggs/
+.ipynb_checkpoints/
+.nox/
+.tox/
+.venv/
+__pycache__/
+lightning_logs/
+mlruns/
+node_modules/
+venv/
+wandb/
+*.ckpt
+*.egg-info/
+*.log
+*.pt
+*.pth
+*.pyc
+*.safetensors
+""".split()  # noqa: SIM905 (a list of names to read, not of strings)
+# Each is in the root of an environment: of venv, and of conda.
+MARKS = ("pyvenv.cfg", "conda-meta/history")
+
+
+def list_files(root: Path, ignored: Callable[[str], bool]) -> Iterator[str]:
+    """The paths of files below a directory, relative to it, as they are found.
+
+    Args:
+        root: The directory.
+        ignored: Whether a path, which ends in a slash for a directory, is left out.
+    """
+    top = str(root)
+    for folder, directories, files in os.walk(top):
+        if folder != top and not {"pyvenv.cfg", "conda-meta"}.isdisjoint([*directories, *files]):
+            directories.clear()
+            continue
+        prefix = os.path.relpath(folder, top) + "/" if folder != top else ""
+        links = [name for name in directories if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114 (fast)
+        directories[:] = sorted(name for name in directories if name not in links and not ignored(f"{prefix}{name}/"))
+        yield from (f"{prefix}{name}" for name in sorted((*files, *links)) if not ignored(prefix + name))

@@ -1,0 +1,135 @@
+"""Taking a snapshot: its manifest and the contents of its files, stored once for the same content.
+
+A snapshot is a directory, which is built under another name and renamed. What a killed command leaves is removed by the
+next one that stores anything, a day later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import IO
+
+from slurmtrain.errors import PathError
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.spec.code.section import CodeSpec
+from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
+from slurmtrain.snapshots.editable import find_editable
+from slurmtrain.snapshots.hashes import hash_files, kind_of, read
+from slurmtrain.snapshots.selection import CodeSelection, select
+from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory
+
+_CHUNK = 1 << 20
+_LITTER_S = 86400.0
+_READ_ONLY = 0o400
+
+
+def take(root: RunsRoot, workdir: Path, python: Path, code: CodeSpec) -> tuple[CodeSnapshot, list[str]]:
+    """Take a snapshot of the code in a working directory; returns what plans say about it, and notes for the user.
+
+    Args:
+        root: Where it is stored.
+        workdir: Where the command runs.
+        python: What the word ``python`` in the command stands for, whose installed packages are looked at.
+        code: What the spec says.
+
+    Raises:
+        UserError: There is too much code, or it is in a state that cannot be meant.
+        PathError: It cannot be read or stored.
+    """
+    selection = select(workdir, code, root.path)
+    editable = find_editable(python, selection.root)
+    try:
+        manifest = _store(root, selection)
+    except OSError as error:
+        place = error.filename or root.snapshots
+        raise PathError(f"cannot take a snapshot of {selection.root}: {place}: {describe_os_error(error)}") from error
+    snapshot = CodeSnapshot(
+        hash=manifest.hash,
+        root=str(selection.root),
+        files=len(manifest.files),
+        bytes=manifest.size,
+        import_roots=editable.import_roots,
+        beside=selection.beside,
+    )
+    return snapshot, [*selection.notes, *editable.notes]
+
+
+def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
+    """Store the files of a selection unless that has been done. Raises OSError."""
+    make_directory(root.snapshots, private=True)
+    key = hashlib.sha256(os.fsencode(selection.root)).hexdigest()[:16]
+    manifest = hash_files(selection.root, selection.files, root.snapshots / f"hashes-{key}.json")
+    if root.snapshot(manifest.hash).path.exists():
+        return manifest
+    _remove_litter(root.snapshots)
+    unborn = root.snapshots / f".new-{os.urandom(8).hex()}"
+    unborn.mkdir(mode=0o700)
+    try:
+        # What is stored decides: a file may have changed since its hash was taken.
+        manifest = _write(unborn, selection)
+        directory = root.snapshot(manifest.hash)
+        with contextlib.suppress(FileExistsError):
+            try:
+                unborn.rename(directory.path)
+            except OSError:
+                # Another command has stored the same meanwhile: the error of a directory that is not empty.
+                if not directory.path.exists():
+                    raise
+        fsync_directory(root.snapshots)
+    finally:
+        shutil.rmtree(unborn, ignore_errors=True)
+    return manifest
+
+
+def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:
+    """Write the contents of files, in the order of their paths, and their manifest."""
+    snapshot = RunsRoot(unborn.parent).snapshot("")
+    contents, listed = unborn / snapshot.contents.name, unborn / snapshot.manifest.name
+    with _create(contents) as file:
+        # Fast rather than small; without the time of day, so that the same content gives the same bytes.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=1, mtime=0) as packed:
+            stored = [_pack(selection, path, packed) for path in sorted(selection.files)]
+        _flush(file)
+    manifest = CodeManifest.sorted(stored)
+    with _create(listed) as file:
+        file.write(manifest.to_bytes())
+        _flush(file)
+    fsync_directory(unborn)
+    return manifest
+
+
+def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFile:
+    """Append the content of one file. Raises OSError, such as FileNotFoundError if it is gone meanwhile."""
+    status = selection.files[path]
+    if kind_of(status) == LINK:
+        return read(selection.root, path, status)
+    digest, size = hashlib.sha256(), 0
+    with open(f"{selection.root}/{path}", "rb", buffering=0) as source:  # noqa: PTH123 (fast)
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            packed.write(chunk)
+            size += len(chunk)
+    return CodeFile(path, kind_of(status), digest.hexdigest(), size)
+
+
+def _create(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _READ_ONLY), "wb")
+
+
+def _flush(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _remove_litter(snapshots: Path) -> None:
+    """Remove what commands that were killed have left half-written."""
+    for path in snapshots.glob(".new-*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < time.time() - _LITTER_S:
+                shutil.rmtree(path, ignore_errors=True)

@@ -324,12 +324,13 @@ class RunHandle:
             self._read(call)
         return self
 
-    def resume(self, overrides: Overrides = (), *, from_start: bool = False) -> Self:
+    def resume(self, overrides: Overrides = (), *, from_start: bool = False, code_of_now: bool = False) -> Self:
         """Start its next attempt, from its newest complete checkpoint; returns itself.
 
         Args:
             overrides: Keys of the spec to change in this attempt and later ones.
             from_start: Put its checkpoints aside, and begin again.
+            code_of_now: Execute the code as it is now, not as it was when the run was submitted.
 
         Raises:
             RunBusy: It has not ended.
@@ -339,7 +340,9 @@ class RunHandle:
         from slurmtrain.ops.resume import resume
 
         with calling(self._config) as call:
-            _, notes = resume(call.workspace, self.id, assignments(overrides), from_start=from_start)
+            _, notes = resume(
+                call.workspace, self.id, assignments(overrides), from_start=from_start, code_of_now=code_of_now
+            )
             call.notes += notes
             self._read(call)
         return self

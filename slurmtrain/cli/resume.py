@@ -16,11 +16,20 @@ from slurmtrain.ops.shared.workspace import Workspace
 @options.run_argument
 @options.overrides_argument
 @click.option("--from-start", is_flag=True, help="Set the run's checkpoints aside and start from the beginning.")
+@click.option(
+    "--code", type=click.Choice(["now"]), help="Execute the code as it is now, not as it was when RUN was submitted."
+)
 @click.option("--wait", "waits", is_flag=True, help="Wait until the run has ended; exit with its outcome.")
 @options.json_option
 @options.in_workspace
 def command(
-    workspace: Workspace, run: str, overrides: tuple[str, ...], from_start: bool, waits: bool, as_json: bool
+    workspace: Workspace,
+    run: str,
+    overrides: tuple[str, ...],
+    from_start: bool,
+    code: str | None,
+    waits: bool,
+    as_json: bool,
 ) -> int:
     """Start a new attempt of RUN from its newest complete checkpoint.
 
@@ -30,7 +39,7 @@ def command(
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
-    run_id, notes = resume(workspace, run, overrides, from_start=from_start)
+    run_id, notes = resume(workspace, run, overrides, from_start=from_start, code_of_now=code == "now")
     output.warn(notes)
     if waits:
         from slurmtrain.cli.shared.wait_for_runs import wait_for_runs

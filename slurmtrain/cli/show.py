@@ -59,8 +59,10 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
     for name, value in _run_facts(run):
         if value and value != "-":
             output.paragraph(f"{name:<11} {value}", " " * _INDENT)
-    for attempt in run["attempts"]:
-        _print_attempt(attempt, newest=attempt is run["attempts"][-1], each_node=each_node)
+    has_one = len({attempt.get("code") for attempt in run["attempts"]}) <= 1
+    for each in run["attempts"]:
+        attempt = {**each, "code": None} if has_one else each
+        _print_attempt(attempt, newest=each is run["attempts"][-1], each_node=each_node)
     if lines := check_tables.finding_lines(run["attempts"]):
         output.echo("", "findings")
         for line in lines:
@@ -91,6 +93,7 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "archived", "'status' lists it with --all only" if run["archived"] else ""
     yield "deleted", times.when(run["deleted_at"])
     yield "git", _git(run["git"])
+    yield "code", _code(run["code"])
     yield "plan", run["plan_hash"]
     yield "mlflow run", run["mlflow_run_id"]
     yield "directory", run["dir"]
@@ -148,6 +151,7 @@ def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "nodes", node_lists.count_and_nodes(attempt["nodes"])
     yield "from", _period(attempt["started_at"], attempt["ended_at"])
     yield "steps", _steps(attempt["first_step"], attempt["last_step"])
+    yield "code", f"snapshot {attempt['code'][:12]}" if attempt.get("code") else ""
     yield "lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""
     yield "time", attempt_problems.describe_time(attempt["seconds"])
     yield "master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""
@@ -209,6 +213,19 @@ def _relative(path: str, directory: str) -> str:
 
 
 def _git(git: dict[str, Any] | None) -> str:
-    return (
-        f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git and git.get("commit") else "-"
-    )
+    """A revision, its branch, and whether files differ from it."""
+    if not git or not git.get("commit"):
+        return "-"
+    modified = git.get("modified")
+    changes = f"{modified} modified" if modified else "with changes"
+    state = (changes if git["dirty"] else "clean") if "dirty" in git else ""
+    branch = f" ({git['branch']})" if git.get("branch") else ""
+    return ", ".join(filter(None, (f"{str(git['commit'])[:12]}{branch}", state)))
+
+
+def _code(code: dict[str, Any] | None) -> str:
+    """The snapshot that a run executes, and where the run has its own copy of it."""
+    if code is None:
+        return ""
+    size = formatting.size(code["bytes"])
+    return f"snapshot {code['snapshot'][:12]} of {code['root']} ({code['files']} files, {size}), run in {code['dir']}"

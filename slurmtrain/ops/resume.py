@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
@@ -19,6 +20,7 @@ from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
@@ -29,7 +31,12 @@ _EXIT_S = 10.0
 
 
 def resume(
-    workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False
+    workspace: Workspace,
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    from_start: bool = False,
+    code_of_now: bool = False,
 ) -> tuple[str, list[str]]:
     """Start the next attempt of a run; returns the run's id, and notes for the user.
 
@@ -38,6 +45,7 @@ def resume(
         name: its id, a prefix of the id, its name, or ``@last``.
         overrides: ``KEY=VALUE``, for this attempt and all later ones.
         from_start: move the run's checkpoints aside and begin again.
+        code_of_now: execute the code as it is now, and not as it was when the run was submitted.
 
     Raises:
         RunBusy: the run is active.
@@ -62,6 +70,10 @@ def resume(
         secret_env = secret_values(planned.plan, planned.secrets)
         if from_start:
             _check_own(directory, run, planned.plan)
+        notes: list[str] = []
+        if code_of_now:
+            newer, notes = with_code_of_now(workspace, directory, planned.plan)
+            planned = replace(planned, plan=newer)
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
@@ -77,7 +89,7 @@ def resume(
             cancels=earlier,
         )
         started = start(workspace, directory, lock, attempt, command="resume")
-    return run_id, started.notes
+    return run_id, [*notes, *started.notes]
 
 
 @contextlib.contextmanager

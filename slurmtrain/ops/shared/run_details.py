@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
@@ -14,9 +15,11 @@ from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
+    from slurmtrain.model.spec.plan import Plan
     from slurmtrain.registry.store import Listed
 
 
@@ -32,7 +35,8 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     return {
         **run_json(workspace, listed),
         "seconds": _seconds(summed(run.attempts)),
-        "attempts": [attempt_json(attempt) for attempt in run.attempts],
+        "code": _code(directory, run),
+        "attempts": [{**attempt_json(attempt), "code": _snapshot(directory, attempt)} for attempt in run.attempts],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
             {
@@ -85,6 +89,33 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         ],
         "evidence": dict(attempt.evidence),
     }
+
+
+def _code(directory: RunDir, run: Run) -> dict[str, Any] | None:
+    """The code of the run: its snapshot, and where the run has its own copy; null if it runs what is in ``workdir``."""
+    newest = run.newest
+    plan = (_plan(directory.submission(newest.submission).plan) if newest else None) or _plan(directory.plan)
+    if plan is None or plan.code is None:
+        return None
+    return {
+        "snapshot": plan.code.hash,
+        "root": plan.code.root,
+        "files": plan.code.files,
+        "bytes": plan.code.bytes,
+        "dir": str(plan.working_directory(directory.code)),
+    }
+
+
+def _snapshot(directory: RunDir, attempt: Attempt) -> str | None:
+    """The hash of the snapshot that an attempt ran."""
+    plan = _plan(directory.submission(attempt.submission).plan)
+    return plan.code.hash if plan is not None and plan.code is not None else None
+
+
+def _plan(path: Path) -> Plan | None:
+    with contextlib.suppress(PathError, OSError):
+        return read_plan(path)
+    return None
 
 
 def _seconds(spent: Mapping[str, float]) -> dict[str, float]:

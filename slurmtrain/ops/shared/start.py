@@ -309,6 +309,7 @@ def submitting_event(
         submission=submission.number,
         job_id=job_id,
         attempt=attempt.number,
+        code=attempt.plan.code.hash if attempt.plan.code is not None else None,
         executor=attempt.executor,
         host=socket.gethostname(),
         overrides=attempt.overrides,

@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
@@ -78,7 +79,8 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     from slurmtrain.model.spec.checkpoint.formats import OWN
     from slurmtrain.runtime.checkpoint.external import Search, newest
 
-    checkpoint = newest(Search.from_plan(plan, run))
+    # The run has no copy of its code yet: where it will have links, they lead to what is in the working directory now.
+    checkpoint = newest(Search.from_plan(replace(plan, code=None), run))
     if checkpoint is None:
         return []
     handed = "may be found by" if plan.spec.checkpoint.format == OWN else "is handed to"

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.command_paths import NamedPath, paths_written
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
@@ -61,12 +62,20 @@ def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:
     with contextlib.suppress(PathError, ValueError, KeyError, TypeError):
         plan = read_json(workspace.root.run(run_id).plan) or {}
         spec = plan["spec"]
-        return set(dict(_outputs(shlex.split(spec["command"]), spec["checkpoint"], plan["workdir"])))
+        outputs = _outputs(shlex.split(spec["command"]), spec["checkpoint"], plan["workdir"])
+        code = CodeSnapshot.from_dict(plan["code"]) if plan.get("code") else None
+        return {path for path, named in outputs if _is_shared(path, named, code)}
     return set()
 
 
 def _outputs_of(plan: Plan) -> Iterator[tuple[str, NamedPath]]:
-    return _outputs(plan.words, {"glob": plan.spec.checkpoint.glob}, plan.workdir)
+    outputs = _outputs(plan.words, {"glob": plan.spec.checkpoint.glob}, plan.workdir)
+    return (output for output in outputs if _is_shared(*output, plan.code))
+
+
+def _is_shared(path: str, named: NamedPath, code: CodeSnapshot | None) -> bool:
+    """Whether what is written to a relative path leaves a run's own copy of its code, if it has one."""
+    return code is None or named.path.startswith("/") or code.stays(path)
 
 
 def _outputs(words: Sequence[str], checkpoint: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, NamedPath]]:

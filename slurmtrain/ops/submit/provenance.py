@@ -49,9 +49,19 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
     commit = _ask_git(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
-    facts = {"commit": commit, "dirty": bool(_ask_git(directory, "status", "--porcelain", "--untracked-files=no"))}
+    modified = len((_ask_git(directory, "status", "--porcelain", "--untracked-files=no") or "").splitlines())
+    facts = {"commit": commit, "dirty": modified > 0, "modified": modified}
     branch = _ask_git(directory, "symbolic-ref", "--quiet", "--short", "HEAD")
     return {**facts, "branch": branch} if branch else facts
+
+
+def describe_git(directory: Path) -> str:
+    """The revision of the code in a directory in a few words; empty if it is not in git."""
+    git = _git_facts(directory)
+    if git is None:
+        return ""
+    state = f"{git['modified']} modified" if git["dirty"] else "clean"
+    return ", ".join(filter(None, (git["commit"][:12], git.get("branch"), state)))
 
 
 def _difference(directory: Path) -> bytes:

@@ -34,6 +34,7 @@ from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.code import with_snapshots
 from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
@@ -203,14 +204,22 @@ def _submit(
     if batch.executor == "slurm":
         # Updates the node ledger: what the journals of other runs say about nodes by now.
         observe(workspace, ask_slurm=False)
+    batch, notes = _with_code(workspace, batch)
     plans = [planned.plan for planned in batch.runs]
-    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, plans, batch.executor)]
+    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, plans, batch.executor), *notes]
     make_room(len(batch.runs))
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())
         runs = create(workspace, batch, locks, announce=announce)
         return _Starts(workspace, batch.executor, runs, notes).start_all(stop)._replace(sweep=batch.sweep)
+
+
+def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
+    """The runs with the snapshots of the code that they are to execute, and notes."""
+    plans, notes = with_snapshots(workspace, [planned.plan for planned in batch.runs])
+    runs = [replace(planned, plan=plan) for planned, plan in zip(batch.runs, plans, strict=True)]
+    return replace(batch, runs=runs), notes
 
 
 class _Starts:

@@ -18,6 +18,7 @@ from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent import (
     AgentStarted,
+    CodePrepared,
     ConnectionsRefused,
     LeftoversKilled,
     NodeEnded,
@@ -39,6 +40,7 @@ from slurmtrain.runtime.agent.finish import (
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
+from slurmtrain.runtime.code.translation import translate_command
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.runtime.job.file_limit import raise_soft_limit
@@ -158,6 +160,7 @@ class _Agent:
             # Before the preflight: what the server needs to answer costs no time then.
             submission = self._attempt.run.submission(self._node.submission)
             self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
+        self._prepare_code()
         check_version()
         # Imported here because this imports torch, and a run may have to wait hours for its turn.
         from slurmtrain.runtime.preflight.entry import run_preflight
@@ -217,6 +220,15 @@ class _Agent:
         if killed:
             self._journal.write(LeftoversKilled(killed=killed))
         return self._report_early_signal() if self._flag.raised is not None else None
+
+    def _prepare_code(self) -> None:
+        """Make the run's own copy of its code. Other nodes need not wait: none passes the preflight without node 0."""
+        code = self._plan.code
+        if code is not None and self._node.index == 0:
+            from slurmtrain.runtime.code.tree import make_tree
+
+            if make_tree(self._attempt.run, code):
+                self._journal.write(CodePrepared(snapshot=code.hash, files=code.files))
 
     def _may_start(self) -> bool:
         """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""
@@ -356,12 +368,11 @@ class _Agent:
             heartbeat=board,
         )
         make_directory(self._attempt.logs, private=True)
+        directory = self._plan.working_directory(self._attempt.run.code)
         try:
-            os.chdir(self._plan.workdir)
+            os.chdir(directory)
         except OSError as error:
-            raise SlurmtrainError(
-                f"cannot enter the working directory {self._plan.workdir}: {error.strerror}"
-            ) from error
+            raise SlurmtrainError(f"cannot enter the working directory {directory}: {error.strerror}") from error
         per_node = self._plan.spec.per_node
         facts = environment.facts_for_command(
             self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
@@ -369,7 +380,7 @@ class _Agent:
         if per_node:
             lines = "".join(f"node-{node} slots={place.procs_per_node}\n" for node in meeting.members)
             write_atomically(Path(place.hostfile), lines.encode())
-        return fill_command(self._plan, facts)
+        return translate_command(self._plan, self._attempt.run, fill_command(self._plan, facts))
 
     def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""

@@ -52,7 +52,7 @@ class Search:
         assert spec.glob is not None
         began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
         return cls(
-            pattern=absolute(spec.glob, plan.workdir, run),
+            pattern=absolute(spec.glob, str(plan.working_directory(run.code)), run),
             format=spec.format,
             step=spec.step,
             since=since,

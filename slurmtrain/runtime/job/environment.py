@@ -53,6 +53,8 @@ _LAUNCHER = "SLURMTRAIN_LAUNCHER"
 _NODE = "SLURMTRAIN_NODE"
 # How many files a rank may open; read by rank_main.py.
 _OPEN_FILES = "SLURMTRAIN_OPEN_FILES"
+_WORKDIR = "SLURMTRAIN_WORKDIR"
+_CODE_DIR = "SLURMTRAIN_CODE_DIR"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # The salt with which the port of the preflight is chosen, so that it differs from that of training.
@@ -60,7 +62,7 @@ BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
-         _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _OPEN_FILES, _HOME, _HOME_SECRET,
+         _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _OPEN_FILES, _HOME, _HOME_SECRET, _WORKDIR, _CODE_DIR,
          _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
          "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
          "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT", "SLURMTRAIN_HOSTFILE")  # fmt: skip
@@ -320,6 +322,7 @@ def set_worker_environment(
     environ.update(network_variables(place.interface, place.address))
     environ.update(_launcher_variables(plan.spec, place))
     environ.update(_env_of(plan.spec))
+    environ.update(_code_variables(plan, run))
     if node.executor == "local":
         environ.update(_shared_gpus(plan, node.index))
     environ.update(
@@ -356,6 +359,19 @@ def set_worker_environment(
 def set_mlflow_run(uri: str, mlflow_run_id: str) -> None:
     """Set what workers inherit to find their run on the MLflow server at ``uri``, unless the plan says otherwise."""
     os.environ.update({"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": mlflow_run_id})
+
+
+def _code_variables(plan: Plan, run: RunDir) -> dict[str, str]:
+    """The variables by which a script, and the Python that runs it, find the run's own copy of its code."""
+    if plan.code is None:
+        return {_WORKDIR: plan.workdir}
+    from slurmtrain.runtime.code.translation import CodeCopy
+
+    copy = CodeCopy(plan.code, run)
+    roots = [str(copy.tree / root) for root in plan.code.import_roots]
+    paths = [copy.translate(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    path = os.pathsep.join(dict.fromkeys((*roots, *paths)))
+    return {_WORKDIR: plan.workdir, _CODE_DIR: str(copy.tree), **({"PYTHONPATH": path} if path else {})}
 
 
 def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:

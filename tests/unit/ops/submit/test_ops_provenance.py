@@ -23,12 +23,12 @@ def test_a_run_has_the_revision_the_branch_and_the_changes_of_its_code_without_s
     git(tmp_path, "commit", "--quiet", "--message", "first")
     clean = find_provenance(tmp_path, sys.executable)
     assert (clean.git, clean.difference) == (
-        {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False, "branch": "wider"},
+        {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False, "modified": 0, "branch": "wider"},
         b"",
     )
     script.write_text('width = 128\napi_key = "abcdefgh"\n')
     changed = find_provenance(tmp_path, sys.executable)
-    assert changed.git == {**(clean.git or {}), "dirty": True}
+    assert changed.git == {**(clean.git or {}), "dirty": True, "modified": 1}
     assert b'-width = 64\n+width = 128\n+api_key = "<redacted>"\n' in changed.difference
     assert find_provenance(Path("/"), sys.executable).git is None
 

@@ -1,0 +1,157 @@
+"""Runs execute the code that they were submitted with, whatever becomes of it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import ONE_PROCESS, Site, until
+
+SESSION = """
+import sys, time
+import slurmtrain
+from package import VERSION
+from helper import HELP
+
+class Counter:
+    def state_dict(self):
+        return {"count": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+with slurmtrain.session() as run:
+    run.checkpoint(counter=Counter())
+    print(VERSION, HELP, "script-old", open("data/x").read(), flush=True)
+    for step in run.steps(int(sys.argv[1])):
+        time.sleep(0.02)
+        run.log(loss=float(step))
+"""
+PLAIN = """
+import os, time
+from helper import HELP
+
+print(HELP, os.environ["SLURMTRAIN_WORKDIR"], flush=True)
+while not os.path.exists("data/enough"):
+    time.sleep(0.02)
+"""
+
+
+def git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *identity, "-C", str(directory), *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(site: Site) -> Path:
+    """A repository with a script, a module next to it, a package, and data that git ignores."""
+    root = site.path / "project"
+    for path, content in {
+        "train.py": SESSION,
+        "plain.py": PLAIN,
+        "run.sh": "echo shell-old\npython plain.py && echo done\n",
+        "helper.py": "HELP = 'helper-old'\n",
+        "src/package/__init__.py": "VERSION = 'package-old'\n",
+        ".gitignore": "data/\n",
+        "data/x": "data",
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+    git(site.path, "init", "--quiet", "project")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "first")
+    return root
+
+
+def edit(project: Path) -> None:
+    """Change all code, and commit it."""
+    for path in ("train.py", "plain.py", "run.sh", "helper.py", "src/package/__init__.py"):
+        (project / path).write_text((project / path).read_text().replace("-old", "-new"))
+    git(project, "commit", "--quiet", "--all", "--message", "second")
+
+
+def environment_with_editable(site: Site, project: Path) -> dict[str, str]:
+    """Variables of a shell whose ``python`` has the project's package installed as editable, and all that this has."""
+    place = site.path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    [packages] = place.glob("lib/python*/site-packages")
+    (packages / "_editable_package.pth").write_text(f"{project / 'src'}\n{sysconfig.get_path('purelib')}\n")
+    return {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+def code(site: Site, run_id: str) -> Any:
+    return site.show(run_id)["code"]
+
+
+def test_a_preempted_session_goes_on_with_the_old_script_module_and_installed_package(
+    site: Site, project: Path
+) -> None:
+    env = environment_with_editable(site, project)
+    spec = site.commanding("python train.py 150", "trained", code="snapshot", workdir=str(project))
+    run_id = site.submit(spec, env=env)
+    until(lambda: site.step(run_id) > 5, "training")
+    edit(project)
+    site.signal_all(run_id, signal.SIGTERM)
+    until(lambda: not site.processes(run_id), "the end of the first attempt")
+    site.call("sync")
+    assert site.json("wait", run_id)["runs"][0]["state"] == "completed"
+    old = "package-old helper-old script-old data"
+    assert site.printed(run_id) == [old, old]
+    first = code(site, run_id)
+    assert [attempt["code"] for attempt in site.show(run_id)["attempts"]] == [first["snapshot"]] * 2
+    assert Path(first["dir"]) == site.runs / run_id / "code" / "project"
+
+    resumed = site.call("resume", run_id, "command=python train.py 152", "--code", "now", "--wait")
+    changed = "4 changed (helper.py, run.sh, src/package/__init__.py and 1 more)"
+    assert f"clean): {changed} since snapshot {first['snapshot'][:12]}" in resumed.stderr
+    assert site.printed(run_id)[-1] == "package-new helper-new script-new data"
+    assert [attempt["code"] == first["snapshot"] for attempt in site.show(run_id)["attempts"]] == [True, True, False]
+    text = site.call("show", run_id).stdout
+    assert f"code      snapshot {first['snapshot'][:12]}" in text
+    assert f"code        snapshot {code(site, run_id)['snapshot'][:12]} of {project}" in text
+
+
+def test_a_killed_shell_script_starts_again_with_the_old_programs(site: Site, project: Path) -> None:
+    spec = site.commanding(f"bash {project}/run.sh", "shell", code="snapshot", workdir=str(project))
+    run_id = site.submit(spec)
+    site.wait_for_lines(run_id, 2)
+    edit(project)
+    site.signal_all(run_id, signal.SIGKILL)
+    site.call("sync")
+    site.wait_for_lines(run_id, 4)
+    # Data is where it was, and what appears there reaches the run.
+    (project / "data" / "enough").touch()
+    assert site.json("wait", run_id)["runs"][0]["state"] == "completed"
+    attempt = ["shell-old", f"helper-old {project}"]
+    assert site.printed(run_id) == [*attempt, *attempt, "done"]
+
+
+def test_without_a_snapshot_a_run_executes_what_is_there(site: Site, project: Path) -> None:
+    (project / "data" / "enough").touch()
+    spec = site.commanding("bash run.sh", "live", workdir=str(project))
+    run_id = site.submit(spec, "--wait")
+    assert code(site, run_id) is None
+    assert not (site.runs / ".code").exists()
+
+
+def test_every_node_and_launcher_runs_in_the_copy(site: Site, project: Path) -> None:
+    (project / "launched.py").write_text("import os\nprint(os.getcwd(), flush=True)\n")
+    resources = {**ONE_PROCESS, "nodes": 2}
+    command = "torchrun launched.py"
+    spec = site.commanding(command, "launched", code="snapshot", workdir=str(project), resources=resources)
+    run_id = site.submit(spec, "--wait")
+    assert set(site.printed(run_id)) == {str(site.runs / run_id / "code" / "project")}
+
+
+def test_a_mistake_is_refused_before_anything_is_created(site: Site, project: Path) -> None:
+    keys: dict[str, Any] = {"mode": "snapshot", "include": ["missing/*.so"]}
+    spec = site.commanding("bash run.sh", "mistaken", code=keys, workdir=str(project))
+    refused = site.call("submit", str(spec), "--executor", "local", code=2)
+    assert "'code.include': nothing in" in refused.stderr
+    assert not list(site.runs.glob("*/plan.json"))

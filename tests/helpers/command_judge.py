@@ -26,6 +26,8 @@ _CACHES = re.compile(
     r"|\.histories(/.*)?|counters\.jsonl|(csv|curves)/[0-9a-z]{10}\.csv|wandb/[0-9a-z]{10}\.(csv|json)"
     r"|tensorboard/[0-9a-z]{10}/(slurmtrain\.json|events\.out\.tfevents\.[0-9]{10}\.slurmtrain)"
 )
+# What W&B has of a run.
+_OFFLINE_RUN = re.compile(r"wandb/offline-run-[0-9_]+-([0-9a-z]{10})(?:/|$)")
 # Directories at the top of a runs root besides those of runs.
 _FOLDERS = ("keys", "nodes", "csv", "curves", "tensorboard", "wandb", ".histories")
 # Files of a run that commands rewrite.
@@ -178,9 +180,13 @@ def _was_to_go(path: str, inside: str, arguments: Sequence[str], before: Snapsho
     if "delete" not in arguments or not path.startswith(f"{inside}/"):
         return False
     runs = [name for name in map(os.path.basename, before) if is_run_id(name)]
-    if not any(_names(word, PurePath(path).parts[depth], runs) for word in arguments):
+    of_wandb = _OFFLINE_RUN.match(path[len(inside) + 1 :])
+    run = of_wandb[1] if of_wandb else PurePath(path).parts[depth]
+    if not any(_names(word, run, runs) for word in arguments):
         return False
-    return "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
+    return (
+        of_wandb is not None or "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
+    )
 
 
 def _names(word: str, run: str, runs: Sequence[str]) -> bool:

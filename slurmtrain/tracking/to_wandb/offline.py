@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,17 +42,15 @@ class OfflineRun:
     failed: bool
 
 
-def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]], cache: Path) -> Path:
+def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]]) -> Path:
     """Write a directory for ``wandb sync``, and return it: it is in the folder ``wandb`` of ``parent``.
 
     Args:
         parent: The directory of that folder.
         offline: The run.
         rows: Its rows after ``base``: step, time and attempt, then the values of metrics.
-        cache: W&B's cache, which all runs share.
     """
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("WANDB_CACHE_DIR", str(cache))
+    _prepare_environment()
     import wandb
 
     # Nothing of this machine, of its repository or of what commands print.
@@ -70,11 +72,15 @@ def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str
             run.log({**metrics, "_timestamp": float(time)}, step=int(step))
     finally:
         run.finish(exit_code=1 if offline.failed else 0)
-    return Path(run.dir).parent
+    directory = Path(run.dir).parent
+    # A link to what W&B logs of itself, which goes with this process.
+    (directory / "logs" / "debug-core.log").unlink(missing_ok=True)
+    return directory
 
 
 def sync(directory: Path) -> None:
     """Send such a directory to the server. Raises TrackingError."""
+    _prepare_environment()
     command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
     try:
         completed = subprocess.run(
@@ -88,3 +94,19 @@ def sync(directory: Path) -> None:
         raise TrackingError(
             f"'wandb sync {directory}' failed: {lines[-1] if lines else f'exit {completed.returncode}'}"
         )
+
+
+def _prepare_environment() -> None:
+    """Let W&B report nothing to its makers, and leave nothing but runs: each process of it begins a log of its own."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    if "WANDB_CACHE_DIR" not in os.environ:
+        os.environ["WANDB_CACHE_DIR"] = _passing_directory()
+
+
+@functools.cache
+def _passing_directory() -> str:
+    """A directory that goes with this process."""
+    directory = tempfile.mkdtemp(prefix="slurmtrain-wandb-")
+    # Before W&B registers the end of its own process, so that this comes after it.
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

@@ -110,7 +110,7 @@ class WandbTracker(FileTracker):
         place = self._directory / _unfinished(tracked.run.id)
         shutil.rmtree(place, ignore_errors=True)
         try:
-            self._put(write_offline(make_directory(place), offline, rows, self._directory / "cache"), int(rows[-1][0]))
+            self._put(write_offline(make_directory(place), offline, rows), int(rows[-1][0]))
         finally:
             shutil.rmtree(place, ignore_errors=True)
 

@@ -204,7 +204,10 @@ def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rol
     run = tracked(workspace, "wandb").ended("completed")
     assert send(workspace) == SENT
     assert in_wandb(workspace) == {1: 0.25, 2: 0.5, 3: 0.75, 4: 1.0}
-    assert not [*(workspace.root.path / "wandb").rglob("requirements.txt")]
+    in_folder = workspace.root.path / "wandb"
+    assert not [*in_folder.rglob("requirements.txt"), *(path for path in in_folder.rglob("*") if path.is_symlink())]
+    others = {path.name for path in in_folder.iterdir() if not path.name.startswith("offline-run-")}
+    assert others == {f"{RUN_ID}.csv", f"{RUN_ID}.json"}
     if syncs:
         pretend_to_sync(workspace)
     run.submitted(2)

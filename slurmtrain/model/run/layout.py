@@ -83,7 +83,7 @@ class RunsRoot:
 
     @property
     def tracking_lock(self) -> Path:
-        """Held by the command that mirrors runs to MLflow."""
+        """Held by the command that sends runs to trackers."""
         return self.path / ".mlflow.lock"
 
     @property

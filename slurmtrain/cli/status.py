@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @options.some_runs_argument
 @question_options
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
+@click.option("--no-fold", "unfolded", is_flag=True, help="List each run of a sweep, not one line for all of them.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @options.interval_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
@@ -41,6 +42,7 @@ def command(
     names: tuple[str, ...],
     question: Question,
     all_runs: bool,
+    unfolded: bool,
     watch: bool,
     interval: float,
     as_csv: bool,
@@ -48,7 +50,8 @@ def command(
 ) -> int:
     """List runs: those that may still change first, then the newest.
 
-    RUN may also be a pattern such as 'cnn*', or the id of a sweep. Fields in --where, --sort and --columns have the
+    RUN may also be a pattern such as 'cnn*', or the id of a sweep. If nothing is asked, a sweep is one line: how many
+    of its runs are in each state, and the best values of its metrics. Fields in --where, --sort and --columns have the
     names of the JSON; docs/queries.md explains conditions.
 
     On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
@@ -60,7 +63,9 @@ def command(
     from slurmtrain.ops.unmirrored import describe_unmirrored
 
     # Other programs want all runs, people those that matter now.
-    question = replace(question, names=names, all_runs=all_runs, for_programs=as_csv or as_json)
+    for_programs = as_csv or as_json
+    folds = not (unfolded or for_programs)
+    question = replace(question, names=names, all_runs=all_runs, for_programs=for_programs, folds=folds)
     show = _as_json if as_json else _as_csv if as_csv else _as_table
     if not watch:
         selection = _look(workspace, question)
@@ -118,7 +123,7 @@ def _as_table(question: Question, selection: Selection) -> None:
     if question.columns:
         run_table.print_fields(selection.runs, question.columns)
     elif selection.runs:
-        run_table.print_runs(selection.runs, selection.fields)
+        run_table.print_runs(selection.lines, selection.fields)
     if selection.cut:
         output.echo(run_table.count_states(selection.cut), err=True)
 
@@ -130,8 +135,8 @@ def _live(workspace: Workspace, question: Question, interval: float) -> int:
         while True:
             selection = _look(workspace, question)
             room = run_table.rows_on(live.console.height)
-            others = [run["state"] for run in selection.runs[room:]] + list(selection.cut)
-            shown, width = selection.runs[:room], live.console.width
+            others = [run["state"] for run in selection.lines[room:]] + list(selection.cut)
+            shown, width = selection.lines[:room], live.console.width
             drawn = run_table.screen(shown, width, others, selection.fields, question.columns)
             live.update(drawn, refresh=True)
             time.sleep(interval)

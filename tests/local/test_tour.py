@@ -29,7 +29,7 @@ _VARIES = [
     (re.compile(r"\blocal-\w{6}\b"), "local-JOBJOB"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?Z?"), "TIME"),
     (re.compile(r"\b((today|yesterday) )?\d\d:\d\d(:\d\d)?\b"), "TIME"),
-    (re.compile(r"(?<![=.\d])\b\d+(\.\d+)? ?(ms|s|min|h)\b( \d+ ?s\b)?"), "SECONDS"),
+    (re.compile(r"(?<![=.\d])\b\d+(\.\d+)? ?(ms|s|m|min|h)\b( \d+ ?s\b)?"), "SECONDS"),
     # What a machine's own checks find, and what its time was spent on, if it was worth a word.
     (re.compile(r"^( *time|  (clocks|checks|interface|nodes|master)) .*", re.MULTILINE), r"\1 ..."),
     (re.compile(r"^findings\n(  .*\n)+\n?", re.MULTILINE), ""),

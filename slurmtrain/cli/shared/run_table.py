@@ -26,6 +26,8 @@ COLUMNS = (
     Column("CHECKPOINT", rank=8),
     Column("REASON", rank=4, room=24),
 )
+# The states of all runs of a sweep.
+_STATES = Column("STATE", room=16)
 # In front of them where runs of several people are listed.
 USER = Column("USER")
 # Behind these stands what a question is about.
@@ -128,7 +130,13 @@ def _table(runs: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[li
         (*row[:_FIRST], *(field_cell(run, name) for name in fields), *row[_FIRST:])
         for run, row in zip(runs, (_run_row(run, params) for run in runs), strict=True)
     ]
-    return [*COLUMNS[:_FIRST], *further, *COLUMNS[_FIRST:]], rows
+    first = [_STATES if column.header == "STATE" and _has_sweeps(runs) else column for column in COLUMNS[:_FIRST]]
+    return [*first, *further, *COLUMNS[_FIRST:]], rows
+
+
+def _has_sweeps(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of these lines stands for all runs of a sweep."""
+    return any("attempt" not in run for run in runs)
 
 
 def _field_table(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[list[Column], list[tuple[str, ...]]]:

@@ -58,6 +58,14 @@ class Question:
     """Any run may be the answer, also if nothing is asked; they come as they are named, or the oldest first."""
     all_runs: bool = False
     """Any run may be the answer, archived ones too, and in a shared root those of others."""
+    folds: bool = False
+    """Each sweep is a line of its own, unless the question chooses among runs."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses among runs, or says what to show of them."""
+        conditions = (*self.where, *self.states, *self.causes, *self.tags, self.since, self.sweep, self.node)
+        return any((*self.names, *conditions, self.sort, self.limit, *self.columns, *self.over))
 
     @property
     def is_about_all(self) -> bool:
@@ -71,7 +79,8 @@ class Selection:
     """The answer.
 
     ``runs``: RUN of the JSON, in order. ``cut``: states of those beyond the limit. ``fields``: what the question sorts
-    by, or compares by size. ``notes``: warnings. ``total``: how many runs there are.
+    by, or compares by size. ``notes``: warnings. ``total``: how many runs there are. ``lines``: the runs as a list
+    shows them, where each sweep may be one of them.
     """
 
     runs: Sequence[Mapping[str, Any]]
@@ -79,6 +88,7 @@ class Selection:
     fields: Sequence[str] = ()
     notes: Sequence[str] = ()
     total: int = 0
+    lines: Sequence[Mapping[str, Any]] = ()
 
 
 def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Selection:
@@ -114,7 +124,36 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
         chosen = {id(run) for run in shown}
         shown = [run for run in matching if id(run) in chosen]
     compared = (comparison.name for comparison in _comparisons(conditions) if comparison.is_order)
-    return Selection(shown, cut, [*dict.fromkeys([*(key.name for key in keys), *compared])], notes, len(runs))
+    fields = [*dict.fromkeys([*(key.name for key in keys), *compared])]
+    lines = (
+        _fold(workspace, runs, shown, archived_too=question.all_runs)
+        if question.folds and not question.chooses
+        else shown
+    )
+    return Selection(shown, cut, fields, notes, len(runs), lines)
+
+
+def _fold(
+    workspace: Workspace, runs: ListedRuns, shown: Sequence[Mapping[str, Any]], *, archived_too: bool
+) -> Sequence[Mapping[str, Any]]:
+    """The runs that are ``shown``, with one line for all runs of a sweep in place of the first of them."""
+    sweeps = dict.fromkeys(run["sweep"] for run in shown if run["sweep"] and "user" not in run)
+    if not sweeps:
+        return shown
+    from slurmtrain.model.query.folding import fold_sweep
+
+    rows = runs.named(list(sweeps))
+    folded: dict[str, Mapping[str, Any]] = {}
+    for sweep in sweeps:
+        of_sweep = [(run_id, row) for run_id, row in rows.items() if row.sweep == sweep]
+        ids = [run_id for run_id, row in of_sweep if archived_too or not _is_put_away(row)]
+        if len(ids) > 1:
+            folded[sweep] = fold_sweep([RunRecord(workspace, listed) for listed in runs.fetch(ids).values()])
+    lines: dict[str, Mapping[str, Any]] = {}
+    for run in shown:
+        line = folded.get(run["sweep"] or "", run) if "user" not in run else run
+        lines.setdefault(line["id"], line)
+    return list(lines.values())
 
 
 def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -97,7 +97,7 @@ def test_an_archived_run_is_listed_where_it_is_named_or_all_are(workspace: Works
     call(workspace, archive, A, LIVE)
 
     def listed(*arguments: str) -> set[str]:
-        return {line.split()[0] for line in call(workspace, status, *arguments).stdout.splitlines()[1:]}
+        return {line.split()[0] for line in call(workspace, status, "--no-fold", *arguments).stdout.splitlines()[1:]}
 
     # One that goes on is listed all the same.
     assert listed() == {B, LIVE}

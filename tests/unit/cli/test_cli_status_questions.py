@@ -185,3 +185,27 @@ def test_every_example_of_the_page_works(root: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("condition", re.findall(r"^\| `([^`]+)` \|", PAGE.partition("## Conditions")[2], re.M))
 def test_every_condition_of_the_page_is_one(condition: str) -> None:
     assert parse(condition, time.time()).holds({}) in (True, False)
+
+
+# --- sweeps as one line ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140, 200])
+def test_a_sweep_is_one_line_with_its_states(root: Path, columns: int) -> None:
+    _, *lines = on_a_terminal(root, columns)
+    assert [line.split()[:2] for line in lines] == [[SWEEP, "cnn"], ["0000000007", "gpt"]]
+    assert "1 running" in lines[0]
+    assert max(map(cell_len, lines)) <= columns
+    if columns >= 140:
+        assert "1 running, 5 completed" in lines[0]
+        assert "acc=0.91 loss=0.01" in lines[0]
+
+
+def test_a_sweep_is_unfolded_where_its_runs_are_asked_for(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = status(root, capsys)[1].splitlines()
+    assert len(lines) == 1 + 2
+    assert "6 runs; 'slurmtrain status 00000000sw' lists them" in lines[1]
+    for question in ([SWEEP], ["--no-fold"], ["cnn*"], ["--state", "completed"], ["--sort", "id"]):
+        assert SWEEP not in status(root, capsys, *question)[1], question
+    assert len(status(root, capsys, "--no-fold")[1].splitlines()) == 1 + 7
+    assert len(json.loads(status(root, capsys, "--json")[1])["runs"]) == 7

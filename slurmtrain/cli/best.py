@@ -104,7 +104,7 @@ def _print_groups(name: str, groups: Sequence[RankedGroup], params: Sequence[str
         groups: The groups.
         params: The parameters in which all runs differ.
     """
-    columns = [Column("BEST"), Column("RUNS"), Column("NAME", room=20), Column(f"mean {name}")]
+    columns = [Column("BEST"), Column("RUNS"), Column("NAME", room=20), Column(f"mean {name.removeprefix('metrics.')}")]
     run_table.print_rows(
         [*columns, Column("PARAMS", rank=1, room=14)],
         [

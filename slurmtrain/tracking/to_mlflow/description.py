@@ -154,6 +154,7 @@ def changing_tags(run: Run) -> dict[str, str]:
         "slurmtrain.attempts": len(run.attempts),
         "slurmtrain.job_id": run.newest.job_id if run.newest else "",
         "slurmtrain.nodes": ",".join(run.newest.nodes) if run.newest else "",
+        "slurmtrain.total_steps": "" if run.total_steps is None else run.total_steps,
         "slurmtrain.lost_steps": "" if run.lost_steps is None else run.lost_steps,
         "slurmtrain.goodput": "" if run.goodput is None else f"{run.goodput:.4f}",
         "slurmtrain.tags": ", ".join(run.tags),

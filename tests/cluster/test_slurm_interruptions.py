@@ -32,6 +32,9 @@ from helpers.postgres_server import PostgresServer
 from helpers.site import PATIENCE_S, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 
+from slurmtrain.tracking.to_mlflow.live.rest import RestServer
+from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
+
 # From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine. The
 # longest run has four times as many steps as the others.
 TO_THE_END_S = 2 * PATIENCE_S + 4 * STEPS * PARAMS["step_ms"] / 1000
@@ -83,6 +86,10 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
     for stopping, put in zip(events(site, run_id, "stopping")[::2], events(site, run_id, "requeue"), strict=False):
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
+    # Node 0 has created it when training started; in later attempts it has used the same.
+    shown = RestClient(RestServer(proxy.upstream, {})).get_run(run["mlflow_run_id"])
+    assert shown.info.start_time == int(events(site, run_id, "agent")[0]["t"] * 1000)
+    assert proxy.requests["runs/create"] == 1
     sent = len(proxy.metrics)
     site.call("sync")
     assert {name for name, _, _ in proxy.metrics[:sent]} == {"loss"}

@@ -29,6 +29,8 @@ class TrackingProxy:
     """Answered to everything instead of forwarding; 0: requests are forwarded."""
     lose_answers_after: int | None = None
     """From so many batches on, batches are forwarded, but connections are closed instead of passing on the answer."""
+    authorization: str = ""
+    """The header of this name that each request must have; empty: none is needed."""
     refused_names: frozenset[str] = frozenset()
     """Batches with a metric of such a name are refused, as MLflow refuses a name that it does not take."""
     requests: Counter[str] = field(default_factory=Counter)
@@ -102,7 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.requests[method] += 1
         time.sleep(proxy.delay_s)
         batch = json.loads(body).get("metrics") or [] if method == "runs/log-batch" else []
-        if proxy.status:
+        if proxy.authorization and self.headers.get("Authorization") != proxy.authorization:
+            self._answer(401, {"error_code": "UNAUTHENTICATED", "message": "who are you?"})
+        elif proxy.status:
             self._answer(proxy.status, {"error_code": "INTERNAL_ERROR", "message": "out of order"})
         elif refused := sorted(proxy.refused_names & {metric["key"] for metric in batch}):
             self._answer(400, {"error_code": "INVALID_PARAMETER_VALUE", "message": f"not the name {refused[0]!r}"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import secrets
 import sqlite3
 import threading
 from collections import Counter
@@ -119,10 +122,17 @@ def linked(workspace: Workspace, proxy: TrackingProxy) -> str:
     return live(workspace, proxy.uri).begin()
 
 
-def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
-    tmp_path: Path, proxy: TrackingProxy, database: Path
+def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing_with_a_password_that_is_written_nowhere(
+    tmp_path: Path, proxy: TrackingProxy, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path)
+    password = secrets.token_hex()
+    proxy.authorization = f"Basic {base64.b64encode(f'ada:{password}'.encode()).decode()}"
+    # The proxy of the network knows no address of this machine.
+    variables = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": password}
+    variables |= {"http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
+    environment = site.environment
+    monkeypatch.setattr(site, "environment", lambda: environment() | variables)
     spec = site.light(
         params={"steps": STEPS, "step_ms": 50},
         checkpoint={"every": {"steps": 10}},
@@ -133,6 +143,7 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
     remote = site.status(run_id)["mlflow_run_id"]
     until(lambda: Shown(database, remote).points, "the first metrics on the server")
     assert site.step(run_id) < STEPS
+    assert not [command for command in command_lines() if password in command]
     until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
     until(lambda: not site.processes(run_id), "the end of all processes")
     shown = Shown(database, remote)
@@ -143,6 +154,17 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing(
     assert proxy.requests["runs/log-batch"] > batches
     assert Shown(database, remote).line() == shown.line()
     assert site.status(run_id)["mlflow_run_id"] == remote
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and password.encode() in path.read_bytes()]
+    assert written == []
+
+
+def command_lines() -> list[str]:
+    """The command lines of all processes of this machine."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return lines
 
 
 def test_two_senders_give_a_server_each_point_once(workspace: Workspace, proxy: TrackingProxy, database: Path) -> None:

@@ -39,12 +39,13 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run is."""
+    """What a run is. ``start_time``: in milliseconds since 1970."""
 
     run_id: str
     experiment_id: str
     status: str
     lifecycle_stage: str
+    start_time: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,13 @@ def _run(answer: Any) -> ShownRun:
         for kind in ("params", "tags", "metrics")
     }
     return ShownRun(
-        RunInfo(*(str(_part(info, name)) for name in ("run_id", "experiment_id", "status", "lifecycle_stage"))),
+        RunInfo(
+            run_id=str(_part(info, "run_id")),
+            experiment_id=str(_part(info, "experiment_id")),
+            status=str(_part(info, "status")),
+            lifecycle_stage=str(_part(info, "lifecycle_stage")),
+            start_time=int(info.get("start_time", 0)),
+        ),
         RunData(values["params"], values["tags"], values["metrics"]),
     )
 

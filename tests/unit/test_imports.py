@@ -119,6 +119,7 @@ def test_a_status_of_runs_that_have_ended_imports_nothing_that_reads_them(one_ru
     assert "slurmtrain.registry.store" in imported
     readers = ("model.run.fold", "model.run.events.agent", "model.spec.plan", "registry.ingest", "system.journal")
     assert not imported & {f"slurmtrain.{name}" for name in readers}
+    assert {name for name in imported if name.startswith("sqlalchemy.dialects.postgresql")} == set()
 
 
 def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -68,6 +69,21 @@ def make_many_runs(root: Path, count: int, *, newest_at: float | None = None) ->
         for _ in pool.map(partial(_copy_all, root, template), batches):
             pass
     return ids
+
+
+def remove_many_runs(root: Path) -> None:
+    """Remove a runs root with very many files, if it exists."""
+    paths = sorted(path for path in root.iterdir() if path.is_dir()) if root.exists() else []
+    batches = [paths[first : first + _AT_ONCE] for first in range(0, len(paths), _AT_ONCE)]
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(_remove_all, batches):
+            pass
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_all(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path)
 
 
 def append_points(root: Path, ids: Iterable[str], lines: int, *, before: int = 0) -> list[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from _many_runs import ATTEMPTS, METRICS, append_points, make_many_runs
-from _measure import Report, command, in_turns, run_quietly, say, seconds_of
+from _ingest_parts import cpu_seconds, seconds_of_json, seconds_of_parts
+from _many_runs import ATTEMPTS, METRICS, append_points, make_many_runs, remove_many_runs
+from _measure import Report, command, environment, in_turns, run_quietly, say, seconds_of
 
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import RunsRoot
@@ -62,8 +63,10 @@ def run(arguments: argparse.Namespace) -> Report:
     try:
         for size in sizes:
             _measure(report, folder / str(size), size, rounds=5 if arguments.quick else 15)
-            shutil.rmtree(folder / str(size))
+            remove_many_runs(folder / str(size))
     finally:
+        for size in sizes:
+            remove_many_runs(folder / str(size))
         shutil.rmtree(folder, ignore_errors=True)
     report.notes.append("aims: status below 1.8 times importing sqlalchemy, the others below 2.5; ingest at least 0.4")
     return report
@@ -73,13 +76,12 @@ def _measure(report: Report, runs: Path, size: int, *, rounds: int) -> None:
     began = time.monotonic()
     ids = make_many_runs(runs, size)
     say(f"{size} runs made in {time.monotonic() - began:.1f} s")
-    environment = {"SLURMTRAIN_RUNS": str(runs)}
-    took = seconds_of(command("registry", "rebuild"), **environment)
-    report.figure(f"rebuild_{size}_s", [took], "s")
+    settings = {"SLURMTRAIN_RUNS": str(runs)}
+    _rebuild(report, size, settings)
     time.sleep(SETTLING_S)
-    run_quietly(command("status"), **environment)  # notes which runs have settled
+    run_quietly(command("status"), **settings)  # notes which runs have settled
     measured = {"import_sqlalchemy": partial(seconds_of, [sys.executable, "-c", "import sqlalchemy"])}
-    measured |= {name: partial(seconds_of, command(*words), **environment) for name, words in QUESTIONS.items()}
+    measured |= {name: partial(seconds_of, command(*words), **settings) for name, words in QUESTIONS.items()}
     times = in_turns(measured, rounds)
     for name, values in times.items():
         report.figure(f"{name}_{size}_ms", [value * 1000 for value in values], "ms")
@@ -88,35 +90,58 @@ def _measure(report: Report, runs: Path, size: int, *, rounds: int) -> None:
     _measure_ingest(report, runs, ids, size)
 
 
-def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> None:
-    """How fast many points of few runs, and many small runs of which nothing is known, are taken in.
+def _rebuild(report: Report, size: int, settings: dict[str, str]) -> None:
+    """The time and the memory of a rebuild: the largest of its processes."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command("registry", "rebuild"), env=environment(**settings), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    errors = process.stderr.read().decode(errors="replace")
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"bench: the rebuild failed:\n{errors}")
+    report.figure(f"rebuild_{size}_s", [time.perf_counter() - began], "s")
+    report.figure(f"rebuild_{size}_memory_mb", [used.ru_maxrss / 1024], "MB")
 
-    Compared with inserting the rows that it writes into the same tables, alone and with parsing the same lines; and
-    with inserting a row for each point, though the registry has none.
+
+def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> None:
+    """How fast many points of few runs, and many small runs of which nothing is known, are taken in: CPU time.
+
+    Compared with inserting the rows that it writes into the same tables, alone and with parsing the same lines; with
+    inserting a row for each point, though the registry has none; and with each of its parts.
     """
-    rows_s, points_s = _Times(), _Times()
-    plain: list[float] = []
+    grown, new = ids[-GROWING:], ids[-NEW:]
     points = GROWING * LINES * METRICS
+    of_points, of_runs = _Times(), _Times()
+    plain: list[float] = []
+    parts: list[dict[str, float]] = []
     for number in range(INGEST_ROUNDS):
-        lines = append_points(runs, ids[-GROWING:], LINES, before=number * LINES)
-        for each in ids[-GROWING:]:  # so that they are looked at, though they have ended
+        lines = append_points(runs, grown, LINES, before=number * LINES)
+        for each in grown:  # so that they are looked at, though they have ended
             os.utime(RunsRoot(runs).run(each).attempts)
-        points_s.measure(partial(_observe, runs, ids[-GROWING:]), lines, _scratch(runs, f"grown-{number}.db"))
+        of_points.measure(partial(_observe, runs, grown), lines, _scratch(runs, f"grown-{number}.db"))
         plain.append(_seconds_of_points(_scratch(runs, "points.db"), ids, points))
-    report.figure(f"ingest_{size}_points_per_s", [points / each for each in points_s.ingest])
-    report.figure(f"executemany_{size}_points_per_s", [points / each for each in plain])
-    points_s.report(report, f"ingest_{size}_points")
-    report.ratio(f"ingest_{size}_points/executemany_points", plain, points_s.ingest)
-    new = ids[-NEW:]
+    # Not those that have grown: as small as the others.
+    new = ids[: min(NEW, size - GROWING)]
     lines = [line for each in new for path in (runs / each).rglob("*.jsonl") for line in path.read_text().splitlines()]
     for number in range(INGEST_ROUNDS):
-        rows_s.measure(partial(_ingest, runs, new, number), lines, _scratch(runs, f"new-{number}.db"))
-    report.figure(f"ingest_{size}_runs_per_s", [len(new) / each for each in rows_s.ingest])
-    rows_s.report(report, f"ingest_{size}_runs")
+        of_runs.measure(partial(_ingest, runs, new, number), lines, _scratch(runs, f"new-{number}.db"))
+        parts.append(seconds_of_parts([RunsRoot(runs).run(each) for each in new]))
+    report.figure(f"ingest_{size}_points_per_s", [points / each for each in of_points.ingest])
+    report.figure(f"ingest_{size}_runs_per_s", [len(new) / each for each in of_runs.ingest])
+    of_points.report(report, f"ingest_{size}_points")
+    report.ratio(f"ingest_{size}_points/executemany_points", plain, of_points.ingest)
+    of_runs.report(report, f"ingest_{size}_runs")
+    necessary = [each["files"] + seconds for each, seconds in zip(parts, of_runs.rows_and_json, strict=True)]
+    report.ratio(f"ingest_{size}_runs/files_json_and_rows", necessary, of_runs.ingest)
+    for part in parts[0]:
+        report.ratio(f"ingest_{size}_runs: {part}/executemany_rows", [each[part] for each in parts], of_runs.rows)
+    report.ratio(f"ingest_{size}_runs: all/executemany_rows", of_runs.ingest, of_runs.rows)
 
 
 class _Times:
-    """Seconds of each round: taking lines in, inserting the rows that it writes, and parsing the lines."""
+    """CPU seconds of each round: taking lines in, inserting the rows that it writes, and parsing the lines."""
 
     def __init__(self) -> None:
         self.ingest: list[float] = []
@@ -135,10 +160,7 @@ class _Times:
         self.ingest.append(take_in())
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
         self.rows.append(_seconds_of_rows(other, written))
-        began = time.perf_counter()
-        for line in lines:
-            json.loads(line)
-        self.rows_and_json.append(self.rows[-1] + time.perf_counter() - began)
+        self.rows_and_json.append(self.rows[-1] + seconds_of_json(lines))
 
     def report(self, report: Report, name: str) -> None:
         """Enter the ratios."""
@@ -154,9 +176,7 @@ def _scratch(runs: Path, name: str) -> Path:
 def _observe(runs: Path, ids: list[str]) -> float:
     """The time in which a command takes in what is new in runs that it knows."""
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
-    began = time.perf_counter()
-    observe(workspace, ids, ask_slurm=False)
-    took = time.perf_counter() - began
+    took, _ = cpu_seconds(lambda: observe(workspace, ids, ask_slurm=False))
     workspace.store.close()
     return took
 
@@ -164,13 +184,13 @@ def _observe(runs: Path, ids: list[str]) -> float:
 def _ingest(runs: Path, ids: list[str], number: int) -> float:
     """The time in which one process takes in runs of which the registry knows nothing."""
     directories = [RunsRoot(runs).run(each) for each in ids]
-    store = Store(_scratch(runs, f"ingest-{number}.db"))
-    began = time.perf_counter()
-    with store.begin() as transaction:
-        ingest(transaction, directories, dead=True)
-    took = time.perf_counter() - began
-    store.close()
-    return took
+
+    def take_in() -> None:
+        with store.begin() as transaction:
+            ingest(transaction, directories, dead=True)
+
+    with Store(_scratch(runs, f"ingest-{number}.db")) as store:
+        return cpu_seconds(take_in)[0]
 
 
 def _seconds_of_rows(path: Path, statements: Sequence[tuple[str, Sequence[Any]]]) -> float:
@@ -178,11 +198,13 @@ def _seconds_of_rows(path: Path, statements: Sequence[tuple[str, Sequence[Any]]]
     Store(path).close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous=FULL")
-        began = time.perf_counter()
-        with connection:
-            for statement, rows in statements:
-                connection.executemany(statement, rows)
-        return time.perf_counter() - began
+
+        def insert() -> None:
+            with connection:
+                for statement, rows in statements:
+                    connection.executemany(statement, rows)
+
+        return cpu_seconds(insert)[0]
 
 
 def _seconds_of_points(path: Path, ids: list[str], points: int) -> float:
@@ -195,7 +217,9 @@ def _seconds_of_points(path: Path, ids: list[str], points: int) -> float:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("CREATE TABLE point (run_id, attempt, step, name, value, time)")
-        began = time.perf_counter()
-        with connection:
-            connection.executemany("INSERT INTO point VALUES (?, ?, ?, ?, ?, ?)", rows)
-        return time.perf_counter() - began
+
+        def insert() -> None:
+            with connection:
+                connection.executemany("INSERT INTO point VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+        return cpu_seconds(insert)[0]

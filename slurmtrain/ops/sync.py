@@ -22,7 +22,7 @@ from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.file_limit import make_room
@@ -59,7 +59,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
         only: Observe and act on these runs only.
         track: Also send what is new to the tracking store.
     """
-    synced = Synced(observe(workspace, only, thorough=True))
+    synced = Synced(observe(workspace, only, thorough=only is not None or is_file_check_due(workspace)))
     _sweep_unborn(workspace)
     if not synced.observed.runs:
         return synced
@@ -88,7 +88,8 @@ def _sweep_unborn(workspace: Workspace) -> None:
 
 def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
     """Kill what the ranks of local runs have left running on this machine if their agent was killed."""
-    for run_id in runs_with_processes() & set(synced.observed.runs.index if only is None else only):
+    here = runs_with_processes()
+    for run_id in synced.observed.runs.index_of(here if only is None else here & set(only)) if here else ():
         run = _load(workspace, run_id)
         if run is None or run.executor != "local" or run.newest is None or not run.newest.ended or not _is_gone(run):
             continue
@@ -103,7 +104,9 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
     On this machine they start one after the other; on Slurm those that request the same share a job array.
     """
     created = [
-        run_id for run_id, listed in _chosen(synced, only) if listed.state == "created" and not listed.row["cancelled"]
+        run_id
+        for run_id, listed in _open_runs(synced, only)
+        if listed.state == "created" and not listed.row["cancelled"]
     ]
     after: tuple[str, Process] | None = None
     make_room(len(created))
@@ -200,7 +203,7 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
     """End runs whose cancellation was requested by a command that was then killed."""
     wished = [
         run_id
-        for run_id, listed in _chosen(synced, only)
+        for run_id, listed in _open_runs(synced, only)
         if listed.row["cancelled"] and not (listed.ended or listed.unreadable)
     ]
     try:
@@ -213,7 +216,7 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
 def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """Restart interrupted runs whose agents could not requeue their jobs."""
     acted = []
-    for run_id, listed in _chosen(synced, only):
+    for run_id, listed in _open_runs(synced, only):
         if listed.state != "requeued" or listed.row["cancelled"]:
             continue
         run = _load(workspace, run_id)
@@ -388,13 +391,19 @@ def _refused_start(run: Run) -> Attempt | None:
     return None
 
 
-def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str, Listed]]:
+def _open_runs(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str, Listed]]:
+    """The runs that have not ended, ``only`` some: of thousands, few."""
     runs = synced.observed.runs
-    return list(runs.fetch(runs.index if only is None else [run_id for run_id in runs.index if run_id in only]).items())
+    return list(runs.fetch(_among(runs.worth_listing(0), only)).items())
+
+
+def _among(run_ids: Collection[str], only: Collection[str] | None) -> Collection[str]:
+    return run_ids if only is None else [run_id for run_id in run_ids if run_id in only]
 
 
 def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
-    outcome = mirror_runs(workspace, dict(_chosen(synced, only)))
+    runs = synced.observed.runs
+    outcome = mirror_runs(workspace, runs.fetch(_among(runs.behind(), only)))
     synced.mirrored += outcome.mirrored
     synced.problems += outcome.problems
     synced.notes += outcome.notes

@@ -251,6 +251,10 @@ class Store:
         """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
         return self._read(lambda connection: index.worth_listing(connection, newest))
 
+    def behind(self) -> list[str]:
+        """The ids of the runs of which trackers may not have everything, oldest first."""
+        return self._read(index.behind)
+
     def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
         """The ids of the runs of which all conditions may hold, oldest first.
 

@@ -97,6 +97,11 @@ class RunsRoot:
         return self.path / ".settled-check"
 
     @property
+    def settled_files_check(self) -> Path:
+        """The same for the size of each of their files."""
+        return self.path / ".settled-files-check"
+
+    @property
     def snapshots(self) -> Path:
         """The code of the runs, each state of it once, and the hashes of files that have not changed since."""
         return self.path / ".code"

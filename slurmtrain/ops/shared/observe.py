@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # there are more, one command in so many seconds.
 _FEW = 1000
 _CHECK_EVERY_S = 600.0
+# The size of each of their files, which takes a minute on a shared file system, is looked at less often.
+_CHECK_FILES_EVERY_S = 3600.0
 
 
 class ListedRuns(Mapping[str, "Listed"]):
@@ -91,6 +93,10 @@ class ListedRuns(Mapping[str, "Listed"]):
             archived: Whether archived runs that have ended are among them.
         """
         return [] if self._store is None else self._store.candidates(conditions, archived=archived)
+
+    def behind(self) -> list[str]:
+        """The ids of the runs of which trackers may not have everything, oldest first."""
+        return [] if self._store is None else self._store.behind()
 
     def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
         """The ids of the runs with the best values of a measure, and how many runs have none.
@@ -257,7 +263,7 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
     absent = registered - present
     # Sets of many runs take milliseconds to compare.
     new = present - registered if absent or len(registered) != len(present) else frozenset()
-    if thorough or len(registered) <= _FEW or _is_check_due(workspace.root.settled_check):
+    if thorough or len(registered) <= _FEW or _is_check_due(workspace.root.settled_check, _CHECK_EVERY_S):
         return _Census(store.index(), present, absent, new, is_whole=True)
     rows = {**store.index(absent), **store.ended_last(_FEW), **store.unsettled()}
     return _Census(rows, present, absent, new)
@@ -275,10 +281,17 @@ def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]
     return workspace.store.write(change)
 
 
-def _is_check_due(mark: Path) -> bool:
+def is_file_check_due(workspace: Workspace) -> bool:
+    """Whether to look at the files of all settled runs, as a ``thorough`` observation does: of thousands, rarely."""
+    if not workspace.has_registry or len(workspace.store.ids()) <= _FEW:
+        return True
+    return _is_check_due(workspace.root.settled_files_check, _CHECK_FILES_EVERY_S)
+
+
+def _is_check_due(mark: Path, every_s: float) -> bool:
     """Whether all runs that have settled are to be looked at again; notes in the file ``mark`` that it is done."""
     try:
-        if abs(time.time() - mark.stat().st_mtime) < _CHECK_EVERY_S:
+        if abs(time.time() - mark.stat().st_mtime) < every_s:
             return False
     except OSError:
         pass  # there is none yet

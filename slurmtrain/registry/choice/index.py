@@ -102,6 +102,15 @@ def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
     return sorted(ids)
 
 
+def behind(connection: sa.Connection) -> list[str]:
+    """The ids of the runs that have begun and of which some tracker, or each, has another revision, oldest first."""
+    run, sent = schema.run.c, schema.sent.c
+    of_run = sa.select(sent.run_id).where(sent.run_id == run.id)
+    is_behind = sa.or_(~of_run.exists(), of_run.where(sent.revision != run.revision).exists())
+    may_be_sent = sa.and_(run.attempt > 0, sa.or_(run.tracked.is_(None), run.tracked))
+    return list(connection.execute(sa.select(run.id).where(may_be_sent, is_behind).order_by(run.id)).scalars())
+
+
 def _may_begin_id(name: str) -> bool:
     return bool(name) and RUN_ID.fullmatch((name.lower() + "0" * 10)[:10]) is not None and len(name) <= 10
 

@@ -19,12 +19,18 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops import sync as sync_module
 from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.shared import observe as observing
+from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.views import runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.registry import ingest as ingest_module
+from slurmtrain.registry import store as store_module
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system import journal_files as journal_files_module
 from slurmtrain.system.process import this_process
 
@@ -246,3 +252,64 @@ def test_of_runs_that_go_on_only_new_bytes_are_read_and_of_others_none(
     line = encode(2.0, "note", {"text": "new", "by": "me@here"})
     assert read == [len(line)] * count
     assert statements.writing_transactions == 1
+
+
+@pytest.mark.parametrize("count", [MANY, 2 * MANY])
+def test_rounds_of_watch_read_new_bytes_of_open_runs_however_many_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(observing, "_FEW", FEW)
+    workspace = ended_runs(tmp_path, count)
+    look(workspace)
+    slurm = workspace.scheduler
+    assert isinstance(slurm, FakeScheduler)
+    going_on = [new_run(workspace, count + number, "slurm") for number in range(FEW)]
+    for number, run in enumerate(going_on):
+        append(run, 2.0, "submitting", submission=1, attempt=1, executor="slurm", host="login")
+        append(run, 3.0, "submitted", submission=1, job_id=str(number))
+        slurm.jobs.append(job("RUNNING", str(number), run.id))
+    sync(workspace, track=False)  # also looks at the files of all runs, for the next hour
+    files: list[tuple[str, int]] = []
+    listed: list[Path] = []
+    read_bytes, journal_files = journal_files_module.read_bytes, journal_files_module.journal_files
+
+    def reading(file: Any, *arguments: Any) -> bytes:
+        text = read_bytes(file, *arguments)
+        files.append((file.name, len(text)))
+        return text
+
+    def listing(run: RunDir, *arguments: Any, **more: Any) -> Any:
+        listed.append(run.path)
+        return journal_files(run, *arguments, **more)
+
+    monkeypatch.setattr(journal_files_module, "read_bytes", reading)
+    for module in (store_module, ingest_module):
+        monkeypatch.setattr(module, "journal_files", listing)
+    for number in range(2):
+        slurm.questions.clear()
+        append(going_on[0], 4.0 + number, "note", text="new", by="me@here")
+        sync(Workspace(workspace.config, scheduler=slurm), track=False)
+        assert slurm.questions == ["squeue"]
+    line = encode(4.0, "note", {"text": "new", "by": "me@here"})
+    assert files == [("journal/submit.jsonl", len(line))] * 2
+    assert {*listed} == {run.path for run in going_on}
+
+
+def test_runs_of_which_trackers_have_everything_are_not_read_to_send_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = ended_runs(tmp_path, MANY)
+    look(workspace)
+    ids = workspace.run_ids()
+    revisions = {each: listed.revision for each, listed in workspace.store.listed(ids).items()}
+
+    def send(transaction: Transaction) -> None:
+        for each in ids[1:]:
+            transaction.set_sent(each, Sent("mlflow", "u", revision=revisions[each] - (each == ids[2])))
+
+    workspace.store.write(send)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(sync_module, "mirror_runs", lambda _, runs: asked.append(list(runs)) or MirrorOutcome())
+    sync(Workspace(workspace.config))
+    sync(Workspace(workspace.config), [ids[0], ids[1]])
+    assert asked == [[ids[0], ids[2]], [ids[0]]]

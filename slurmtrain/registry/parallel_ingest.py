@@ -37,8 +37,6 @@ def ingest_all(
     transaction: Transaction,
     runs: Sequence[RunDir],
     show: ShowRuns = lambda _done, _total: None,
-    *,
-    most_processes: int = _MOST_PROCESSES,
 ) -> list[tuple[str, Garbage]]:
     """Read runs that a registry knows nothing of; returns lines that are no records, with the ids of their runs.
 
@@ -46,9 +44,8 @@ def ingest_all(
         transaction: The transaction that stores what is read.
         runs: The run directories, without duplicates.
         show: Called with the progress.
-        most_processes: How many read, at most. Only programs whose main module can be imported can start others.
     """
-    processes = min(len(os.sched_getaffinity(0)), most_processes)
+    processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     batches = [runs[first : first + _BATCH] for first in range(0, len(runs), _BATCH)]
     garbage: list[tuple[str, Garbage]] = []
     count = 0

@@ -118,7 +118,7 @@ def _fill(new: Path, runs: Sequence[RunDir], show: ShowRuns | None) -> None:
     try:
         with Transaction(engine) as transaction:
             if show is None:
-                ingest_all(transaction, runs, most_processes=1)
+                ingest_all(transaction, runs)
             else:
                 ingest_all(transaction, runs, show)
         faults = find_unreadable(engine)

@@ -69,7 +69,7 @@ run = sa.Table(
 for _dialect, _condition in {"sqlite": "settled = 0", "postgresql": "NOT settled"}.items():
     _index = sa.DDL(f"CREATE INDEX run_unsettled ON run (id) WHERE {_condition}")  # type: ignore[no-untyped-call]
     sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
-sa.Index("run_archived", run.c.archived)
+sa.Index("run_archived", run.c.archived, run.c.id)
 
 attempt = sa.Table(
     "attempt",

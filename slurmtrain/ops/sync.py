@@ -88,8 +88,8 @@ def _sweep_unborn(workspace: Workspace) -> None:
 
 def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
     """Kill what the ranks of local runs have left running on this machine if their agent was killed."""
-    here = runs_with_processes()
-    for run_id in synced.observed.runs.index_of(here if only is None else here & set(only)) if here else ():
+    with_processes = _among(runs_with_processes(), only)
+    for run_id in synced.observed.runs.index_of(with_processes) if with_processes else ():
         run = _load(workspace, run_id)
         if run is None or run.executor != "local" or run.newest is None or not run.newest.ended or not _is_gone(run):
             continue

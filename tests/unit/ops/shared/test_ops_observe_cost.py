@@ -308,8 +308,8 @@ def test_runs_of_which_trackers_have_everything_are_not_read_to_send_them(
             transaction.set_sent(each, Sent("mlflow", "u", revision=revisions[each] - (each == ids[2])))
 
     workspace.store.write(send)
-    asked: list[list[str]] = []
-    monkeypatch.setattr(sync_module, "mirror_runs", lambda _, runs: asked.append(list(runs)) or MirrorOutcome())
+    mirrored: list[list[str]] = []
+    monkeypatch.setattr(sync_module, "mirror_runs", lambda _, runs: mirrored.append(list(runs)) or MirrorOutcome())
     sync(Workspace(workspace.config))
     sync(Workspace(workspace.config), [ids[0], ids[1]])
-    assert asked == [[ids[0], ids[2]], [ids[0]]]
+    assert mirrored == [[ids[0], ids[2]], [ids[0]]]

@@ -173,6 +173,7 @@ def _run(order: dict[str, Any]) -> None:
     try:
         os.environ.clear()
         os.environ.update(order["env"])
+        time.tzset()
         os.chdir(order["cwd"])
         if order["deleted_cwd"]:
             gone = tempfile.mkdtemp()

@@ -44,6 +44,7 @@ def test_a_bar_moves_only_while_a_run_trains(facts: dict[str, Any], line: str, m
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     with progress._bars() as update:
         update([facts])
     assert screen(terminal.getvalue(), 80)[-1].split() == line.split()

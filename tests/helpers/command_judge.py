@@ -19,6 +19,10 @@ from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, checkpoint_name, is_
 EXIT_CODES = frozenset({0, 1, 2, 130})
 CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter", "others")
 _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
+# A Ctrl-C while an object is collected cannot be raised: Python prints it, and the command goes on.
+_LOST_INTERRUPT = re.compile(
+    rb"Exception ignored in: [^\n]*\nTraceback \(most recent[^\n]*\n(?: [^\n]*\n)*KeyboardInterrupt"
+)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Files at the top of a runs root that commands rewrite.
 _CACHES = re.compile(
@@ -122,7 +126,7 @@ def _words(arguments: Sequence[str], ended: Ended) -> Iterator[str]:
         yield f"exit code: {ended.code}"
     for text in (ended.output, ended.errors):
         # A rank's own traceback may be printed, but not as a message.
-        if text is ended.errors and (match := _TRACEBACK.search(text)):
+        if text is ended.errors and (match := _TRACEBACK.search(_LOST_INTERRUPT.sub(b"", text))):
             lines = text[match.start() :].decode(errors="replace").strip().splitlines()
             yield f"traceback: {lines[-1][:200]}"
         # A rank's output is printed as it is.

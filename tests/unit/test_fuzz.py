@@ -66,6 +66,10 @@ def file(content: bytes, mode: int = 0o600) -> Entry:
 def test_a_command_that_changes_nothing_and_ends_as_documented_is_good(home: SampleHome) -> None:
     assert judged(home) == []
     assert judged(home, ended=ends(code=130, output="ü\tx\n".encode())) == []
+    lost = (
+        b"Exception ignored in: <function f>\nTraceback (most recent call last):\n  File x\n    \nKeyboardInterrupt: \n"
+    )
+    assert judged(home, ended=ends(errors=lost)) == []
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def _confirm(runs: Mapping[str, Deletable], *, forget: bool) -> None:
     size = formatting.size(sum(run.removal.bytes for run in runs.values()))
     trackers = sorted({name for run in runs.values() for name in run.removal.trackers})
     also = f" and what was written for {', '.join(trackers)}" if trackers else ""
-    target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}"
+    results = sum(run.results for run in runs.values())
+    written = f", of which scripts wrote {formatting.size(results)} next to their code" if results else ""
+    target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}{written}"
     if not _can_ask():
         raise UserError(f"this deletes {target}; where there is no terminal to ask, that needs -y; nothing was deleted")
     for run_id, run in list(runs.items())[:_LISTED]:

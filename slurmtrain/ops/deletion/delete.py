@@ -36,6 +36,7 @@ from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
+from slurmtrain.runtime.code.tree import results_in_copy
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
@@ -47,10 +48,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Deletable:
-    """A run that can be deleted, and what that does. ``removal``: what goes with it."""
+    """A run that can be deleted, and what that does.
+
+    ``removal``: what goes with it. ``results``: how many bytes of that scripts have written next to their code.
+    """
 
     listed: Listed
     removal: Removal
+    results: int = 0
 
 
 @dataclass(slots=True)
@@ -89,7 +94,11 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
     _check_not_needed(workspace, observed, run_ids)
     todo = {run_id: listed for run_id, listed in chosen.items() if forget or listed.row["freed"] is None}
     return {
-        run_id: Deletable(listed, _would_remove(workspace, run_id, listed, forget=forget))
+        run_id: Deletable(
+            listed,
+            _would_remove(workspace, run_id, listed, forget=forget),
+            results_in_copy(workspace.root.run(run_id)),
+        )
         for run_id, listed in todo.items()
     }
 
@@ -299,7 +308,10 @@ def _would_remove(workspace: Workspace, run_id: str, listed: Listed, *, forget: 
 
 
 def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:
-    return remove_tree(directory.path, (lambda _: False) if forget else outlives_deletion, dry=dry)
+    removal = remove_tree(directory.path, (lambda _: False) if forget else outlives_deletion, dry=dry)
+    # A run's own copy of its code has links to everything that is no code.
+    removal.links = [link for link in removal.links if not Path(link).is_relative_to(directory.code)]
+    return removal
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import gzip
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -68,6 +69,24 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         place = error.filename or tree
         raise SlurmtrainError(f"cannot make the copy of the code in {place}: {describe_os_error(error)}") from error
     return True
+
+
+def results_in_copy(run: RunDir) -> int:
+    """How many bytes scripts have written to new files next to their code, in a run's own copy of it."""
+    try:
+        state = read_json(run.code_state) or {}
+        code = {file.path for file in read_manifest(run, str(state.get("snapshot"))).files}
+        name = Path(str(state.get("root"))).name
+    except (PathError, OSError):
+        return 0
+    tree, size = run.code / name, 0
+    for folder, _, files in os.walk(tree):
+        for file in files:
+            place = Path(folder, file)
+            status = place.lstat()
+            if stat.S_ISREG(status.st_mode) and place.suffix != ".pyc" and str(place.relative_to(tree)) not in code:
+                size += status.st_size
+    return size
 
 
 def read_manifest(run: RunDir, name: str) -> CodeManifest:

@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.runtime.code import tree as tree_module
-from slurmtrain.runtime.code.tree import make_tree, read_manifest
+from slurmtrain.runtime.code.tree import make_tree, read_manifest, results_in_copy
 from slurmtrain.snapshots import hashes
 from slurmtrain.snapshots import store as store_module
 from slurmtrain.snapshots.editable import find_editable
@@ -293,7 +293,10 @@ def test_a_copy_is_made_once_and_keeps_what_scripts_have_written(repo: Path) -> 
     copy = snapshot.tree(run.code)
     write(copy, "train.py", "overwritten by the script")
     write(copy, "result.txt")
+    write(copy, "out/__pycache__/x.pyc")
+    (copy / "out" / "link").symlink_to(repo)
     assert not make_tree(run, snapshot)
+    assert results_in_copy(run) == len("x")
     assert (copy / "train.py").read_text() == "overwritten by the script"
     assert (repo / "train.py").read_text() == "old"
 

@@ -140,13 +140,12 @@ def test_without_a_snapshot_a_run_executes_what_is_there(site: Site, project: Pa
     assert not (site.runs / ".code").exists()
 
 
-def test_every_node_and_launcher_runs_in_the_copy(site: Site, project: Path) -> None:
+def test_a_command_that_starts_ranks_itself_runs_in_the_copy_on_every_node(site: Site, project: Path) -> None:
     (project / "launched.py").write_text("import os\nprint(os.getcwd(), flush=True)\n")
     resources = {**ONE_PROCESS, "nodes": 2}
-    command = "torchrun launched.py"
-    spec = site.commanding(command, "launched", code="snapshot", workdir=str(project), resources=resources)
-    run_id = site.submit(spec, "--wait")
-    assert set(site.printed(run_id)) == {str(site.runs / run_id / "code" / "project")}
+    keys = {"launcher": "none", "code": "snapshot", "workdir": str(project), "resources": resources}
+    run_id = site.submit(site.commanding("python launched.py", "launched", **keys), "--wait")
+    assert site.printed(run_id) == [str(site.runs / run_id / "code" / "project")] * 2
 
 
 def test_a_mistake_is_refused_before_anything_is_created(site: Site, project: Path) -> None:

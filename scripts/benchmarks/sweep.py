@@ -1,0 +1,151 @@
+"""Submitting a sweep of a thousand runs to a real Slurm cluster, compared with other ways to get a thousand jobs.
+
+All of them are held, so that none ever starts. It needs root to start its own cluster with scripts/cluster, or
+SLURM_CONF to use an existing one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from _cluster import Cluster, NoCluster, Recorder, cluster
+from _measure import Report, command, in_turns, say, seconds_of
+
+# So many single calls of sbatch stand for all of them, which would take minutes a round.
+_SINGLE = 50
+_MAP_ARRAY = """
+import sys, submitit
+executor = submitit.SlurmExecutor(folder=sys.argv[1])
+executor.update_parameters(job_name=sys.argv[2], time=5, additional_parameters={"hold": True})
+executor.map_array(abs, range(int(sys.argv[3])))
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A cluster, a folder, and how many elements are submitted."""
+
+    cluster: Cluster
+    folder: Path
+    recorder: Recorder
+    count: int
+
+    def submit(self) -> float:
+        """Submit a sweep with slurmtrain."""
+        spec = self.folder / "sweep.yaml"
+        spec.write_text(
+            json.dumps(
+                {
+                    "name": self.cluster.job_name,
+                    "command": "true",
+                    "resources": {"nodes": 1, "time": "00:05:00"},
+                    "slurm": {"hold": True},
+                    "params": {"i": 0},
+                    "sweep": {"params.i": list(range(self.count))},
+                    "tracking": {"mlflow": {"enabled": False}},
+                }
+            )
+        )
+        return self._seconds(command("submit", str(spec), "--executor", "slurm", "--yes"))
+
+    def array(self) -> float:
+        """Submit a bare job array."""
+        return self._seconds(["sbatch", *self._options(), f"--array=0-{self.count - 1}", "--wrap=true"])
+
+    def map_array(self) -> float:
+        """Submit the same number of calls with submitit."""
+        logs = self.folder / "submitit"
+        return self._seconds([sys.executable, "-c", _MAP_ARRAY, str(logs), self.cluster.job_name, str(self.count)])
+
+    def single(self) -> float:
+        """Submit a job for each, one after the other."""
+        calls = min(self.count, _SINGLE)
+        took = sum(self._seconds(["sbatch", *self._options(), "--wrap=true"], free=False) for _ in range(calls))
+        self._free()
+        return took / calls * self.count
+
+    def status(self) -> tuple[float, Counter[str]]:
+        """How long ``status`` of the sweep takes, and which of Slurm's commands it calls."""
+        self._submit_and_keep()
+        self.recorder.take()
+        took = self._seconds(command("status"), free=False)
+        calls = Counter(name for name, _ in self.recorder.take())
+        self._free()
+        return took, calls
+
+    def _submit_and_keep(self) -> None:
+        """Submit the sweep, and leave it in the queue."""
+        spec = self.folder / "sweep.yaml"
+        self._seconds(command("submit", str(spec), "--executor", "slurm", "--yes"), free=False)
+
+    def calls_of_submit(self) -> Counter[str]:
+        """Which of Slurm's commands a submission calls."""
+        self.recorder.take()
+        self._submit_and_keep()
+        calls = Counter(name for name, _ in self.recorder.take())
+        self._free()
+        return calls
+
+    def _options(self) -> list[str]:
+        return ["--hold", f"--job-name={self.cluster.job_name}", "--output=/dev/null", "--time=5"]
+
+    def _seconds(self, argv: list[str], *, free: bool = True) -> float:
+        variables = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
+        took = seconds_of(argv, **variables, **self.recorder.environment)
+        if free:
+            self._free()
+        return took
+
+    def _free(self) -> None:
+        """Empty the queue, and the runs root."""
+        self.cluster.cancel()
+        self.cluster.wait_until_free()
+        subprocess.run(["rm", "-rf", str(self.folder / "runs"), str(self.folder / "submitit")], check=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options."""
+    parser.add_argument("--count", type=int, metavar="N", help="how many elements (default: 1000; 50 with --quick)")
+    parser.add_argument("--rounds", type=int, metavar="R", help="submissions of each kind (default: 5; 1 with --quick)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    """Measure, and return the report."""
+    rounds = arguments.rounds or (1 if arguments.quick else 5)
+    count = arguments.count or (50 if arguments.quick else 1000)
+    report = Report()
+    try:
+        with cluster("sweep", 2) as slurm, tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
+            measure(Bench(slurm, Path(folder), Recorder(Path(folder)), count), rounds, report)
+    except NoCluster as error:
+        print(f"bench: sweep needs a Slurm cluster: {error}", file=sys.stderr)
+        sys.exit(2)
+    report.notes = ["aim: submit less a second/array at most 2"]
+    return report
+
+
+def measure(bench: Bench, rounds: int, report: Report) -> None:
+    """Submit in each way once a round, alternately."""
+    ways = {"submit": bench.submit, "array": bench.array, "map_array": bench.map_array, "single": bench.single}
+    seconds = in_turns(ways, rounds)
+    for name, values in seconds.items():
+        say(f"{name}: {values}")
+        report.figure(f"{bench.count} elements: {name}_s", values, "s")
+    for name in ("array", "map_array", "single"):
+        report.ratio(f"{bench.count} elements: submit/{name}", seconds["submit"], seconds[name])
+    beyond = [max(0.0, value - 1.0) for value in seconds["submit"]]
+    report.ratio(f"{bench.count} elements: submit less a second/array", beyond, seconds["array"])
+    calls = bench.calls_of_submit()
+    report.figure("sbatch calls of submit", [calls["sbatch"]])
+    took, queries = bench.status()
+    report.figure(f"{bench.count} elements: status_s", [took], "s")
+    report.figure("squeue calls of status", [queries["squeue"]])
+    if calls["sbatch"] != 1 or queries["squeue"] != 1:
+        report.failures.append(f"one sbatch and one squeue were expected: {dict(calls)}, {dict(queries)}")

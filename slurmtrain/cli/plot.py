@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli.shared import complete, formatting, options, output, tables
+from slurmtrain.cli.shared.question_options import over_option
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.chart import View
+    from slurmtrain.model.metrics.chart import Chart, View
     from slurmtrain.model.run.run import Run
-    from slurmtrain.ops.plot import Plotted
 
 # Where there is no terminal.
 _COLUMNS, _LINES = 80, 24
@@ -29,7 +29,9 @@ _CSV_ROWS = 10_000
 
 
 @click.command(
-    "plot", short_help="Draw curves of metrics.", epilog=options.examples("plot cnn-lr0.1 cnn-lr0.3 val_loss --log")
+    "plot",
+    short_help="Draw curves of metrics.",
+    epilog=options.examples("plot cnn-lr0.1 cnn-lr0.3 val_loss --log", "plot 'cnn-*' val_loss --over seed"),
 )
 @options.runs_and_metric_argument
 @click.option(
@@ -44,6 +46,7 @@ _CSV_ROWS = 10_000
 @click.option(
     "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."
 )
+@over_option
 @click.option("--log", is_flag=True, help="A logarithmic scale.")
 @click.option("--smooth", type=click.IntRange(min=2), metavar="N", help="A moving average over about N values.")
 @click.option("--all", "superseded", is_flag=True, help="Also what was trained again after an interruption.")
@@ -54,23 +57,31 @@ _CSV_ROWS = 10_000
 @options.in_workspace
 def command(
     workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
-    as_json: bool, png: Path | None, svg: Path | None, **shown: Any,
+    as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], **shown: Any,
 ) -> int:  # fmt: skip
     """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list those there are.
 
     Steps that were trained again after an interruption count once, with what was logged last. Dotted lines show where
-    the attempts of a single run began. Values that are not a number are gaps.
+    the attempts of a single run began. Values that are not a number are gaps. With --over, a line is the mean of runs,
+    between their least and largest values.
     """
+    from slurmtrain.errors import UserError
     from slurmtrain.ops.plot import (
         chart_of,
+        chart_of_means,
         find_subject,
+        means_csv,
+        means_json,
         metrics_json,
         missing_metrics,
         points_csv,
         points_json,
         read_plots,
+        repetitions,
     )
 
+    if over and superseded:
+        raise UserError("--all shows what single runs have trained again, and --over the means of several")
     subject = find_subject(workspace, words, metrics)
     output.warn_about(subject.observed)
     if not subject.metrics:
@@ -78,17 +89,22 @@ def command(
         return 0
     plotted = read_plots(workspace, subject, keep_superseded=superseded)
     output.warn(missing_metrics(plotted, subject.metrics))
+    groups = repetitions(plotted, over) if over else []
+
+    def chart(metric: str, columns: int) -> Chart:
+        view = _view(columns, **shown)
+        return chart_of_means(groups, metric, view) if over else chart_of(plotted, metric, view)
+
     if as_json:
-        output.print_json(points_json(plotted))
+        output.print_json(means_json(groups, subject.metrics, over) if over else points_json(plotted))
     elif as_csv:
-        _print_csv(points_csv(plotted))
+        _print_csv(means_csv(groups, subject.metrics) if over else points_csv(plotted))
     elif png is not None or svg is not None:
         from slurmtrain.ops.picture import COLUMNS
 
-        charts = [chart_of(plotted, metric, _view(COLUMNS, **shown)) for metric in subject.metrics]
-        _write(charts, png, svg)
+        _write([chart(metric, COLUMNS) for metric in subject.metrics], png, svg)
     else:
-        _draw(plotted, subject.metrics, **shown)
+        _draw(subject.metrics, chart)
     return 0
 
 
@@ -133,9 +149,8 @@ def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
         output.echo(str(path))
 
 
-def _draw(plotted: Sequence[Plotted], metrics: Sequence[str], **shown: Any) -> None:
+def _draw(metrics: Sequence[str], chart_of: Callable[[str, int], Chart]) -> None:
     from slurmtrain.cli.shared.terminal_chart import draw
-    from slurmtrain.ops.plot import chart_of
 
     on_terminal = output.is_terminal(sys.stdout)
     width, lines = (output.width(), get_terminal_size().lines) if on_terminal else (_COLUMNS, _LINES)
@@ -144,6 +159,5 @@ def _draw(plotted: Sequence[Plotted], metrics: Sequence[str], **shown: Any) -> N
     colour = on_terminal and not os.environ.get("NO_COLOR")
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
     for metric in metrics:
-        chart = chart_of(plotted, metric, _view(_DOTS * width, **shown))
-        for line in draw(chart, width, height, colour=colour, unicode=unicode):
+        for line in draw(chart_of(metric, _DOTS * width), width, height, colour=colour, unicode=unicode):
             output.log_line("", line)

@@ -11,8 +11,10 @@ from typing import Any
 
 from slurmtrain.errors import PathError, RunNotFound, SlurmtrainError, UserError
 from slurmtrain.model.metrics.chart import Chart, Series, View, make_chart
-from slurmtrain.model.metrics.curves import Points
-from slurmtrain.model.query.differing import differing, write_settings
+from slurmtrain.model.metrics.curves import Curve, Points
+from slurmtrain.model.metrics.means import MeanCurve, mean_curve
+from slurmtrain.model.query.differing import differing, repetition_key, write_settings
+from slurmtrain.model.query.mistakes import check_field
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.history import History, read_history
@@ -121,6 +123,99 @@ def chart_of(plotted: Sequence[Plotted], metric: str, view: View) -> Chart:
     return make_chart(metric, [_series(each, metric, label) for each, label in zip(having, labels, strict=True)], view)
 
 
+@dataclass(frozen=True, slots=True)
+class Repetitions:
+    """Runs that differ only in some params. ``label``: what tells them from others."""
+
+    plotted: Sequence[Plotted]
+    label: str
+
+    def mean(self, metric: str) -> MeanCurve:
+        """The mean of a ``metric`` over those that have it."""
+        having = [each for each in self.plotted if metric in each.history.curves]
+        return mean_curve([(each.history.curves[metric].kept, _since(each, metric)) for each in having])
+
+
+def repetitions(plotted: Sequence[Plotted], over: Sequence[str]) -> list[Repetitions]:
+    """The runs that are equal but for some params, together.
+
+    Args:
+        plotted: The runs.
+        over: The params that may differ, with ``params.``.
+
+    Raises:
+        QueryError: No run has such a param.
+    """
+    for name in over:
+        check_field(name, [{"params": dict(each.run.params), "metrics": {}} for each in plotted])
+    repeated = {name.removeprefix("params.") for name in over}
+    shared = [name for name in differing([each.run.params for each in plotted]) if name not in repeated]
+    groups: dict[tuple[Any, ...], list[Plotted]] = {}
+    for each in plotted:
+        groups.setdefault((each.run.name, *repetition_key(each.run.params, shared)), []).append(each)
+    has_names = len({each.run.name for each in plotted}) > 1 or not shared
+    return [Repetitions(runs, _label(runs, shared, has_name=has_names)) for runs in groups.values()]
+
+
+def _label(plotted: Sequence[Plotted], shared: Sequence[str], *, has_name: bool) -> str:
+    run = plotted[0].run
+    words = [run.name] * has_name + [write_settings(run.params, shared), f"(mean of {len(plotted)})"]
+    return " ".join(filter(None, words))
+
+
+def chart_of_means(groups: Sequence[Repetitions], metric: str, view: View) -> Chart:
+    """The chart of the means of a ``metric`` over ``groups`` of runs, in this ``view``, between their bounds."""
+    series = []
+    for group in groups:
+        curve = group.mean(metric)
+        if curve.counts:
+            series.append(Series(group.label, Curve(curve.means), 0.0, bounds=[curve.lows, curve.highs]))
+    return make_chart(f"mean {metric}", series, view)
+
+
+def means_json(groups: Sequence[Repetitions], metrics: Sequence[str], over: Sequence[str]) -> dict[str, Any]:
+    """What ``plot --over --json`` prints.
+
+    Args:
+        groups: Runs that repeat each other.
+        metrics: The names of the metrics.
+        over: The params in which runs of a group differ, with ``params.``.
+    """
+    return {
+        "schema": SCHEMA,
+        "over": list(over),
+        "groups": [
+            {
+                "runs": [each.run.id for each in group.plotted],
+                "label": group.label,
+                "metrics": {name: _mean_columns(group.mean(name)) for name in metrics},
+            }
+            for group in groups
+        ],
+    }
+
+
+def _mean_columns(curve: MeanCurve) -> dict[str, Any]:
+    columns = {"mean": curve.means, "min": curve.lows, "max": curve.highs}
+    return {
+        "step": list(curve.means.steps),
+        "count": curve.counts,
+        **{name: [_finite(value) for value in points.values] for name, points in columns.items()},
+    }
+
+
+def means_csv(groups: Sequence[Repetitions], metrics: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The rows of ``plot --over --csv`` for these ``groups`` and ``metrics``, the header first."""
+    yield "runs", "metric", "step", "count", "mean", "min", "max"
+    for group in groups:
+        ids = " ".join(each.run.id for each in group.plotted)
+        for name in metrics:
+            curve = group.mean(name)
+            spreads = zip(curve.means.values, curve.lows.values, curve.highs.values, strict=True)
+            for step, count, spread in zip(curve.means.steps, curve.counts, spreads, strict=True):
+                yield ids, name, str(step), str(count), *map(repr, spread)
+
+
 def _labels(runs: Sequence[Run]) -> list[str]:
     """What tells each run from the others: its name and params where they differ, and its id where these do not."""
     names = differing([run.params for run in runs])
@@ -131,12 +226,18 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _series(plotted: Plotted, metric: str, label: str) -> Series:
     run, curve = plotted.run, plotted.history.curves[metric]
-    first = curve.kept.times[0] if len(curve.kept) else 0.0
     begun: dict[int, int] = {}
     for attempt, step in zip(curve.kept.attempts, curve.kept.steps, strict=True):
         begun.setdefault(attempt, step)
     starts = [(each.first_step or begun.get(each.number), each.started_at) for each in run.attempts[1:]]
-    return Series(label, curve, run.started_at if run.started_at is not None else first, starts)
+    return Series(label, curve, _since(plotted, metric), starts)
+
+
+def _since(plotted: Plotted, metric: str) -> float:
+    """When a run first started; if that is unknown, when it logged a ``metric`` first."""
+    kept = plotted.history.curves[metric].kept
+    first = kept.times[0] if len(kept) else 0.0
+    return plotted.run.started_at if plotted.run.started_at is not None else first
 
 
 def missing_metrics(plotted: Sequence[Plotted], metrics: Sequence[str]) -> list[str]:

@@ -34,20 +34,22 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The curve of one run. ``since``: when it first started, in seconds since 1970.
+    """The curve of one run, or the mean of several. ``since``: when it first started, in seconds since 1970.
 
-    ``starts``: where each further attempt began: its step, if known, and when, in seconds since 1970.
+    ``starts``: where each further attempt began: its step, if known, and when, in seconds since 1970. ``bounds``: the
+    least and the largest values of those whose mean it is.
     """
 
     label: str
     curve: Curve
     since: float
     starts: Sequence[tuple[int | None, float | None]] = ()
+    bounds: Sequence[Points] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The lines of one run. ``faint``: what was superseded."""
+    """The lines of one run, or of the mean of several. ``faint``: what was superseded; the least and largest values."""
 
     label: str
     lines: Sequence[Line]
@@ -109,7 +111,9 @@ def _xs(points: Points, since: float, divisor: float) -> Sequence[float]:
 
 
 def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
-    """The lines of what was superseded: one for each time that the run was rolled back."""
+    """The lines of bounds, and of what was superseded: one for each time that the run was rolled back."""
+    for bound in series.bounds:
+        yield from _lines(bound, series, view, divisor)
     part = Points()
     for row in series.curve.superseded.rows():
         if len(part) and row[1] <= part.steps[-1]:

@@ -36,6 +36,12 @@ def identity(value: Any) -> Any:
     return json.dumps(value, sort_keys=True, default=str)
 
 
+def repetition_key(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
+    """The same for runs that have the same values of the settings with these ``names``, hashable."""
+    flat = dict(flattened(settings))
+    return tuple(identity(flat[name]) if name in flat else None for name in names)
+
+
 def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
     """``lr=0.1 batch_size=64``: the settings with these names, without those that are not there."""
     flat = dict(flattened(settings))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import QueryError
 from slurmtrain.model.query.comparison import Spread, spread_of
 from slurmtrain.model.query.criterion import Criterion, choose_criterion
-from slurmtrain.model.query.differing import differing, identity
+from slurmtrain.model.query.differing import differing, repetition_key
 from slurmtrain.model.query.fields import flattened, value_of
 from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.query.mistakes import check_field
@@ -141,9 +141,7 @@ def _groups(
     shared = [name for name in params if name not in repeated]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for run in ordered:
-        values = dict(flattened(run["params"]))
-        key = tuple(identity(values[name]) if name in values else None for name in shared)
-        groups.setdefault((run["name"], *key), []).append(run)
+        groups.setdefault((run["name"], *repetition_key(run["params"], shared)), []).append(run)
     ranked = [_group(runs, criterion, repeated) for runs in groups.values()]
     return sorted(ranked, key=lambda group: group.spread.mean, reverse=criterion.larger)
 

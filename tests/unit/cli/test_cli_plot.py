@@ -171,3 +171,60 @@ def test_an_svg_has_a_line_for_each_run_with_gaps_and_names_them(commands: Prelo
     assert len(blue) == 5
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"lr=0.3", "lr=0.1", "loss", "acc/val_1", "minutes"} <= set(texts)
+
+
+# --- means over runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs with two learning rates, of one of which there are two that differ in the seed only, one of them shorter."""
+    path = tmp_path_factory.mktemp("repeated")
+    make_run(path, RUN_ID, {"lr": 0.1, "seed": 1}, [range(1, 61), range(41, 101)])
+    make_run(path, OTHER_ID, {"lr": 0.1, "seed": 2}, [range(1, 51)])
+    make_run(path, WAITING_ID, {"lr": 0.3, "seed": 1}, [range(1, 101)])
+    return path
+
+
+def test_means_over_runs_that_repeat_each_other_are_lines_between_the_least_and_the_largest_values(
+    commands: Preloaded, repeated: Path
+) -> None:
+    called = plot(commands, repeated, "cnn", RUN_ID, OTHER_ID, "loss", "--over", "seed")
+    assert (called.code, called.stderr) == (0, "")
+    assert {line[2:] for line in called.stdout.rstrip().split("\n")[-2:]} == {
+        "lr=0.1 (mean of 2)",
+        "lr=0.3 (mean of 1)",
+    }
+    assert "mean loss" in called.stdout
+    assert "·" in called.stdout
+    plot(commands, repeated, "cnn", RUN_ID, OTHER_ID, "loss", "--over", "seed", "--svg", "means.svg")
+    texts = [element.text for element in ElementTree.fromstring((repeated / "means.svg").read_text()).iter()]
+    assert {"mean loss", "lr=0.1 (mean of 2)"} <= set(texts)
+
+
+def test_means_as_json_and_csv_have_the_spread_at_each_step(commands: Preloaded, repeated: Path) -> None:
+    words = (RUN_ID, OTHER_ID, "loss", "--over", "seed")
+    [group] = json.loads(plot(commands, repeated, *words, "--json").stdout)["groups"]
+    assert (sorted(group["runs"]), group["label"]) == ([RUN_ID, OTHER_ID], "cnn (mean of 2)")
+    loss = group["metrics"]["loss"]
+    assert (loss["step"], loss["count"]) == (list(range(1, 101)), [2] * 50 + [1] * 50)
+    first, last = math.exp(-41 * 0.1 / 2), math.exp(-41 * 0.1 / 2) + 0.1  # the second attempt has added 0.1
+    assert [loss[name][40] for name in ("min", "max", "mean")] == pytest.approx([first, last, (first + last) / 2])
+    assert loss["mean"][71] is None
+    rows = list(csv.DictReader(plot(commands, repeated, *words, "--csv").stdout.splitlines()))
+    assert (len(rows), rows[40]["step"], rows[40]["count"], float(rows[40]["max"])) == (100, "41", "2", loss["max"][40])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--over", "seeed"), "none of these runs has a field 'params.seeed'"),
+        (("--over", "seed", "--all"), "--all shows what single runs have trained again"),
+    ],
+)
+def test_means_that_cannot_be_drawn_are_mistakes(
+    words: tuple[str, ...], message: str, commands: Preloaded, repeated: Path
+) -> None:
+    called = plot(commands, repeated, RUN_ID, OTHER_ID, "loss", *words)
+    assert (called.code, called.stdout, called.stderr.count("\n")) == (2, "", 1)
+    assert message in called.stderr

@@ -160,7 +160,7 @@ def test_commands_print_measures(workspace: Workspace, capsys: pytest.CaptureFix
     _, out, _ = called(workspace, capsys, "status", "gp*", "--sort", "min:ppl", "--json")
     assert "min:ppl" not in json.loads(out)["runs"][0]
     code, out, _ = called(workspace, capsys, "best", SWEEP, "--by", "acc", "--over", "seed")
-    assert out.split("\n")[0].split() == ["BEST", "RUNS", "NAME", "mean", "metrics.acc", "PARAMS"]
+    assert out.split("\n")[0].split() == ["BEST", "RUNS", "NAME", "mean", "acc", "PARAMS"]
     assert out.split("\n")[1].split() == ["0000000004", "2", "cnn", "0.905", "±0.0071", "lr=0.1"]
     _, out, _ = called(workspace, capsys, "best", SWEEP, "--by", "max:acc", "--over", "params.seed", "--json")
     facts = json.loads(out)

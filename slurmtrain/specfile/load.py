@@ -18,6 +18,7 @@ from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.points import Swept, varying_keys
+from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
 from slurmtrain.specfile.interpolate import interpolate
@@ -121,9 +122,10 @@ def load_spec(
             script = f"'command: {_command(spec)}'"
             raise PathError(f"{spec} is a script; a spec is a YAML file with a line such as {script}")
         machine = replace(machine, experiment=experiment_of(spec))
-        return replace(_load(text, str(spec), spec.stem, (overrides, sweep), machine), path=spec.absolute())
+        composed = compose(text, str(spec), spec.parent, spec)
+        return replace(_load(composed, spec.stem, (overrides, sweep), machine), path=spec.absolute())
     try:
-        loaded = _load(write_spec(spec), DATA, None, (overrides, sweep), machine)
+        loaded = _load(compose(write_spec(spec), DATA, cwd), None, (overrides, sweep), machine)
     except SpecError as error:
         raise SpecError(_without_lines(error.mistakes)) from None
     return replace(loaded, warnings=_without_lines(loaded.warnings))
@@ -135,19 +137,18 @@ def _without_lines(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
 
 
 def _load(
-    text: str, name: str, default: str | None, changes: tuple[Sequence[str], Sequence[str]], machine: _Machine
+    composed: Composition, default: str | None, changes: tuple[Sequence[str], Sequence[str]], machine: _Machine
 ) -> SpecFile:
-    """Read the text of a spec, and plan its runs.
+    """Plan the runs of a spec.
 
     Args:
-        text: The text.
-        name: What messages call the spec.
+        composed: The spec, with all that it extends.
         default: The name of its runs if it has none; None: it must have one.
         changes: Overrides, and keys to vary.
         machine: Where it is submitted.
     """
     overrides, sweep = changes
-    document = parse_yaml(text, name)
+    document = composed.document
     runs, idle = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
     warnings = Mistakes(replace(document, mistakes=[]), on_command_line)
@@ -158,7 +159,10 @@ def _load(
     for run in runs:
         for key, message in find_oversights(run.plan.spec):
             warnings.add(key, message)
-    return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings.sorted()))
+    # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
+    written = parse_yaml(composed.text, document.name) if document.files else document
+    text = without_secrets(composed.text, written)
+    return SpecFile(text=text, runs=runs, warnings=tuple(warnings.sorted()))
 
 
 def _command(script: Path) -> str:

@@ -19,7 +19,7 @@ from slurmtrain.system.yaml_file import parse_value
 
 KeyPath = tuple[str, ...]
 # The declaration of each key of a spec.
-_SCHEMA = dict(walk_keys())
+SCHEMA = dict(walk_keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     if path[0] == "sweep":
         raise ValueError("a sweep is varied with --sweep key=value,value")
     for length in range(1, len(path) + 1):
-        field = _SCHEMA.get(path[:length])
+        field = SCHEMA.get(path[:length])
         if field is None:
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint(path[:length], data)}")
         kind = field.metadata["kind"]
@@ -90,7 +90,7 @@ def _hint(path: KeyPath, data: Mapping[str, Any]) -> str:
     params = data.get("params")
     if len(path) == 1 and isinstance(params, Mapping) and path[0] in params:
         return f"; did you mean 'params.{path[0]}'?"
-    siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[:-1]]
+    siblings = [key[-1] for key in SCHEMA if key[:-1] == path[:-1]]
     return str(hint_for_unknown_key(path, siblings))
 
 
@@ -154,7 +154,7 @@ def _whole_value(override: Override) -> tuple[KeyPath, Any]:
     A key that is not a section has one value as a whole: ``{steps: 5}`` must not be merged with ``{minutes: 3}``.
     """
     for length in range(1, len(override.path)):
-        field = _SCHEMA.get(override.path[:length])
+        field = SCHEMA.get(override.path[:length])
         if field is not None and not isinstance(field.metadata["kind"], Section | Entries):
             value = override.value
             for key in reversed(override.path[length:]):
@@ -168,7 +168,7 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     *parents, last = path
     for length, key in enumerate(parents, 1):
         inside = data.get(key)
-        field = _SCHEMA.get(path[:length])
+        field = SCHEMA.get(path[:length])
         if field is not None and isinstance(field.metadata["kind"], ShorthandSection):
             inside = field.metadata["kind"].expand(inside)
         data[key] = dict(inside) if isinstance(inside, Mapping) else {}

@@ -34,8 +34,8 @@ _MAX_DEPTH = 60
 class YamlDocument:
     """A YAML mapping as plain data.
 
-    ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, as character offsets.
-    ``mistakes``: those that did not prevent reading.
+    ``lines``: the line of each key, counted from 1. ``files``: what messages call the file of a key, if not ``name``.
+    ``spans``: where its value begins and ends, as character offsets. ``mistakes``: those that did not prevent reading.
     """
 
     name: str
@@ -43,13 +43,19 @@ class YamlDocument:
     lines: dict[KeyPath, int] = field(default_factory=dict)
     spans: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    files: dict[KeyPath, str] = field(default_factory=dict)
 
     def line_of(self, path: KeyPath) -> int:
         """The line of a key, or of the innermost enclosing section that the file contains; 1 if there is none."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.lines:
-                return self.lines[path[:length]]
-        return 1
+        return self.lines.get(self._written(path), 1)
+
+    def place_of(self, path: KeyPath) -> str:
+        """``file:line`` of a key, as :meth:`line_of`."""
+        return f"{self.files.get(self._written(path), self.name)}:{self.line_of(path)}"
+
+    def _written(self, path: KeyPath) -> KeyPath:
+        lengths = range(len(path), 0, -1)
+        return next((path[:length] for length in lengths if path[:length] in self.lines), ())
 
 
 def read_text(path: Path) -> str:

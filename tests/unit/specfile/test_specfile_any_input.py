@@ -19,14 +19,17 @@ from slurmtrain.specfile import load_spec
 words = st.sampled_from(
     ["name", "command", "workdir", "params", "resources", "slurm", "network", "preflight", "checkpoint", "requeue",
      "tracking", "env", "setup", "sweep", "nodes", "mem", "time", "clock", "mlflow", "uri", "every", "steps", "glob",
-     "partition", "API_TOKEN", "params.lr", "lr", "<<", "a.b", "a[0]", "[", ""]
+     "partition", "API_TOKEN", "params.lr", "lr", "<<", "a.b", "a[0]", "[", "", "extends", "zip", "points", "include",
+     "exclude", "samples", "seed"]
 )  # fmt: skip
 keys = words | st.text(max_size=5)
 values = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10), st.binary(max_size=4), st.dates(),
     st.datetimes(),
     st.sampled_from(["${", "${lr}", "${params.lr}", "${oc.env:HOME}", "${${x}}", "???", "12:00:00", "4GB", "echo 'a",
-                     "{resume_from}", "python x.py", "auto", "1e3", "$", "\\${x}", "${oc.env:}", "${.}", "${..name}"]),
+                     "{resume_from}", "python x.py", "auto", "1e3", "$", "\\${x}", "${oc.env:}", "${.}", "${..name}",
+                     "any.yaml", "~nobody/x", "../x",
+                     "range(2)", "uniform(0, 1)", "logspace(1, 2, 2)"]),
 )  # fmt: skip
 trees = st.recursive(
     values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=10

@@ -138,19 +138,22 @@ def create(
         with durable_together(workspace.root.path) if len(batch.runs) > 1 else nullcontext():
             for planned in batch.runs:
                 built.append(_build(workspace, batch, planned, provenance, locks))
-        announce([unborn.id.removeprefix(".new-") for unborn, _ in built])
+        # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
+        ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
+        announce(ids)
         runs = [
-            NewRun(workspace.root.run(unborn.id.removeprefix(".new-")), lock, planned)
-            for (unborn, lock), planned in zip(built, batch.runs, strict=True)
+            NewRun(workspace.root.run(name), lock, planned)
+            for name, (_, lock), planned in zip(ids, built, batch.runs, strict=True)
         ]
         for (unborn, _), run in zip(built, runs, strict=True):
             unborn.path.rename(run.directory.path)
             visible.append(run.directory)
         fsync_directory(workspace.root.path)
     except BaseException as error:
-        remove(workspace, visible)
+        # First, since a run is removed under such a name.
         for unborn, _ in built:
             shutil.rmtree(unborn.path, ignore_errors=True)
+        remove(workspace, visible)
         if isinstance(error, OSError):
             raise _unwritable(workspace, error) from error
         raise

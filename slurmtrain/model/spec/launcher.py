@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 
 RANKS, NODE, NONE = "ranks", "node", "none"
@@ -149,9 +150,20 @@ class _Launched:
     options: Mapping[str, str]
 
 
+def split_command(command: str) -> list[str]:
+    """The words of a command, as a shell would split it. Raises ValueError where quotes do not match."""
+    return list(_split(command))
+
+
+# The words of a command are needed many times in each run of a sweep, and shlex takes 0.2 s for 200 kB.
+@lru_cache(maxsize=128)
+def _split(command: str) -> tuple[str, ...]:
+    return tuple(shlex.split(command))
+
+
 def choose_launcher(command: str) -> str:
     """What starts the ranks if the spec does not say it: ``node`` for a known launcher, else ``ranks``."""
-    return NODE if _find(shlex.split(command)) is not None or _PLACEHOLDER.search(command) else RANKS
+    return NODE if _find(split_command(command)) is not None or _PLACEHOLDER.search(command) else RANKS
 
 
 def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
@@ -178,7 +190,7 @@ def find_contradictions(command: str, launcher: str, nodes: int, procs_per_node:
 
     ``launcher``: who starts the ranks, of which there are ``procs_per_node`` on each of ``nodes`` nodes.
     """
-    launched = _find(shlex.split(command))
+    launched = _find(split_command(command))
     if launcher == RANKS:
         if names := sorted(set(_PLACEHOLDER.findall(command))):
             yield f"'{{{names[0]}}}' is only for a command that is started once per node: set 'launcher: node'"
@@ -196,7 +208,7 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
 
     ``launcher``: who does; ``chosen``: it was derived from the command. ``on_own_gpus``: as for :func:`add_options`.
     """
-    words = shlex.split(command)
+    words = split_command(command)
     launched = _find(words)
     if launcher == NODE and chosen:
         reason = f"'{launched.name}' starts ranks itself" if launched else "the command has placeholders of a node"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import relative_to_root
 from slurmtrain.model.spec.kinds import type_name
-from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice
+from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice, split_command
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 
@@ -64,7 +63,7 @@ class Plan:
     @property
     def words(self) -> list[str]:
         """The words of the command, with the options that its launcher needs, before placeholders are filled in."""
-        words = shlex.split(self.spec.command)
+        words = split_command(self.spec.command)
         if not self.spec.calls_launcher:
             return words
         return add_options(words, on_own_gpus=self.spec.resources.single_node_with_gpus)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, suggestion, type_name, whole_number
+from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.names import check_param_name, is_secret_param
 
 POSITIVE = whole_number(1)
@@ -113,7 +113,7 @@ def check_command(command: str) -> None:
     if re.search(r"[\n\r]", command.strip()):
         raise ValueError("a command is one line; fold it with '>-' or put the lines in a script")
     try:
-        shlex.split(command)
+        split_command(command)
     except ValueError as error:
         raise ValueError(f"the quotes of the command do not match ({error}): {command!r}") from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -13,6 +12,7 @@ from typing import Any
 from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.command_paths import NamedPath, paths_written
+from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -62,7 +62,7 @@ def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:
     with contextlib.suppress(PathError, ValueError, KeyError, TypeError):
         plan = read_json(workspace.root.run(run_id).plan) or {}
         spec = plan["spec"]
-        outputs = _outputs(shlex.split(spec["command"]), spec["checkpoint"], plan["workdir"])
+        outputs = _outputs(split_command(spec["command"]), spec["checkpoint"], plan["workdir"])
         code = CodeSnapshot.from_dict(plan["code"]) if plan.get("code") else None
         return {path for path, named in outputs if _is_shared(path, named, code)}
     return set()

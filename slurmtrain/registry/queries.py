@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -64,6 +64,22 @@ def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[t
     for run_id, attempt, kind, seconds in _execute(connection, schema.attempt_seconds, run_ids):
         spent[run_id, attempt][kind] = seconds
     return spent
+
+
+def fetch(
+    connection: sa.Connection, query: sa.Select[Any], parameters: Mapping[str, Any] | None = None
+) -> Sequence[tuple[Any, ...]]:
+    """The rows of a query as the driver's own tuples: SQLAlchemy's take three times as long.
+
+    Args:
+        connection: The connection to query.
+        query: What to read.
+        parameters: Values of its parameters.
+    """
+    result = connection.execute(query, parameters or {})
+    # Not by the driver's cursor alone, whose errors would be those of the driver.
+    rows: Sequence[tuple[Any, ...]] = result.cursor_strategy.fetchall(result, result.cursor)
+    return rows
 
 
 def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:

@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 _EMPTY: Mapping[str | None, Callable[[], Any]] = {"{}": dict, "[]": list, "null": lambda: None}
 _EMPTY_TEXTS: Mapping[type, str] = {dict: "{}", list: "[]", tuple: "[]"}
 _MAPPING, _SEQUENCE = "Mapping[str, ", "Sequence["
-_SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
+_SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 T = TypeVar("T", bound="DataclassInstance")
 
 
@@ -98,6 +98,8 @@ class RowFormat(Generic[T]):
         return self._record(**fields, **more)
 
 
+_CHECKPOINT_TYPES = {f.name: str(f.type) for f in fields(Checkpoint)}
+
 ATTEMPTS = RowFormat(schema.attempt, Attempt, "run_id")
 CHECKPOINTS = RowFormat(schema.checkpoint, Checkpoint, "run_id")
 # What the list of runs shows of the newest attempt and checkpoint is in the run's own row.
@@ -130,6 +132,17 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
     of_newest = (newest.job_id or None, newest.number, newest.cause, newest.nodes) if newest else (None, 0, None, [])
     *facts, nodes = of_newest
     return RUNS.row(run, *facts, encode(nodes), encode(shown), settled, *(scanned or (0, 0)), revision)
+
+
+def read_checkpoint(text: str | None) -> Checkpoint | None:
+    """The checkpoint in a run's own row. Raises ValueError or TypeError for JSON of another shape."""
+    known = decode_as(text, "Mapping[str, Any]")
+    if not known:
+        return None
+    wrong = [name for name, value in known.items() if not _fits(value, _CHECKPOINT_TYPES.get(name, ""))]
+    if wrong:
+        raise ValueError(f"a checkpoint with another {wrong[0]}")
+    return Checkpoint(**known)
 
 
 def run_of(

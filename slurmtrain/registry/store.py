@@ -149,10 +149,9 @@ class Listed:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint from which the run can start."""
-        from slurmtrain.model.run.run import Checkpoint
+        from slurmtrain.registry.rows import read_checkpoint
 
-        fields = _decode(self.row["checkpoint"], "Mapping[str, Any]")
-        return read_cell(lambda known: Checkpoint(**known), fields) if fields else None
+        return read_cell(read_checkpoint, self.row["checkpoint"])
 
 
 def _decode(cell: str | None, annotation: str) -> Any:

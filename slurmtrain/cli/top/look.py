@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.
 _REGISTRY_AGAIN_S = 60.0
+# What was done about a damaged registry is shown for so many seconds.
+_NOTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,13 @@ class Looker:
         self._config = config
         self._cache: dict[str, _Cached] = {}
         self._last = Snapshot()
+        # When each was made.
+        self._notes: dict[str, float] = {}
         self._open()
 
     def look(self) -> Snapshot:
         """All runs as they are now; if that fails, as they were, with the reason. Never raises."""
+        self._notes = {note: at for note, at in self._notes.items() if time.monotonic() - at < _NOTE_S}
         try:
             if self._is_registry_due():
                 self._open()
@@ -67,7 +72,8 @@ class Looker:
             return self._last
         rows = {run_id: cached.row for run_id, cached in self._cache.items()}
         unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
-        self._last = Snapshot(rows, self._slurm_at(), (*observed.problems, *unreadable, *self._warnings), read)
+        problems = (*observed.problems, *unreadable, *self._warnings, *self._notes)
+        self._last = Snapshot(rows, self._slurm_at(), problems, read)
         return self._last
 
     def _is_registry_due(self) -> bool:
@@ -78,8 +84,11 @@ class Looker:
     def _open(self) -> None:
         """Open the registry, maybe again. What the workspace warns about, such as a registry that fails, lasts."""
         self._warnings: list[str] = []
-        self._workspace = Workspace(self._config, looks_again=True, warn=self._warnings.append)
+        self._workspace = Workspace(self._config, looks_again=True, warn=self._warnings.append, note=self._note)
         self._opened_at = time.monotonic()
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = time.monotonic()
 
     def _read(self, observed: Observed) -> int:
         """Read the runs that may have changed; returns how many."""

@@ -35,17 +35,19 @@ class Workspace:
         looks_again: bool = False,
         scheduler: Scheduler | None = None,
         warn: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         """Open the root that ``config`` names.
 
         ``looks_again``: for a command that polls the runs until something happens, and so asks Slurm again every
-        ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails; who hears
-        nothing of it also repairs nothing.
+        ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails; ``note``,
+        by default the same, once it was repaired. Without either, nothing is repaired.
         """
         self.config = config
         self.looks_again = looks_again
         self._scheduler = scheduler
         self._warn = warn
+        self._note = note or warn
 
     @property
     def root(self) -> RunsRoot:
@@ -64,8 +66,7 @@ class Workspace:
         from slurmtrain.registry.damage.spare import Spare
         from slurmtrain.registry.store import Store
 
-        warn = self._warn or (lambda _: None)
-        return Store(self.config.registry, Spare(self._run_directories, warn, repairs=self._warn is not None))
+        return Store(self.config.registry, Spare(self._run_directories, self._warn or (lambda _: None), self._note))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -86,7 +87,7 @@ class Workspace:
 
     def looking_again(self) -> Workspace:
         """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
-        again = Workspace(self.config, looks_again=True, warn=self._warn)
+        again = Workspace(self.config, looks_again=True, warn=self._warn, note=self._note)
         if "store" in vars(self):
             again.store = self.store
         return again

@@ -33,13 +33,15 @@ def do_round(config: Config) -> WatchRound:
     """
     # A new workspace: what it caches, such as Slurm's answers, would become outdated over months.
     warnings: list[str] = []
-    workspace = Workspace(config, warn=warnings.append)
+    notes: list[str] = []
+    workspace = Workspace(config, warn=warnings.append, note=notes.append)
     before: Mapping[str, str] = {}
     try:
         if workspace.has_registry:
             before = {run_id: row.state for run_id, row in workspace.store.index().items()}
         synced = sync(workspace)
         synced.problems += warnings
+        synced.notes += notes
         return WatchRound(synced, before=before, slurm_down=_is_slurm_down(workspace, synced))
     except SlurmtrainError as error:
         return WatchRound(failure=str(error), before=before)

@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.ids import RUN_ID
 from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
-from slurmtrain.registry.queries import of_runs
+from slurmtrain.registry.queries import fetch, of_runs
 
 _OPEN = tuple(state for state in RUN_STATES if state not in ENDED)
 # Follows every character of an id.
@@ -118,10 +118,7 @@ def _may_begin_id(name: str) -> bool:
 def _fetch(
     connection: sa.Connection, query: sa.Select[Any], parameters: dict[str, str] | None = None
 ) -> dict[str, IndexRow]:
-    cursor = connection.execute(query, parameters or {}).cursor
-    assert cursor is not None
-    # The driver's own tuples: SQLAlchemy's rows take three times as long.
-    return {row[0]: IndexRow._make(row) for row in cursor.fetchall()}
+    return {row[0]: IndexRow._make(row) for row in fetch(connection, query, parameters)}
 
 
 @cache

@@ -18,6 +18,7 @@ from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import schema
+from slurmtrain.registry.queries import fetch
 
 Clause = sa.ColumnElement[bool]
 
@@ -43,7 +44,7 @@ def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, ar
         archived: Whether archived runs that have ended are among them.
     """
     query = sa.select(schema.run.c.id).where(*_clauses(connection, conditions, archived=archived))
-    return [row[0] for row in _fetch(connection, query.order_by(schema.run.c.id))]
+    return [row[0] for row in fetch(connection, query.order_by(schema.run.c.id))]
 
 
 def best_candidates(connection: sa.Connection, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
@@ -62,7 +63,7 @@ def best_candidates(connection: sa.Connection, measure: Measure, *, larger: bool
     has_value = (table.c.name == measure.metric) & value.is_not(None)
     order = value.desc() if larger else value.asc()
     best = sa.select(table.c.run_id).where(has_value, table.c.run_id.not_in(put_away))
-    ids = _fetch(connection, best.order_by(order, table.c.run_id).limit(limit))
+    ids = fetch(connection, best.order_by(order, table.c.run_id).limit(limit))
     # Few runs are put away: counting all others would take reading them.
     counts = [
         sa.select(sa.func.count()).select_from(schema.run),
@@ -72,12 +73,6 @@ def best_candidates(connection: sa.Connection, measure: Measure, *, larger: bool
     ]
     runs, hidden, valued, hidden_valued = (int(connection.execute(count).scalar() or 0) for count in counts)
     return sorted(row[0] for row in ids), (runs - hidden) - (valued - hidden_valued)
-
-
-def _fetch(connection: sa.Connection, query: sa.Select[Any]) -> Sequence[Any]:
-    cursor = connection.execute(query).cursor
-    assert cursor is not None
-    return list(cursor.fetchall())
 
 
 def _clauses(connection: sa.Connection, conditions: Sequence[Condition], *, archived: bool) -> list[Clause]:

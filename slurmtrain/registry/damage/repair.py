@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from slurmtrain.errors import RegistryFailed
+from slurmtrain.errors import RegistryDamaged, RegistryFailed
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.registry import schema
 from slurmtrain.registry.damage.unreadable import find_unreadable, is_readable
@@ -70,6 +70,8 @@ def find_damage(path: Path) -> list[str]:
     engine = open_file(path, create=False)
     try:
         return find_unreadable(engine)
+    except RegistryDamaged as error:  # an id that is no text
+        return [f"SQLite cannot read it: {error.__cause__}"]
     finally:
         engine.dispose()
 

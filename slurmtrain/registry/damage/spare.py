@@ -19,13 +19,13 @@ _MOST_RUNS = 5000
 class Spare:
     """What a registry needs to be replaced if it fails.
 
-    ``runs``: finds all run directories, to read them again. ``warn``: called with the reason, once. ``repairs``:
-    whether a damaged file is put aside, and a new one made in its place.
+    ``runs``: finds all run directories, to read them again. ``warn``: called with the reason, once. ``note``: called
+    with what was done about a damaged file; None: nothing is.
     """
 
     runs: Callable[[], Sequence[RunDir]]
     warn: Callable[[str], None]
-    repairs: bool = True
+    note: Callable[[str], None] | None = None
 
     def fill(self, transaction: Transaction) -> None:
         """Read all run directories into an empty registry."""
@@ -40,10 +40,10 @@ class Spare:
         """
         from slurmtrain.registry.damage.repair import repair
 
-        runs = self.runs() if self.repairs else ()
-        if not self.repairs or len(runs) > _MOST_RUNS:
+        runs = () if self.note is None else self.runs()
+        if self.note is None or len(runs) > _MOST_RUNS:
             return False
         repaired = repair(path, runs)
         if repaired.kept is not None:
-            self.warn(str(repaired))
+            self.note(str(repaired))
         return True

@@ -6,11 +6,14 @@ Slurm's and submitit's processes is not here: see tests/cluster/test_slurm_kills
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from helpers.disturbed_commands import disturbed_copy, memory_folder
+from helpers.disturbed_commands import DisturbedHome, disturbed_copy, memory_folder
 from helpers.forked_commands import import_everything
 from helpers.sample_home import SampleHome, id_of, make_home
 
@@ -59,6 +62,41 @@ def test_the_commands_after_a_killed_one_put_it_right(sample: SampleHome, comman
             if command[0] not in ("submit", "resume"):
                 disturbed.call(*command)
                 disturbed.check(command)
+
+
+def test_the_command_after_one_that_was_killed_at_a_repair_completes_it(sample: SampleHome) -> None:
+    place = sample.path.with_name("home")
+    with damaged_copy(sample, place) as whole:
+        effects = whole.effects(("status", "--all"))
+        check_repair(whole)
+    for point in points(len(effects)):
+        with damaged_copy(sample, place) as disturbed:
+            assert disturbed.kill(("status", "--all"), point).code == -9, effects[point - 1]
+            check_repair(disturbed)
+
+
+@contextlib.contextmanager
+def damaged_copy(sample: SampleHome, place: Path) -> Iterator[DisturbedHome]:
+    """A copy whose registry knows what trackers have of a run, and has lost its last pages."""
+    with disturbed_copy(sample, place) as copy:
+        copy.call("sync")
+        registry = copy.home.runs / "registry.db"
+        with sqlite3.connect(registry) as connection:
+            connection.execute("INSERT INTO sent VALUES ('run', 'csv', 'u', 'r', '{}', 5, '{}', 9, '[]', '', NULL)")
+            connection.execute("CREATE TABLE last AS SELECT randomblob(8192)")
+        os.truncate(registry, registry.stat().st_size - 4096)
+        yield copy
+
+
+def check_repair(home: DisturbedHome) -> None:
+    """One file lies aside, what trackers have is known, and the registry is as the run directories have it."""
+    home.call("status", "--all")
+    assert home.call("status", "--all").errors == b""
+    assert home.call("registry", "check", "--deep").code == 0
+    assert len({path.stat().st_ino for path in home.home.runs.glob("registry.db.damaged*")}) == 1
+    assert not list(home.home.runs.glob(".registry.db.repair*"))
+    with sqlite3.connect(home.home.runs / "registry.db") as connection:
+        assert connection.execute("SELECT run_id FROM sent").fetchall() == [("run",)]
 
 
 def points(count: int) -> list[int]:

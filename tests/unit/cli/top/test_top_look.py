@@ -124,6 +124,19 @@ def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: W
         assert any("is not a readable database" in problem for problem in look.problems)
 
 
+def test_a_registry_that_was_repaired_is_noted_for_a_while(
+    root: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looker = Looker(root.config)
+    before = looker.look()
+    root.config.registry.write_bytes(b"not a database" * 100)
+    for look in (looker.look(), looker.look()):
+        assert look.rows.keys() == before.rows.keys()
+        assert any("was damaged" in problem for problem in look.problems)
+    monkeypatch.setattr("slurmtrain.cli.top.look._NOTE_S", 0.0)
+    assert looker.look().problems == ()
+
+
 def test_a_run_whose_journals_cannot_be_read_is_shown_as_that(root: Workspace, slurm: SlurmCommands) -> None:
     looker = Looker(root.config)
     looker.look()

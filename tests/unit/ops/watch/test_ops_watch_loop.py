@@ -140,15 +140,27 @@ def test_a_round_that_fails_is_a_problem_and_ends_nothing(
 ) -> None:
     registry = workspace.config.registry
     if not isinstance(registry, Path):
-        pytest.skip("here a file is damaged")
+        pytest.skip("here a file is replaced")
     rounds.next()
-    content = registry.read_bytes()
-    registry.write_bytes(b"this is no database" * 100)
+    aside = registry.rename(registry.with_name("aside"))
+    registry.mkdir()
     assert kinds(rounds.next()) == ["problem"]
     assert rounds.next() == []
     assert rounds.pause_s == 60
-    registry.write_bytes(content)
+    registry.rmdir()
+    aside.rename(registry)
     assert kinds(rounds.next()) == ["over"]
+
+
+def test_a_round_that_repairs_the_registry_notes_it_once(run: RunDir, rounds: Recorded, workspace: Workspace) -> None:
+    registry = workspace.config.registry
+    if not isinstance(registry, Path):
+        pytest.skip("here a file is damaged")
+    rounds.next()
+    registry.write_bytes(b"this is no database" * 100)
+    [event] = rounds.next()
+    assert (event.kind, "was damaged" in event.message) == ("note", True)
+    assert rounds.next() == []
 
 
 @pytest.mark.parametrize(

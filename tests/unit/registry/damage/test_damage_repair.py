@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import without_locks
 from helpers.damaged_registry import IDS, Root
 from helpers.full_disk import small_disk
 
@@ -44,6 +45,7 @@ def truncate(path: Path) -> None:
     [
         'UPDATE run SET metrics = \'{"loss": "low"}\'',
         "UPDATE run SET checkpoint = '{\"step\": 4}'",
+        "UPDATE run SET id = CAST(x'ff' AS TEXT) WHERE name = 'run-4'",
         "UPDATE run SET name = x'ff'",
         "UPDATE run SET reason = CAST(x'ff' AS TEXT)",
         'UPDATE attempt SET hosts = \'{"first": "n0"}\'',
@@ -74,6 +76,16 @@ def test_show_repairs_a_registry_with_values_that_it_cannot_read(root: Root) -> 
     assert root.show(IDS[3]) == before
     assert root.beside == ["registry.db", "registry.db.damaged"]
     assert root.sent() == IDS
+
+
+@pytest.mark.parametrize("column", ["name", "state"])
+def test_text_that_is_no_text_is_repaired_by_the_command_that_reads_it(root: Root, column: str) -> None:
+    before, _ = root.status()
+    root.execute(f"UPDATE run SET {column} = CAST(x'ff' AS TEXT) WHERE name = 'run-3'")
+    after, errors = root.status()
+    assert after == before
+    assert errors.count("was damaged") == 1
+    assert root.check() == []
 
 
 def test_a_value_that_only_a_listed_run_has_is_reported_with_the_cure(root: Root) -> None:
@@ -238,8 +250,33 @@ def test_what_slurmtrain_itself_cannot_read_is_no_reason_to_put_a_file_aside(
     monkeypatch.setattr("slurmtrain.registry.queries.rows", fails)
     warnings: list[str] = []
     runs = [root.open().root.run(each) for each in IDS]
-    with Store(root.registry, Spare(lambda: runs, warnings.append)) as store, pytest.raises(ValueError, match="own"):
+    with (
+        Store(root.registry, Spare(lambda: runs, warnings.append, warnings.append)) as store,
+        pytest.raises(ValueError, match="own"),
+    ):
         store.sent()
     [warning] = warnings
     assert "a new registry is no better (" in warning
     assert root.beside == ["registry.db"]
+
+
+# --- a file system without locks --------------------------------------------------------------------------------------
+
+STATUS = "import sys; from slurmtrain.cli import main; main(['status', '--all', '--json', '--runs', sys.argv[1]])"
+
+
+def test_a_damaged_registry_is_repaired_on_a_file_system_without_locks(root: Root) -> None:
+    if not without_locks.is_supported():
+        pytest.skip("system calls cannot be made to fail on this machine")
+    before, _ = root.status()
+    line = [sys.executable, str(without_locks.__file__), "ENOLCK", sys.executable, "-c", STATUS, str(root.runs)]
+    for damage in (truncate, lambda path: path.write_bytes(b"no database" * 1000)):
+        damage(root.registry)
+        commands = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        printed = [command.communicate(timeout=120) for command in commands]
+        assert [command.returncode for command in commands] == [0, 0]
+        assert ["was damaged" in errors for _, errors in printed].count(True) == 1
+    assert root.status() == (before, "")
+    assert root.check() == []
+    assert root.beside == ["registry.db", "registry.db.damaged", "registry.db.damaged1"]
+    assert not list(root.runs.glob(".*.held*"))

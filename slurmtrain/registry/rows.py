@@ -136,13 +136,13 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
 
 def read_checkpoint(text: str | None) -> Checkpoint | None:
     """The checkpoint in a run's own row. Raises ValueError or TypeError for JSON of another shape."""
-    known = decode_as(text, "Mapping[str, Any]")
-    if not known:
+    fields = decode_as(text, "Mapping[str, Any]")
+    if not fields:
         return None
-    wrong = [name for name, value in known.items() if not _fits(value, _CHECKPOINT_TYPES.get(name, ""))]
+    wrong = [name for name, value in fields.items() if not _fits(value, _CHECKPOINT_TYPES.get(name, ""))]
     if wrong:
         raise ValueError(f"a checkpoint with another {wrong[0]}")
-    return Checkpoint(**known)
+    return Checkpoint(**fields)
 
 
 def run_of(

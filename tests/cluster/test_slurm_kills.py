@@ -15,7 +15,7 @@ import pytest
 from helpers.cluster import REPOSITORY, Cluster, ClusterSite
 from helpers.site import until
 
-from slurmtrain.model.run.layout import is_run_id, is_unborn
+from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 
 COMMAND = "slurmtrain"
 LAUNCHER = "slurmtrain.slurm.launcher"
@@ -88,16 +88,25 @@ class Killing:
     def all_jobs(self, cluster: Cluster) -> Counter[str]:
         """How many jobs Slurm ever had for each run of this site, by the run's id."""
         # squeue forgets a job some minutes after its end, accounting hears of one late.
-        lines = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%i|%j")
+        lines = cluster.slurm("squeue", "--noheader", "--array", "--states=all", "--format=%i|%j")
         options = ("--noheader", "--allocations", "--parsable2", "--allusers", "--starttime=now-1hour")
         lines += cluster.slurm("sacct", *options, "--format=JobID,JobName%60")
-        names = dict(line.split("|", 1) for line in lines.splitlines()).values()
-        own_runs = set(self.runs())
-        return Counter(name.rpartition("-")[2] for name in names if name.rpartition("-")[2] in own_runs)
+        return Counter(filter(None, map(self.run_of, dict.fromkeys(lines.splitlines()))))
+
+    def run_of(self, line: str) -> str | None:
+        """The run of a job, or of an element of a job array, as ``id|name``; None if no run here has it."""
+        job_id, _, name = line.partition("|")
+        run_id = name.rpartition("-")[2]
+        index = job_id.partition("_")[2]
+        element = RunsRoot(self.site.runs).array(run_id).element(int(index)) if index.isdigit() else None
+        if element is not None and element.is_symlink():
+            run_id = element.readlink().parents[1].name
+        return run_id if run_id in self.runs() else None
 
     def orphans(self, cluster: Cluster) -> list[str]:
         """Held jobs that no run directory of this site knows."""
-        return [name for name in cluster.jobs().values() if name.rpartition("-")[2] not in set(self.runs())]
+        lines = cluster.slurm("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i|%j").splitlines()
+        return [line for line in lines if self.run_of(line) is None]
 
 
 @pytest.fixture
@@ -111,8 +120,10 @@ def check_all_pending_once(killing: Killing, cluster: Cluster) -> None:
     assert killing.orphans(cluster) == []
     listed = killing.site.json("status")["runs"]
     assert {run["id"]: run["state"] for run in listed} == dict.fromkeys(runs, "pending")
-    jobs = cluster.jobs()
-    assert all(jobs[run["job_id"]].endswith(run["id"]) for run in listed)
+    lines = cluster.slurm("squeue", "--noheader", "--array", "--format=%i|%j").splitlines()
+    assert {killing.run_of(line): line.partition("|")[0] for line in lines} == {
+        run["id"]: run["job_id"] for run in listed
+    }
 
 
 @pytest.mark.parametrize("within", [COMMAND, LAUNCHER])

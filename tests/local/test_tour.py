@@ -34,6 +34,8 @@ _VARIES = [
     (re.compile(r"^( *time|  (clocks|checks|interface|nodes|master)) .*", re.MULTILINE), r"\1 ..."),
     (re.compile(r"^findings\n(  .*\n)+\n?", re.MULTILINE), ""),
     (re.compile(r"\b\d+(\.\d+)?/s\b"), "RATE"),
+    # Whole blocks: a longer path in a plan can make it one more.
+    (re.compile(r"\b\d+\.\d KiB\b"), "SIZE"),
     (re.compile(r" {2,}"), "  "),
     # How much of a cell there is room for depends on how long the others are.
     (re.compile(r"(?<=  )(\S+ )*\S*…"), "CUT"),

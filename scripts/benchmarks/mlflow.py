@@ -32,7 +32,7 @@ AIM_US = 10.0
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    rounds, steps, points = (1, 300, 4_000) if arguments.quick else (5, 2_000, 100_000)
+    rounds, steps, points = (1, 300, 4_000) if arguments.quick else (3, 1_000, 20_000)
     report = Report()
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as name:
         bench = Bench(Path(name))

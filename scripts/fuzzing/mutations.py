@@ -418,7 +418,8 @@ def _sent(home: SampleHome, _mutated: Mutated, random: Random) -> str:
         value = random.choice(
             [nasty_value(random), json.dumps(nasty_value(random)), json.dumps({"from": [nasty_value(random)]})]
         )
-        if not isinstance(value, int | float | str | None):
+        # SQLite has integers of 64 bits.
+        if not isinstance(value, int | float | str | None) or (isinstance(value, int) and value.bit_length() > 63):
             value = json.dumps(value)
         row = "(SELECT rowid FROM sent ORDER BY rowid LIMIT 1)" if column in ("run_id", "tracker") else "rowid"
         database.execute(f'UPDATE sent SET "{column}" = ? WHERE rowid = {row}', [value])

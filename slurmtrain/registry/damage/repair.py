@@ -82,7 +82,7 @@ def repair(path: Path, runs: Sequence[RunDir], show: ShowRuns | None = None) -> 
     Args:
         path: The registry's file.
         runs: The run directories.
-        show: Called with the progress. Without it, no further processes are started.
+        show: Called with the progress, if given.
 
     Raises:
         RegistryNewer: It was made by a newer version.

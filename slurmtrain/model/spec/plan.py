@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import relative_to_root
-from slurmtrain.model.spec.kinds import type_name
+from slurmtrain.model.spec.kinds import KeyPath, type_name
 from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice, split_command
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
@@ -22,6 +22,9 @@ from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 SCHEMA = 1
 # Replaces a secret in files. When a plan is read back, a value that equals this text is not treated as a secret.
 REDACTED = "<redacted>"
+# Keys that are newer than the first plans: the hash leaves them out while they have their default, so that the same
+# spec has the same hash in all versions.
+LATER_KEYS: Sequence[KeyPath] = (("code",),)
 
 
 def canonical_json(data: object) -> str:
@@ -44,15 +47,13 @@ class Plan:
     python: str
     template: Mapping[str, Any]
     code: CodeSnapshot | None = None
+    # Computed once: it takes longer than writing the plan.
+    _hash: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def content(self) -> dict[str, Any]:
-        """The spec as plain data, which is hashed."""
-        content = write_spec(self.spec)
-        if self.spec.code == CodeSpec():
-            # Specs from before there was such a section keep their hash.
-            del content["code"]
-        return content
+        """The spec as plain data."""
+        return write_spec(self.spec)
 
     def working_directory(self, code: Path) -> Path:
         """Where the command runs in a run that has its own copy of its code, if any, in the directory ``code``."""
@@ -77,8 +78,11 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the canonical JSON of the content, in hex."""
-        return hashlib.sha256(canonical_json(self.content).encode()).hexdigest()
+        """SHA-256 of the canonical JSON of the content, in hex, without :data:`LATER_KEYS` that have their default."""
+        if not self._hash:
+            content = without_defaults(self.content, LATER_KEYS)
+            object.__setattr__(self, "_hash", hashlib.sha256(canonical_json(content).encode()).hexdigest())
+        return self._hash
 
     def to_json(self) -> dict[str, Any]:
         """The contents of ``plan.json``."""
@@ -145,6 +149,24 @@ def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in (template.get("env") or {}).items()
     }
     return {**template, "env": env} if env else dict(template)
+
+
+def without_defaults(content: Mapping[str, Any], keys: Sequence[KeyPath]) -> dict[str, Any]:
+    """What is in a plan's content, without those of the ``keys`` that have their default."""
+    rest = dict(content)
+    for *sections, key in keys:
+        defaults, section = _defaults(), rest
+        for name in sections:
+            section[name] = dict(section[name])
+            defaults, section = defaults[name], section[name]
+        if section.get(key) == defaults[key]:
+            section.pop(key, None)
+    return rest
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return write_spec(Spec())
 
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.plan import REDACTED, Plan, canonical_json, fill_command, make_plan
+from slurmtrain.model.spec.plan import (
+    LATER_KEYS,
+    REDACTED,
+    Plan,
+    canonical_json,
+    fill_command,
+    make_plan,
+    without_defaults,
+)
 from slurmtrain.model.spec.spec import read_spec
 
 
@@ -41,6 +49,26 @@ def test_the_order_of_keys_and_defaults_that_are_written_out_do_not_change_the_h
          "command": "python train.py", "name": "x", "tracking": {"mlflow": {"experiment": "x"}}}
     )  # fmt: skip
     assert plain.hash == spelled.hash
+
+
+def test_newer_keys_do_not_change_the_hash_of_a_spec_that_does_not_use_them() -> None:
+    # From the version before `code`, the first of them.
+    assert planned(SPEC)[0].hash == "7eb6b1fccb5d1fbede3b6773d1dc749a380ae5b133578aba2051fb9cbff45f50"
+    for path in LATER_KEYS:
+        content = planned(SPEC)[0].content
+        for key in path:
+            assert key in content, f"{path} is no key of a spec"
+            content = content[key]
+
+
+def test_a_nested_key_is_left_out_while_it_has_its_default() -> None:
+    content = planned({**SPEC, "requeue": {"backoff_s": 1}})[0].content
+    rest = without_defaults(content, [("requeue", "backoff_s"), ("requeue", "signal"), ("code",)])
+    assert rest["requeue"] == {key: value for key, value in content["requeue"].items() if key != "signal"}
+    assert "code" not in rest
+    # The content itself stays as it was.
+    assert "code" in content
+    assert "signal" in content["requeue"]
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,53 @@ Report = Callable[[KeyPath, str], None]
 _MISSING = re.compile(r"Interpolation key '(.+)' not found")
 
 
-def interpolate(template: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    """The template as plain data, its interpolations replaced; a failed one is reported, and its value is None.
+class Interpolator:
+    """Evaluates the interpolations of specs that differ in a few keys, as those of the runs of a sweep do.
 
-    ``setup`` holds lines of shell, in which ``${NAME}`` belongs to the shell: it is left alone.
+    omegaconf takes a millisecond to create the config of a spec: only what differs from the spec before is set again.
     """
-    shell = {key: value for key, value in template.items() if key == "setup"}
-    rest = {key: _parsable(value, (key,), report) for key, value in template.items() if key != "setup"}
-    resolved: dict[str, Any] = _Resolver(rest, report).resolve(OmegaConf.create(rest), ())
-    return {**resolved, **shell}
+
+    def __init__(self) -> None:
+        self._config = OmegaConf.create({})
+        # What is in the config, by its key.
+        self._values: dict[str, Any] = {}
+
+    def interpolate(self, template: Mapping[str, Any], report: Report) -> dict[str, Any]:
+        """The template as plain data, its interpolations replaced; a failed one is reported, and its value is None.
+
+        ``setup`` holds lines of shell, in which ``${NAME}`` belongs to the shell: it is left alone.
+
+        Args:
+            template: a spec; the next call may pass one that shares values with it, which must not have changed.
+            report: receives what is wrong.
+        """
+        self._set({key: value for key, value in template.items() if key != "setup"}, report)
+        resolver = _Resolver(template, report)
+        return {
+            str(key): value if key == "setup" else resolver.resolve_key(self._config, key, value)
+            for key, value in template.items()
+        }
+
+    def _set(self, values: Mapping[str, Any], report: Report) -> None:
+        """Make the config one with these values."""
+        for key in list(self._config):
+            if key not in values:
+                del self._config[key]
+                self._values.pop(str(key), None)
+        for key, value in values.items():
+            if key in self._values and self._values[key] is value:
+                continue
+            refused: list[KeyPath] = []
+
+            def refuse(at: KeyPath, message: str, to: list[KeyPath] = refused) -> None:
+                to.append(at)
+                report(at, message)
+
+            self._config[key] = _parsable(value, (str(key),), refuse)
+            self._values[key] = value
+            if refused:
+                # To be reported each time.
+                del self._values[key]
 
 
 def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
@@ -49,6 +87,17 @@ class _Resolver:
     def __init__(self, template: Mapping[str, Any], report: Report) -> None:
         self._template = template
         self._report = report
+
+    def resolve_key(self, config: DictConfig, key: str, value: Any) -> Any:
+        """A top-level value of the config as plain data.
+
+        Args:
+            config: the config.
+            key: where it is.
+            value: the same, not evaluated.
+        """
+        # Most of a spec refers to nothing: asking omegaconf for each of its values takes longer than all the rest.
+        return self._child(config, key, (str(key),)) if _refers(value) else _plain(value)
 
     def resolve(self, node: Any, at: KeyPath) -> Any:
         """A node of the config as plain data; ``at``: its key."""
@@ -83,6 +132,22 @@ class _Resolver:
             keys = list(_keys(self._template))
             hint = f"; did you mean '${{params.{name}}}'?" if f"params.{name}" in keys else suggestion(name, keys)
         return f"the interpolation ${{{name}}} refers to a key that does not exist{hint}"
+
+
+def _refers(value: Any) -> bool:
+    """Whether there is anything to evaluate in a value: an interpolation, or the mark of a missing value."""
+    if isinstance(value, str):
+        return "${" in value or value == "???"
+    if isinstance(value, Mapping):
+        return any(map(_refers, value.values()))
+    return isinstance(value, list) and any(map(_refers, value))
+
+
+def _plain(value: Any) -> Any:
+    """A copy of a value that has nothing to evaluate, as omegaconf returns it: all keys are text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inside) for key, inside in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _keys(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

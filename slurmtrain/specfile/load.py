@@ -21,7 +21,7 @@ from slurmtrain.model.spec.sweep.points import Swept, varying_keys
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
-from slurmtrain.specfile.interpolate import interpolate
+from slurmtrain.specfile.interpolate import Interpolator
 from slurmtrain.specfile.mistakes import Mistakes
 from slurmtrain.specfile.overrides import Override, apply_overrides, override_for_value, parse_overrides, parse_sweeps
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
@@ -253,6 +253,7 @@ def _plan_all(
     points = [sweep.first()] if mistakes else sweep.expand()
     varying = varying_keys(points)
     runs = []
+    interpolator = Interpolator()
     for point in points:
         mistakes.set_point(point)
         values = {key: swept_to.value for key, swept_to in point.items()}
@@ -260,7 +261,7 @@ def _plan_all(
         template = apply_overrides(run_overrides, data)
         if not template.get("name"):
             mistakes.add(("name",), "a spec that is not a file needs a name")
-        planned = _plan_one(template, run_overrides, mistakes, machine)
+        planned = _plan_one(template, run_overrides, mistakes, machine, interpolator)
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies))
@@ -269,7 +270,11 @@ def _plan_all(
 
 
 def _plan_one(
-    template: dict[str, Any], overrides: Sequence[Override], mistakes: Mistakes, machine: _Machine
+    template: dict[str, Any],
+    overrides: Sequence[Override],
+    mistakes: Mistakes,
+    machine: _Machine,
+    interpolator: Interpolator,
 ) -> PlannedRun | None:
     """One run; None if there is any mistake so far."""
     failed: set[KeyPath] = set()
@@ -278,7 +283,7 @@ def _plan_one(
         failed.add(path)
         mistakes.add(path, message)
 
-    resolved = interpolate(template, report)
+    resolved = interpolator.interpolate(template, report)
     # A failed interpolation is None in ``resolved``: one message for it is enough.
     spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
     for path, message in find_leaks(template, resolved):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from slurmtrain.specfile.interpolate import Interpolator
 
 
 def test_interpolations_follow_overrides_and_the_environment(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +41,32 @@ def test_an_invalid_interpolation_is_refused_at_its_line(mistakes: Mistakes, val
 def test_setup_lines_belong_to_the_shell(load: Load) -> None:
     text = BASE + "setup:\n  - export A=${B:-c} ${D}\n  - 'x=\"$(date)\"'\n  - '???'\n"
     assert only_run(load(text)).plan.spec.setup == ("export A=${B:-c} ${D}", 'x="$(date)"', "???")
+
+
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.floats(allow_nan=False),
+    st.sampled_from(["plain", "${a}", "${b.x}", "x-${a}-${c}", "\\${a}", "${nope}", "???", "${", "${d}"]),
+)
+_VALUES = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("xy"), inner, max_size=2)
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d", "setup"]), _VALUES), min_size=1, max_size=4))
+def test_what_a_spec_becomes_does_not_depend_on_the_specs_before_it(templates: list[dict[str, Any]]) -> None:
+    shared = Interpolator()
+    before: dict[str, Any] = {}
+    for changes in templates:
+        # As in a sweep: what does not change is the same object.
+        before = {**before, **changes} if len(changes) < 4 else changes
+        alone, together = [], []
+        expected = Interpolator().interpolate(before, lambda at, message, to=alone: to.append((at, message)))
+        result = shared.interpolate(before, lambda at, message, to=together: to.append((at, message)))
+        assert repr(result) == repr(expected)
+        assert together == alone
+        if not alone and "setup" not in before:
+            assert repr(result) == repr(OmegaConf.to_container(OmegaConf.create(before), resolve=True))

@@ -157,7 +157,7 @@ def _load(
     _warn_of_twins(runs, warnings)
     _warn_of_secrets(runs, on_command_line, warnings)
     for run in runs:
-        for key, message in find_oversights(run.plan.spec):
+        for key, message in find_oversights(run.plan.content):
             warnings.add(key, message)
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
     written = parse_yaml(composed.text, document.name) if document.files else document

@@ -10,7 +10,6 @@ from typing import Any
 
 from slurmtrain.model.spec import launcher
 from slurmtrain.model.spec.kinds import nearest
-from slurmtrain.model.spec.spec import Spec, write_spec
 
 KeyPath = tuple[str, ...]
 # What commands may have in braces: docs/spec.md.
@@ -28,16 +27,15 @@ _OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]?>>?(?:&[0-9])?|<|.*;")
 _SLIP = 0.8
 
 
-def find_oversights(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
-    """Keys of a spec that hold what is hardly meant, each with a message that says what may be."""
-    plain = write_spec(spec)
+def find_oversights(plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Keys of a spec, as plain data, that hold what is hardly meant, each with a message that says what may be."""
     for section in ("command", "params", "env", "setup"):
         for path, text in _texts(plain[section], (section,)):
             for key in dict.fromkeys(_BRACES.findall(text)):
                 meant = _meant_by_braces(key, plain, placeholders=section == "command")
                 if meant:
                     yield path, f"{{{key}}} is passed on as it is; {meant}"
-    yield from ((("command",), message) for message in _shell_words(spec.command))
+    yield from ((("command",), message) for message in _shell_words(plain["command"]))
     for path, text in _texts(plain["params"], ("params",)):
         if _NUMBERS.fullmatch(text):
             name = ".".join(path)

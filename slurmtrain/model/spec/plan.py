@@ -47,13 +47,16 @@ class Plan:
     python: str
     template: Mapping[str, Any]
     code: CodeSnapshot | None = None
-    # Computed once: it takes longer than writing the plan.
+    # Made once: a submission asks for both several times.
+    _content: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _hash: str = field(default="", init=False, repr=False, compare=False)
 
     @property
-    def content(self) -> dict[str, Any]:
-        """The spec as plain data."""
-        return write_spec(self.spec)
+    def content(self) -> Mapping[str, Any]:
+        """The spec as plain data, which is not to be changed."""
+        if not self._content:
+            self._content.update(write_spec(self.spec))
+        return self._content
 
     def working_directory(self, code: Path) -> Path:
         """Where the command runs in a run that has its own copy of its code, if any, in the directory ``code``."""

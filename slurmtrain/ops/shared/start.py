@@ -52,7 +52,7 @@ from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch
-from slurmtrain.system.files import describe_os_error, make_directory, make_new_directory, write_json
+from slurmtrain.system.files import describe_os_error, json_bytes, make_directory, make_new_directory, write_new
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
@@ -281,8 +281,8 @@ def prepare(
     submission = _new_submission(run)
     try:
         _claim(attempt, submission)
-        write_json(submission.plan, attempt.plan.to_json())
-        write_json(submission.launch, launch.to_dict())
+        write_new(submission.plan, json_bytes(attempt.plan.to_json()))
+        write_new(submission.launch, json_bytes(launch.to_dict()))
     except RunBusy:
         submission.path.rmdir()
         raise

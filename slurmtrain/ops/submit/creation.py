@@ -24,9 +24,9 @@ from slurmtrain.system.files import (
     describe_os_error,
     durable_together,
     fsync_directory,
+    json_bytes,
     make_directory,
-    write_atomically,
-    write_json,
+    write_new,
 )
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
@@ -196,14 +196,14 @@ def _build(
         make_directory(unborn.attempts)
         make_directory(unborn.submissions)
         make_directory(unborn.checkpoints, private=True)
-        write_atomically(unborn.spec, _spec_text(batch.spec, planned).encode())
-        write_json(unborn.plan, planned.plan.to_json())
+        write_new(unborn.spec, _spec_text(batch.spec, planned).encode())
+        write_new(unborn.plan, json_bytes(planned.plan.to_json()))
         for path, content in (
             (unborn.code_difference, provenance.difference),
             (unborn.environment, provenance.environment),
         ):
             if content:
-                write_atomically(path, content)
+                write_new(path, content)
         with Journal(unborn.journals / "created.jsonl") as journal:
             journal.write(
                 RunCreated(

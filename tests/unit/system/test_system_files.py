@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError
 from slurmtrain.system import files
@@ -142,3 +146,29 @@ def test_files_that_are_made_durable_together_cost_no_fsync_each(
         raise ZeroDivisionError
     files.write_json(tmp_path / "a.json", {"a": 2})
     assert len(calls) == 2
+
+
+_JSON = st.recursive(
+    st.none() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), _JSON))
+def test_json_for_files_is_json(data: dict[str, Any]) -> None:
+    assert json.loads(files.json_bytes(data)) == data
+
+
+def test_json_for_files_has_a_line_for_each_key_of_two_levels() -> None:
+    assert files.json_bytes({"a": 1, "b": {"c": {"d": [1]}, "e": 2}, "f": {}}).decode().splitlines() == [
+        "{", ' "a": 1,', ' "b": {', '  "c": {"d": [1]},', '  "e": 2', " },", ' "f": {}', "}"
+    ]  # fmt: skip
+
+
+def test_a_new_file_is_private_and_never_replaces_another(tmp_path: Path) -> None:
+    files.write_new(tmp_path / "a", b"x")
+    assert mode(tmp_path / "a") == 0o600
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "a", b"y")
+    assert (tmp_path / "a").read_bytes() == b"x"

@@ -15,7 +15,7 @@ from slurmtrain.runtime.job.environment import facts_for_command
 
 
 def oversights(**keys: Any) -> list[tuple[str, str]]:
-    return [(".".join(path), message) for path, message in find_oversights(make_test_plan(**keys).spec)]
+    return [(".".join(path), message) for path, message in find_oversights(make_test_plan(**keys).content)]
 
 
 def test_braces_without_a_dollar_sign_around_a_key_of_the_spec_are_told() -> None:

@@ -195,7 +195,7 @@ def test_a_job_that_cannot_be_journaled_is_a_success_with_a_warning(
     assert run_folders(workspace) == [run_id]
 
 
-@pytest.mark.parametrize("place", [(lease, "grant"), (start_module, "write_json"), (creation, "write_json")])
+@pytest.mark.parametrize("place", [(lease, "grant"), (start_module, "write_new"), (creation, "write_new")])
 def test_a_disk_that_is_full_before_there_is_a_job_leaves_nothing(
     workspace: Workspace,
     slurm: SlurmCommands,

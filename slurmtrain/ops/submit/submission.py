@@ -45,6 +45,9 @@ from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
 
+# How many runs a message names.
+_NAMED = 10
+
 
 class Submission(NamedTuple):
     """What was submitted: the ids of the runs, in the order of the sweep, notes for the user, and the sweep's id."""
@@ -163,7 +166,7 @@ def _with_earlier(error: SlurmtrainError, present: Sequence[str], missing: int) 
     if not present:
         return error
     if isinstance(error, SubmitFailed):
-        return type(error)(f"{error}; submitted earlier: {', '.join(present)}", [*present, *error.run_ids])
+        return type(error)(f"{error}; submitted earlier: {_name(present)}", [*present, *error.run_ids])
     return _failed(error, present, missing)
 
 
@@ -175,7 +178,7 @@ def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
 
     synced = sync(workspace, run_ids, track=False)
     return [
-        f"the idempotency key was used before, for {', '.join(run_ids)}",
+        f"the idempotency key was used before, for {_name(run_ids)}",
         *synced.notes,
         *synced.problems,
         *synced.observed.problems,
@@ -333,11 +336,11 @@ def _failed(
         without_job: runs that have no job, and could not be removed.
     """
     parts = [
-        f"submitted: {', '.join(submitted)}" if submitted else "",
-        f"perhaps submitted: {', '.join(uncertain)} ('slurmtrain sync' finds out, and submits what was not)"
+        f"submitted: {_name(submitted)}" if submitted else "",
+        f"perhaps submitted: {_name(uncertain)} ('slurmtrain sync' finds out, and submits what was not)"
         if uncertain
         else "",
-        f"created, but not submitted, and not removable: {', '.join(without_job)} ('slurmtrain sync' submits what "
+        f"created, but not submitted, and not removable: {_name(without_job)} ('slurmtrain sync' submits what "
         "is left of it)"
         if without_job
         else "",
@@ -348,6 +351,12 @@ def _failed(
     message = f"{'interrupted' if interrupted else why}; {'; '.join(part for part in parts if part)}"
     kind = SubmitInterrupted if interrupted else SubmitFailed
     return kind(message, [*submitted, *uncertain, *without_job])
+
+
+def _name(run_ids: Sequence[str]) -> str:
+    """Runs in a message: a few of them, since a sweep may have thousands."""
+    more = len(run_ids) - _NAMED
+    return ", ".join(run_ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_workdir(plan: Plan) -> None:

@@ -107,6 +107,17 @@ def test_a_job_that_may_exist_is_named_with_the_next_step_and_its_run_stays(
     assert len(run_folders(workspace)) == 1
 
 
+def test_a_large_array_that_may_exist_is_named_by_a_few_of_its_runs(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    slurm.replies("sbatch", code=-signal.SIGKILL)
+    with pytest.raises(SubmitFailed) as raised:
+        submit(workspace, spec, sweep=["params.lr=range(13)"], executor="slurm")
+    created = run_folders(workspace)
+    assert sorted(raised.value.run_ids) == [name for name in created if name != "arrays"]
+    assert f"perhaps submitted: {', '.join(raised.value.run_ids[:10])} and 3 more (" in str(raised.value)
+
+
 def test_an_unforeseen_error_says_which_runs_exist(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, second: Callable[[Callable[[], Any]], None]
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_large_array_that_may_exist_is_named_by_a_few_of_its_runs(
 ) -> None:
     slurm.replies("sbatch", code=-signal.SIGKILL)
     with pytest.raises(SubmitFailed) as raised:
-        submit(workspace, spec, sweep=["params.lr=range(13)"], executor="slurm")
+        submit(workspace, spec, sweep=["+params.i=range(13)"], executor="slurm")
     created = run_folders(workspace)
     assert sorted(raised.value.run_ids) == [name for name in created if name != "arrays"]
     assert f"perhaps submitted: {', '.join(raised.value.run_ids[:10])} and 3 more (" in str(raised.value)

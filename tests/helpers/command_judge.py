@@ -140,7 +140,7 @@ def _lost(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapsh
         now = after.get(path)
         if now == entry or _may_change(path, inside, arguments):
             continue
-        if now is None and _was_to_go(path, inside, arguments, before):
+        if now is None and (_was_to_go(path, inside, arguments, before) or _was_replaced(path, inside, before, after)):
             continue
         rest = _in_run(path, inside)
         if rest is not None and _is_checkpoint(rest):
@@ -191,6 +191,17 @@ def _was_to_go(path: str, inside: str, arguments: Sequence[str], before: Snapsho
     return (
         of_wandb is not None or "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
     )
+
+
+def _was_replaced(path: str, inside: str, before: Snapshot, after: Snapshot) -> bool:
+    """Whether this is an unsynced directory of W&B, and the run has a newer one now (docs/trackers.md)."""
+
+    def directories(entries: Snapshot, run: str) -> set[str]:
+        matches = (_OFFLINE_RUN.match(each[len(inside) + 1 :]) for each in entries if each.startswith(f"{inside}/"))
+        return {match[0].rstrip("/") for match in matches if match and match[1] == run}
+
+    gone = _OFFLINE_RUN.match(path[len(inside) + 1 :]) if path.startswith(f"{inside}/") else None
+    return gone is not None and bool(directories(after, gone[1]) - directories(before, gone[1]))
 
 
 def _names(word: str, run: str, runs: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from helpers.command_judge import Entry, judge, snapshot
@@ -97,6 +97,17 @@ def test_journals_may_grow_and_checkpoints_move_or_be_pruned_and_nothing_else(ho
     assert judged(home, **{weights: None, f"{RUN}/checkpoints.before-attempt-2/step-40/weights": file(b"40")}) == []
     # Even prune keeps the newest.
     assert judged(home, "prune", **{weights: None}) == ["lost"]
+
+
+def test_the_directory_of_wandb_may_be_replaced_by_a_newer_one_of_the_same_run(home: SampleHome) -> None:
+    old, newer = (f"project/runs/wandb/offline-run-2026112{day}_010203-{PurePath(RUN).name}" for day in (1, 2))
+    (home.path / old).mkdir(parents=True, mode=0o700)
+    (home.path / old / "run.wandb").write_bytes(b"old")
+    gone: dict[str, Entry | None] = {old: None, f"{old}/run.wandb": None}
+    assert judged(home, **gone) == ["lost", "lost"]
+    assert judged(home, **gone, **{newer: Entry(0o040000, 0o700), f"{newer}/run.wandb": file(b"new")}) == []
+    other = newer.replace(PurePath(RUN).name, "0000000000")
+    assert judged(home, **gone, **{other: Entry(0o040000, 0o700)}) == ["lost", "lost"]
 
 
 def test_new_files_must_be_private_and_needed(home: SampleHome) -> None:

@@ -22,6 +22,8 @@ PROGRESS = (
 LINES: list[tuple[str, str, str]] = [
     ("nccl-watchdog", WATCHDOG.format(0, 812), "collective 812 (ALLREDUCE)"),
     ("nccl-progress", PROGRESS.format(0, 812, 811, 0), "completed collective 811 of 812"),
+    ("nondeterministic", "RuntimeError: put_ does not have a deterministic implementation, but you set "
+     "'torch.use_deterministic_algorithms(True)'.", "put_ has no deterministic implementation"),
     ("store-timeout", "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying "
      "to connect to (10.1.2.3, 29500).", "nothing answers at 10.1.2.3, port 29500"),
     ("store-name", "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-17, 29500) cannot be retrieved (gai "

@@ -87,6 +87,10 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("nccl-progress", CASCADE, ("last enqueued NCCL work",),
             r"last enqueued NCCL work: (-?\d+), last completed NCCL work: (-?\d+)",
             "had completed collective {2} of {1} when it gave up waiting", "compare over ranks"),
+    Pattern("nondeterministic", ROOT, ("does not have a deterministic implementation",),
+            r"(\S+) does not have a deterministic implementation",
+            "{1} has no deterministic implementation, and nothing else is allowed",
+            "use another operation, or remove `deterministic: true` from the spec if it is there"),
     # Connections and rendezvous.
     Pattern("store-timeout", ROOT, ("client socket has timed out",),
             r"client socket has timed out after .{0,80}?connect to \((.+?), (\d+)\)",

@@ -76,7 +76,9 @@ class SideBySide:
 
 
 def is_seed(name: str) -> bool:
-    """Whether a setting is the seed of a random number generator, such as ``params.seed`` or ``params.run.seed``."""
+    """Whether a setting is a seed of random numbers, such as ``seed``, ``params.seed`` or ``params.run.seed``."""
+    if name == "seed":
+        return True
     last = name.rpartition(".")[2]
     return name.startswith("params.") and (last in _SEEDS or last.endswith("_seed"))
 

@@ -54,6 +54,8 @@ from slurmtrain.model.spec.values import (
 NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
 VERIFY = ("hashes", "sizes")
 EXIT_ZERO = ("auto", "completed")
+# What NumPy takes, and Python for its hashes of text.
+_LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +373,18 @@ class Spec:
         {},
         Entries(ParamKind(), "mapping of parameters", check_param_name),
         "Parameters of the script, which sweeps vary and MLflow logs.",
+    )
+    seed: int | None = declare_key(
+        None,
+        Nullable(kinds.whole_number(0, _LARGEST_SEED)),
+        "Seeds the random numbers of Python, NumPy and torch, the same in all ranks, and Python's hashes of text; "
+        "null: they differ each time.",
+    )
+    deterministic: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "Whether torch uses only algorithms that give the same bits each time. Some are slower, and an operation that "
+        "has none fails.",
     )
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(

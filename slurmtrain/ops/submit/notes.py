@@ -56,6 +56,8 @@ def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
     yield from plan.launcher_notes()
     yield from note_script(plan, executor)
     yield from _other_python(plan)
+    if plan.spec.deterministic:
+        yield "'deterministic: true': such algorithms are often slower on GPUs, and an operation that has none fails"
     if executor == "slurm":
         # sbatch refuses a slip itself, and at once; srun only in the job.
         yield from unknown_srun_options(plan.spec.slurm, _read_srun_options)

@@ -39,7 +39,14 @@ def reseed(plan_hash: str | None, step: int, rank: int) -> None:
 
     The seed is XXH3-64 of "<``plan_hash``>:<``step``>:<rank>": different on every rank, the same on every resume.
     """
-    seed = xxhash.xxh3_64_intdigest(f"{plan_hash}:{step}:{rank}".encode())
+    seed_all(xxhash.xxh3_64_intdigest(f"{plan_hash}:{step}:{rank}".encode()))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, NumPy, torch and all devices with this number, of up to 64 bits.
+
+    Torch has imported NumPy if it is installed: a script cannot import it later without having it seeded.
+    """
     random.seed(seed)
     torch.manual_seed(seed % 2**63)
     if "numpy" in sys.modules:

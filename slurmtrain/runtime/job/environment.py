@@ -55,6 +55,9 @@ _NODE = "SLURMTRAIN_NODE"
 _OPEN_FILES = "SLURMTRAIN_OPEN_FILES"
 _WORKDIR = "SLURMTRAIN_WORKDIR"
 _CODE_DIR = "SLURMTRAIN_CODE_DIR"
+# What makes runs repeatable: read by scripts without a session, too.
+_SEED = "SLURMTRAIN_SEED"
+_DETERMINISTIC = "SLURMTRAIN_DETERMINISTIC"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # The salt with which the port of the preflight is chosen, so that it differs from that of training.
@@ -63,9 +66,10 @@ BOOTSTRAP = "bootstrap"
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _OPEN_FILES, _HOME, _HOME_SECRET, _WORKDIR, _CODE_DIR,
-         _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
-         "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
-         "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT", "SLURMTRAIN_HOSTFILE")  # fmt: skip
+         _SEED, _DETERMINISTIC, _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID",
+         "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS", "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES",
+         "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE", "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT",
+         "SLURMTRAIN_HOSTFILE")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE",
             "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
@@ -321,6 +325,7 @@ def set_worker_environment(
         environ.setdefault(name, value)
     environ.update(network_variables(place.interface, place.address))
     environ.update(_launcher_variables(plan.spec, place))
+    environ.update(_repeatable(plan.spec))
     environ.update(_env_of(plan.spec))
     environ.update(_code_variables(plan, run))
     if node.executor == "local":
@@ -372,6 +377,14 @@ def _code_variables(plan: Plan, run: RunDir) -> dict[str, str]:
     paths = [copy.translate(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     path = os.pathsep.join(dict.fromkeys((*roots, *paths)))
     return {_WORKDIR: plan.workdir, _CODE_DIR: str(copy.tree), **({"PYTHONPATH": path} if path else {})}
+
+
+def _repeatable(spec: Spec) -> dict[str, str]:
+    """Variables that make the run repeatable, as far as the spec demands that."""
+    seeds = {} if spec.seed is None else {_SEED: str(spec.seed), "PYTHONHASHSEED": str(spec.seed)}
+    # By torch's notes on reproducibility: without it, what other streams do decides about cuBLAS' algorithms.
+    switches = {_DETERMINISTIC: "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+    return {**seeds, **(switches if spec.deterministic else {})}
 
 
 def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
@@ -453,7 +466,7 @@ class Worker:
     the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
     from; None if there is none. ``heartbeat``: the path of the board on which its agent reads its progress; None if
     there is none. ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that within which
-    it must exit; None outside a job.
+    it must exit; None outside a job. ``seed`` and ``deterministic``: as in the spec.
     """
 
     rank: int
@@ -473,6 +486,8 @@ class Worker:
     heartbeat: str | None
     stop_signal: signal.Signals
     forced_exit_s: float | None
+    seed: int | None
+    deterministic: bool
 
 
 def this_worker() -> Worker:
@@ -500,6 +515,8 @@ def this_worker() -> Worker:
         heartbeat=environ.get(_HEARTBEAT),
         stop_signal=signal.Signals[environ.get(_STOP_SIGNAL, "SIGTERM")],
         forced_exit_s=float(environ[_FORCED_EXIT]) if environ.get(_FORCED_EXIT) else None,
+        seed=int(environ[_SEED]) if environ.get(_SEED) else None,
+        deterministic=environ.get(_DETERMINISTIC) == "1",
     )
 
 

@@ -1,16 +1,18 @@
-"""Protects data-loader workers of scripts without a session from signals that Slurm sends to all processes of a step.
+"""What scripts without a session get when they import torch: guarded data-loader workers, and repeatable numbers.
 
-Torch calls :func:`guard_loaders` at the end of its own import, since it is registered as an entry point in the group
-``torch.backends`` (TORCH_DEVICE_BACKEND_AUTOLOAD in torch's documentation). Nothing else reaches a script that does not
-import slurmtrain: a signal that is ignored, or handled, before the worker starts is not ignored there, because torch
-installs a handler of its own in each worker; and one that is blocked could not be used to terminate a worker either,
-which multiprocessing does at exit, and would wait for ever.
+Workers are protected from signals that Slurm sends to all processes of a step. Torch calls :func:`guard_loaders` at the
+end of its own import, since it is registered as an entry point in the group ``torch.backends``
+(TORCH_DEVICE_BACKEND_AUTOLOAD in torch's documentation). Nothing else reaches a script that does not import slurmtrain:
+a signal that is ignored, or handled, before the worker starts is not ignored there, because torch installs a handler of
+its own in each worker; and one that is blocked could not be used to terminate a worker either, which multiprocessing
+does at exit, and would wait for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from multiprocessing.process import current_process, parent_process
 
 # Keeps the guard from being garbage collected.
@@ -20,15 +22,31 @@ _kept: list[object] = []
 def guard_loaders() -> None:
     """Guard the data-loader workers that this process will start, if it belongs to a rank. Never raises.
 
-    A child of ``multiprocessing`` has received the guard of its parent.
+    A child of ``multiprocessing`` has received the guard of its parent. Random numbers are seeded in it too: a new
+    interpreter has no state of its parent's.
     """
-    if "SLURMTRAIN_ATTEMPT_DIR" not in os.environ or _kept or _is_child():
+    if "SLURMTRAIN_ATTEMPT_DIR" not in os.environ:
+        return
+    if "SLURMTRAIN_SEED" in os.environ or "SLURMTRAIN_DETERMINISTIC" in os.environ:
+        _make_repeatable()
+    if _kept or _is_child():
         return
     # An exception would make the script's import of torch fail.
     with contextlib.suppress(Exception):
         from slurmtrain.runtime.training.child_signals import ChildGuard
 
         _kept.append(ChildGuard(loaders_only=True))
+
+
+def _make_repeatable() -> None:
+    """Do what the session would do for the spec's ``seed`` and ``deterministic``. Never raises."""
+    try:
+        from slurmtrain.runtime.job.environment import this_worker
+        from slurmtrain.runtime.training.repeatable import make_repeatable
+
+        make_repeatable(this_worker())
+    except Exception as error:  # noqa: BLE001 (the script's import of torch would fail)
+        print(f"slurmtrain: the script is not repeatable: {error!r}", file=sys.stderr, flush=True)
 
 
 def _is_child() -> bool:

@@ -41,6 +41,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
+from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.interpreter import leave_quickly, without_collection
 from slurmtrain.system.journal import Journal
@@ -119,6 +120,8 @@ class Session:
         """The number of processes in the run."""
         self.attempt = worker.number
         """Which attempt of the run this is, from 1."""
+        self.seed = worker.seed
+        """The spec's ``seed``, with which random numbers are seeded as the session is entered; None if it has none."""
         self.params = {**params, **worker.params}
         """The spec's ``params``, which override those given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
@@ -159,6 +162,7 @@ class Session:
             stacks.answer()
         self._beat(Phase.JOINING)
         self._join()
+        make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         attempt = self._worker.attempt
         if attempt is not None:
@@ -185,7 +189,8 @@ class Session:
                     self._journal.write(TrainingCompleted(step=self.step))
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
                 # Before anything else: the rank with the earliest event counts as the first to fail.
-                message = redact(str(error))[:_MESSAGE_CHARACTERS]
+                message = str(error) if not self._worker.deterministic else name_key(str(error))
+                message = redact(message)[:_MESSAGE_CHARACTERS]
                 self._journal.write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
             if self._checkpointer is not None:

@@ -19,7 +19,7 @@ from slurmtrain.model.spec.sweep.expressions import ListedValues, RandomValues, 
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 
 WORDS = ("zip", "points", "include", "exclude", "samples", "seed")
-"""Keys of the section that are no keys of the spec."""
+"""Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
 # How often a random run is drawn again before two equal ones are accepted.
 _TRIES = 100
 
@@ -149,14 +149,21 @@ class _Reader:
             factors[place:place] = self._random()
         else:
             for name in ("samples", "seed"):
-                if self._section.get(name) is not None and not self._mistaken:
-                    self._report((name,), "no key has random values, such as uniform(0, 1)")
+                if self._section.get(name) is None or self._mistaken or (name == "seed" and self._varies_seed):
+                    continue
+                self._report((name,), "no key has random values, such as uniform(0, 1)")
         exclude = [point for _, point in self._points("exclude")]
         include = [point for _, point in self._points("include")]
         self._check_rules(exclude, include)
         if not (factors or include or self._mistaken):
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
         return Sweep(factors, exclude, include)
+
+    @property
+    def _varies_seed(self) -> bool:
+        """Whether ``seed`` has several values, and so varies the spec's key; a number is where random values begin."""
+        value = self._section.get("seed")
+        return isinstance(value, list) or is_expression(value)
 
     def _report(self, at: KeyPath, message: str) -> None:
         self._mistaken = True
@@ -173,7 +180,7 @@ class _Reader:
             self._own(points)
             if points:
                 yield _Factor(len(points), lambda: [point for _, point in points])
-        elif name not in WORDS and self._may_vary(name, (name,)):
+        elif (name not in WORDS or (name == "seed" and self._varies_seed)) and self._may_vary(name, (name,)):
             listed = self._values(value, (name,))
             if isinstance(listed, RandomValues):
                 self._drawn[name] = listed
@@ -275,7 +282,7 @@ class _Reader:
     def _random(self) -> list[_Factor]:
         """All random keys together."""
         samples = self._whole("samples", 1)
-        seed = self._whole("seed", 0)
+        seed = 0 if self._varies_seed else self._whole("seed", 0)
         keys = dict(self._drawn)
         if self._section.get("samples") is None:
             self._report((next(iter(keys)),), "random values need 'samples' in the sweep: how many runs to draw")

@@ -61,6 +61,7 @@ def test_seeds_are_known_by_their_names(name: str) -> None:
     assert is_seed(name)
     assert not is_seed(name.replace("params.", "resources."))
     assert not is_seed("params.lr")
+    assert is_seed("seed")
 
 
 RECORDS = [{"metrics": {"acc": 0.5, "loss": 1.0, "lr": 0.1}, "goodput": 0.5}]

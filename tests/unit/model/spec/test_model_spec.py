@@ -207,6 +207,17 @@ def test_an_unknown_key_is_refused_at_any_depth_with_a_suggestion(data: dict[str
     assert f"did you mean {near}?" in message
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "7", True, [1]])
+def test_a_seed_is_a_number_that_all_libraries_take(seed: object) -> None:
+    at, message = only_mistake(seed=seed)
+    assert at == "seed"
+    assert "expected a whole number" in message
+
+
+def test_deterministic_is_true_or_false() -> None:
+    assert only_mistake(deterministic="yes")[1].startswith("expected true or false")
+
+
 @pytest.mark.parametrize(
     ("data", "hint"),
     [

@@ -209,6 +209,32 @@ def test_everything_comes_back_random_numbers_included(run: RunDir, start: Start
     assert fresh_counter.state["seen"][:4] == [1, 2.5, "x", None]
 
 
+def test_a_seeded_run_that_was_stopped_draws_the_same_numbers_as_one_that_was_not(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMTRAIN_SEED", "7")
+
+    def train(total: int) -> list[tuple[float, float, float]]:
+        drawn = []
+        with slurmtrain.session() as session:
+            model = nn.Linear(3, 1)
+            session.checkpoint(model=model)
+            for _ in session.steps(total):
+                drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+                with torch.no_grad():
+                    model.weight += torch.rand(3)
+        return [*drawn, tuple(model.weight.detach().flatten().tolist())]
+
+    start(from_start=True)
+    whole = train(4)
+    monkeypatch.delenv("SLURMTRAIN_FROM_START")
+    files.delete(files.newest_published(run.checkpoints))
+    start()
+    first = train(2)
+    start()
+    assert [*first[:2], *train(4)] == whole
+
+
 def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: Start) -> None:
     for _ in range(2):
         attempt = start()

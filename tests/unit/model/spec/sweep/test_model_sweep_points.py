@@ -83,6 +83,14 @@ def test_a_seed_gives_the_same_runs_on_every_machine() -> None:
     assert runs({**section, "seed": 1}) != runs(section)
 
 
+@pytest.mark.parametrize("seeds", [[3, 4], "range(3, 5)"])
+def test_several_seeds_vary_the_seed_of_the_runs(seeds: object) -> None:
+    assert runs({"seed": seeds}) == [{"seed": 3}, {"seed": 4}]
+    drawn = runs({"seed": seeds, "a": "uniform(0, 1)", "samples": 2})
+    assert [run["seed"] for run in drawn] == [3, 3, 4, 4]
+    assert [run["a"] for run in drawn[:2]] == [run["a"] for run in runs({"a": "uniform(0, 1)", "samples": 2})]
+
+
 def test_more_samples_continue_the_same_runs_and_keys_do_not_disturb_each_other() -> None:
     few = runs({"a": "uniform(0, 1)", "samples": 3})
     more = runs({"b": "uniform(0, 1)", "a": "uniform(0, 1)", "samples": 5})

@@ -1,0 +1,96 @@
+"""What makes a rank repeatable: the seed, and torch's switches; in a session, and in a script without one."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import slurmtrain
+from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.job.environment import environment_of_helper, this_worker
+from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("SLURMTRAIN_SEED", "SLURMTRAIN_DETERMINISTIC", "SLURMTRAIN_ATTEMPT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    states, mode = rng.capture(torch.device("cpu")), torch.get_deterministic_debug_mode()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    yield
+    rng.restore(states, torch.device("cpu"))
+    torch.set_deterministic_debug_mode(mode)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_a_seed_gives_all_libraries_and_all_ranks_the_same_numbers() -> None:
+    worker = replace(this_worker(), seed=2**32 - 1)
+    make_repeatable(worker)
+    first = draw()
+    make_repeatable(replace(worker, rank=3, local_rank=1))
+    assert draw() == first
+    make_repeatable(replace(worker, seed=0))
+    assert all(one != other for one, other in zip(draw(), first, strict=True))
+
+
+def test_without_a_seed_nothing_is_seeded_and_nothing_is_switched() -> None:
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    make_repeatable(this_worker())
+    assert random.random() == expected
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_refuses_an_operation_that_has_no_such_algorithm_and_the_error_names_the_key() -> None:
+    make_repeatable(replace(this_worker(), deterministic=True))
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    with pytest.raises(RuntimeError) as refused:
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+    message = name_key(str(refused.value))
+    assert message.startswith("put_ has no deterministic implementation, which 'deterministic: true' in the spec")
+    assert name_key("division by zero") == "division by zero"
+
+
+def test_a_session_has_the_seed_and_seeds_when_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for _ in range(2):
+        monkeypatch.setenv("SLURMTRAIN_SEED", "7")
+        torch.rand(3)
+        with slurmtrain.session() as run:
+            assert run.seed == 7
+            drawn.append(draw())
+    assert drawn[0] == drawn[1]
+    monkeypatch.delenv("SLURMTRAIN_SEED")
+    assert slurmtrain.session().seed is None
+
+
+def test_a_rank_without_a_session_is_repeatable_from_its_import_of_torch_on(tmp_path: Path) -> None:
+    script = """
+import random, torch, numpy
+print(random.random(), numpy.random.rand(), torch.rand(()).item(), torch.are_deterministic_algorithms_enabled())
+"""
+    rank = {
+        "SLURMTRAIN_ATTEMPT_DIR": str(tmp_path), "SLURMTRAIN_SUBMISSION": "1", "SLURMTRAIN_SEED": "7",
+        "SLURMTRAIN_DETERMINISTIC": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+    }  # fmt: skip
+    printed = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment_of_helper(), **rank},
+        capture_output=True, text=True, check=True, timeout=120,
+    ).stdout  # fmt: skip
+    rng.seed_all(7)
+    assert printed.split() == [*map(repr, (random.random(), float(np.random.rand()), torch.rand(()).item())), "True"]

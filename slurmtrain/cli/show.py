@@ -152,6 +152,8 @@ def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "from", _period(attempt["started_at"], attempt["ended_at"])
     yield "steps", _steps(attempt["first_step"], attempt["last_step"])
     yield "code", f"snapshot {attempt['code'][:12]}" if attempt.get("code") else ""
+    for line in attempt.get("environment_changes", ()):
+        yield "environ", line
     yield "lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""
     yield "time", attempt_problems.describe_time(attempt["seconds"])
     yield "master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""

@@ -13,6 +13,7 @@ from slurmtrain.model.run.ids import RUN_ID
 MANIFEST = "MANIFEST.json"
 JOURNALS = "journal"
 ATTEMPTS = "attempts"
+ENVIRONMENTS = "environments"
 METRICS = "metrics.jsonl"
 # Numbers are bounded: anybody can name a file, and what is read here goes into a database.
 _STEP = re.compile(r"step-([0-9]{1,15})")
@@ -190,6 +191,10 @@ class RunDir:
     def environment(self) -> Path:
         """Python and the packages that it has, as of the first submission."""
         return self.path / "environment.txt"
+
+    def software(self, name: str) -> Path:
+        """Python and the packages that attempts had on their nodes; ``name``: the hash of this list."""
+        return self.path / ENVIRONMENTS / f"{name}.txt"
 
     @property
     def code(self) -> Path:
@@ -444,7 +449,7 @@ def outlives_deletion(path: str) -> bool:
         path: The file, relative to the run directory.
     """
     folder, _, rest = path.partition("/")
-    if folder in (JOURNALS, "claims"):
+    if folder in (JOURNALS, ENVIRONMENTS, "claims"):
         return True
     if folder == ATTEMPTS:
         return rest.count("/") == 1 and rest.endswith(".jsonl")

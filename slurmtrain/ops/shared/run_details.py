@@ -13,6 +13,7 @@ from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.environments import describe_changes
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -32,11 +33,19 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         run: The same run with all details.
     """
     directory = workspace.root.run(run.id)
+    environments = describe_changes(workspace, run)
     return {
         **run_json(workspace, listed),
         "seconds": _seconds(summed(run.attempts)),
         "code": _code(directory, run),
-        "attempts": [{**attempt_json(attempt), "code": _snapshot(directory, attempt)} for attempt in run.attempts],
+        "attempts": [
+            {
+                **attempt_json(attempt),
+                "code": _snapshot(directory, attempt),
+                "environment_changes": environments.get(attempt.number, []),
+            }
+            for attempt in run.attempts
+        ],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
             {

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.redact import redact_code
+from slurmtrain.runtime.code.packages import read_software
 
 # The revision is useful but not required: git on a slow file system is not worth a longer wait.
 _GIT_TIMEOUT_S = 10.0
 # More is data or generated, not what somebody has changed to try something.
 _MOST_BYTES = 1 << 20
-_INSTALLED = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info(?:\.?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +21,8 @@ class Provenance:
     """What a run is submitted from.
 
     ``git``: ``commit``, ``dirty`` and ``branch``; None outside a checkout. ``difference``: what ``git diff HEAD``
-    prints, without secrets; empty if there is none, or it is too long. ``environment``: Python and its packages, a line
-    each.
+    prints, without secrets; empty if there is none, or it is too long. ``environment``: Python and its packages,
+    the text of a :class:`~slurmtrain.model.environment.software.Software`.
     """
 
     git: dict[str, Any] | None
@@ -41,7 +39,7 @@ def find_provenance(workdir: Path, python: str) -> Provenance:
     """
     git = _git_facts(workdir)
     difference = _difference(workdir) if git is not None and git["dirty"] else b""
-    return Provenance(git, difference, "".join(f"{line}\n" for line in _environment(Path(python))).encode())
+    return Provenance(git, difference, read_software(Path(python)).to_text().encode())
 
 
 def _git_facts(directory: Path) -> dict[str, Any] | None:
@@ -84,30 +82,3 @@ def _ask_git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout.strip() if completed.returncode == 0 else None
-
-
-def _environment(python: Path) -> Iterator[str]:
-    """Python and its packages by the names of folders: starting that Python would take much longer."""
-    places = sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
-    versions = {place.parent.name.removeprefix("python") for place in places}
-    yield f"# {python}, Python {_version(python) or ', '.join(sorted(versions)) or 'of an unknown version'}"
-    packages = set()
-    for place in places:
-        try:
-            names = [entry.name for entry in place.iterdir()]
-        except OSError:
-            continue
-        packages |= {
-            f"{match[1].replace('_', '-')}=={match[2]}" for name in names if (match := _INSTALLED.fullmatch(name))
-        }
-    yield from sorted(packages, key=str.lower)
-
-
-def _version(python: Path) -> str:
-    """The version of the Python of a virtual environment; empty if it is none."""
-    try:
-        lines = (python.parent.parent / "pyvenv.cfg").read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    return values.get("version", values.get("version_info", ""))

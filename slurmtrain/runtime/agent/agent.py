@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
@@ -49,6 +50,7 @@ from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
@@ -68,6 +70,8 @@ _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
 # Nodes import torch at their own pace, minutes apart on a busy file server.
 _CONNECT_S = 300.0
+# How long a very short attempt waits until its environment is noted.
+_NOTE_S = 1.0
 # Causes after which the scheduler should see the job as completed, not failed.
 _NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
 # Why a start of a job is surplus, by the state of its run.
@@ -150,6 +154,7 @@ class _Agent:
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
         self._live: LiveMetrics | None = None
+        self._environment: Thread | None = None
 
     def run(self) -> AttemptOutcome:
         """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
@@ -187,6 +192,9 @@ class _Agent:
                 )
             )
         requeue = self._plan.spec.requeue
+        if self._environment is not None:
+            # Mostly it ended long ago; a slow file system must not delay a requeue.
+            self._environment.join(_NOTE_S)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)
@@ -368,6 +376,10 @@ class _Agent:
             heartbeat=board,
         )
         make_directory(self._attempt.logs, private=True)
+        if self._environment is None:
+            environ = dict(environment.environment_of_agent())
+            node = NotedNode(self._attempt.run, self._node.index, self._plan, environ)
+            self._environment = note_environment(self._journal, node)
         directory = self._plan.working_directory(self._attempt.run.code)
         try:
             os.chdir(directory)

@@ -64,6 +64,24 @@ class CodePrepared(Payload):
 
 
 @payload
+class EnvironmentNoted(Payload):
+    """What the attempt has on this node: software, machine, variables."""
+
+    KIND: ClassVar[str] = "environment"
+
+    node: int = 0
+    """The node's number."""
+    software: str = ""
+    """The hash of its Python and packages, which ``environments/<hash>.txt`` in the run directory lists."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of ``python``, ``torch``, ``cuda``, ``cudnn``, the GPUs' ``driver``, and on node 0 of ``slurm``."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """What kind of machine it is: ``cpu``, ``cores``, ``memory``, ``gpus``, ``kernel``, ``os``."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The ranks' environment variables for training libraries, such as ``NCCL_*``, without secrets."""
+
+
+@payload
 class NetworkElected(Payload):
     """Node 0: the networks that the ranks could train over, and the one that was elected."""
 
@@ -371,8 +389,8 @@ class NodeEnded(Payload):
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
-    AgentStarted, WaitingForRun, CodePrepared, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady,
-    WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected, HangLimitRaised,
-    RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue, RequeueFailed,
-    NodeEnded,
+    AgentStarted, WaitingForRun, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured, PreflightDone,
+    RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected,
+    HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue,
+    RequeueFailed, NodeEnded,
 )  # fmt: skip

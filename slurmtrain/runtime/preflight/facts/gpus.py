@@ -52,6 +52,16 @@ def driver_version(nvml: Any | None) -> str | None:
         return None
 
 
+def names_of_gpus(nvml: Any | None, visible: str | None) -> list[str]:
+    """The models of the visible GPUs; empty if NVML does not answer.
+
+    Args:
+        nvml: The module of nvidia-ml-py, or None.
+        visible: The value of CUDA_VISIBLE_DEVICES.
+    """
+    return [gpu["name"] for gpu in _query_nvml(nvml, visible)["gpus"] if gpu.get("name")]
+
+
 def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
     """Facts of the GPUs that this job can see.
 

@@ -1,0 +1,109 @@
+"""The environment that a run was submitted from, and those that its attempts had on their nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from slurmtrain.model.environment.changes import describe
+from slurmtrain.model.environment.environment import Environment, compare, kinds_of
+from slurmtrain.model.environment.software import Software, package_changes
+from slurmtrain.model.run.events.agent import EnvironmentNoted
+from slurmtrain.model.run.layout import RunDir, attempt_of
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.owned_files import read_checked
+
+
+def submitted_software(directory: RunDir) -> Software | None:
+    """Python and its packages when a run was submitted; None if that is not known.
+
+    Args:
+        directory: The run.
+    """
+    with contextlib.suppress(OSError):
+        return Software.from_text(read_checked(directory.environment).decode(errors="replace"))
+    return None
+
+
+def environments_of(workspace: Workspace, run: Run) -> dict[int, Environment]:
+    """What the attempts of a run had, by their numbers; those that no node has noted anything of are left out.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    notes = _notes(workspace, run)
+    directory = workspace.root.run(run.id)
+    return {number: _environment(directory, by_node) for number, by_node in notes.items()}
+
+
+def newest_environment(workspace: Workspace, run: Run) -> Environment:
+    """What the newest attempt of a run had that anything is known of, else what it was submitted from.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    of_attempts = environments_of(workspace, run)
+    if of_attempts:
+        return of_attempts[max(of_attempts)]
+    return Environment(software=submitted_software(workspace.root.run(run.id)))
+
+
+def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
+    """How the environments of attempts differ from that of the first, and within each among its nodes, in words.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    notes = _notes(workspace, run)
+    directory = workspace.root.run(run.id)
+    lines: dict[int, list[str]] = {}
+    first: Environment | None = None
+    for number, by_node in notes.items():
+        environment = _environment(directory, by_node)
+        first = first or environment
+        changes = compare(first, environment)
+        parts = [f"other {kind} than the first attempt: {describe(of_kind)}" for kind, of_kind in changes.items()]
+        lines[number] = [*parts, *_among_nodes(directory, by_node)]
+    return {number: texts for number, texts in lines.items() if texts}
+
+
+def _notes(workspace: Workspace, run: Run) -> dict[int, dict[int, EnvironmentNoted]]:
+    """What nodes have noted, by attempt and node, in their order."""
+    numbers = {attempt.key: attempt.number for attempt in run.attempts}
+    notes: dict[int, dict[int, EnvironmentNoted]] = {}
+    for event in workspace.store.events(run.id, EnvironmentNoted):
+        if (number := numbers.get(attempt_of(event.source))) is not None:
+            notes.setdefault(number, {})[event.payload.node] = event.payload
+    return {number: dict(sorted(notes[number].items())) for number in sorted(notes)}
+
+
+def _environment(directory: RunDir, by_node: Mapping[int, EnvironmentNoted]) -> Environment:
+    first = next(iter(by_node.values()))
+    return Environment(
+        software=_read(directory, first.software),
+        versions=first.versions,
+        machines=kinds_of(note.machine for note in by_node.values()),
+        variables=first.variables,
+    )
+
+
+def _among_nodes(directory: RunDir, by_node: Mapping[int, EnvironmentNoted]) -> Iterator[str]:
+    """Lines on nodes that have other packages than the first one."""
+    [(number, first), *others] = by_node.items()
+    software = _read(directory, first.software)
+    for node, note in others:
+        if note.software != first.software and software and (own := _read(directory, note.software)):
+            yield f"other packages on node {node} than on node {number}: {describe(package_changes(software, own))}"
+
+
+def _read(directory: RunDir, name: str) -> Software | None:
+    """A list of packages; None if it is missing, or its name is none."""
+    if not (name.isalnum() and name.isascii()):
+        return None
+    with contextlib.suppress(OSError):
+        return Software.from_text(read_checked(directory.software(name)).decode(errors="replace"))
+    return None

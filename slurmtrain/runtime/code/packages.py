@@ -1,0 +1,103 @@
+"""The packages of a Python, from the files that their installers left: starting that Python would take much longer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from slurmtrain.model.environment.software import Package, Software
+from slurmtrain.system.owned_files import read_readable
+
+_INSTALLED = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info(?:\.?)")
+_HASH_DIGITS = 16
+_COMMIT_DIGITS = 12
+
+
+def read_software(python: Path) -> Software:
+    """What a Python consists of, as far as that can be read.
+
+    Args:
+        python: The interpreter, by the path that commands have.
+    """
+    places = package_directories(python)
+    versions = {place.parent.name.removeprefix("python") for place in places}
+    version = _version(python) or ", ".join(sorted(versions)) or "of an unknown version"
+    packages: dict[str, Package] = {}
+    for place in places:
+        with contextlib.suppress(OSError):
+            for entry in sorted(place.iterdir()):
+                if match := _INSTALLED.fullmatch(entry.name):
+                    packages[match[1].replace("_", "-")] = Package(match[2], _detail(entry))
+    return Software(str(python), version, packages)
+
+
+def package_directories(python: Path) -> list[Path]:
+    """The directories with the packages of a virtual environment, or of an installation."""
+    return sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
+
+
+def _detail(installed: Path) -> str:
+    """What tells a package from others of its version; see :class:`Package`."""
+    try:
+        if (origin := _editable_origin(installed)) is not None:
+            revision = revision_of(origin)
+            return f"editable {origin}" + (f", {revision[:_COMMIT_DIGITS]}" if revision else "")
+        return hashlib.sha256(read_readable(installed / "RECORD")).hexdigest()[:_HASH_DIGITS]
+    except (OSError, ValueError):
+        return ""  # distributions and conda leave out some of these files
+
+
+def _editable_origin(installed: Path) -> Path | None:
+    """Where an editable package is (PEP 610); None for any other."""
+    try:
+        origin = json.loads(read_readable(installed / "direct_url.json"))
+    except FileNotFoundError:
+        return None
+    if not (isinstance(origin, dict) and isinstance(origin.get("dir_info"), dict)):
+        return None
+    return Path(unquote(urlsplit(str(origin.get("url"))).path)) if origin["dir_info"].get("editable") else None
+
+
+def revision_of(directory: Path) -> str:
+    """The commit that is checked out in a directory, read without git, which would take longer; empty if unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        for parent in (directory, *directory.parents):
+            place = parent / ".git"
+            if place.exists():
+                return next(_revisions(place), "")
+    return ""
+
+
+def _revisions(place: Path) -> Iterator[str]:
+    """What ``HEAD`` of a repository stands for; of a work tree or submodule, ``.git`` names its directory."""
+    if place.is_file():
+        place = (place.parent / read_readable(place).decode().removeprefix("gitdir:").strip()).resolve()
+    head = read_readable(place / "HEAD").decode().strip()
+    if not head.startswith("ref:"):
+        yield head
+        return
+    reference = head.removeprefix("ref:").strip()
+    common = place / "commondir"
+    shared = (place / read_readable(common).decode().strip()).resolve() if common.exists() else place
+    if (shared / reference).is_file():
+        yield read_readable(shared / reference).decode().strip()
+    elif (shared / "packed-refs").is_file():
+        for line in read_readable(shared / "packed-refs").decode(errors="replace").splitlines():
+            commit, _, name = line.partition(" ")
+            if name == reference:
+                yield commit
+
+
+def _version(python: Path) -> str:
+    """The version of the Python of a virtual environment; empty if it is none."""
+    try:
+        lines = read_readable(python.parent.parent / "pyvenv.cfg").decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    return values.get("version", values.get("version_info", ""))

@@ -10,10 +10,12 @@ import click
 
 from slurmtrain.cli.describe import attempt_problems, check_tables, node_lists
 from slurmtrain.cli.shared import formatting, options, output, tables, times
+from slurmtrain.model.run.lineage import Parent
 from slurmtrain.ops.shared.workspace import Workspace
 
 _GARBAGE_SHOWN = 5
 _CHECKPOINTS_SHOWN = 5
+_CHILDREN_SHOWN = 5
 # Cells before the text of a fact.
 _INDENT = 12
 
@@ -88,6 +90,8 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "ended", times.when(run["ended_at"])
     yield "command", run["command"]
     yield "sweep", run["sweep"]
+    yield "from", "; ".join(Parent.from_dict(parent).phrase for parent in run["parents"])
+    yield "led to", _children(run["children"])
     yield "tags", " ".join(run["tags"])
     yield "note", run["note"]
     yield "archived", "'status' lists it with --all only" if run["archived"] else ""
@@ -97,6 +101,18 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "plan", run["plan_hash"]
     yield "mlflow run", run["mlflow_run_id"]
     yield "directory", run["dir"]
+
+
+def _children(children: Sequence[dict[str, Any]]) -> str:
+    """The runs that come from a run, the newest last."""
+    more = len(children) - _CHILDREN_SHOWN
+    shown = [f"{child['run']} ({_relation(child)})" for child in children[-_CHILDREN_SHOWN:]]
+    return (f"{more} more, " if more > 0 else "") + ", ".join(shown)
+
+
+def _relation(child: dict[str, Any]) -> str:
+    step = child["step"]
+    return str(child["relation"]) if step is None else f"{child['relation']} at step {step}"
 
 
 def _print_checkpoints(run: dict[str, Any], *, limit: int | None) -> None:

@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 8
+VERSION = 9
 
 metadata = sa.MetaData()
 
@@ -43,6 +43,7 @@ run = sa.Table(
     sa.Column("resources", Json, nullable=False),
     sa.Column("tracked", sa.Boolean),
     sa.Column("sweep", TEXT),
+    sa.Column("parents", Json, nullable=False),
     sa.Column("tags", Json, nullable=False),
     sa.Column("note", TEXT, nullable=False),
     sa.Column("archived", sa.Boolean, nullable=False),
@@ -68,6 +69,10 @@ run = sa.Table(
 # Not an Index: its option for PostgreSQL would make every command import that dialect, and all of its drivers.
 for _dialect, _condition in {"sqlite": "settled = 0", "postgresql": "NOT settled"}.items():
     _index = sa.DDL(f"CREATE INDEX run_unsettled ON run (id) WHERE {_condition}")  # type: ignore[no-untyped-call]
+    sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
+# The few runs that come from others.
+for _dialect in ("sqlite", "postgresql"):
+    _index = sa.DDL("CREATE INDEX run_with_parents ON run (id) WHERE parents != '[]'")  # type: ignore[no-untyped-call]
     sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
 sa.Index("run_archived", run.c.archived, run.c.id)
 

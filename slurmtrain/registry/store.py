@@ -131,6 +131,11 @@ class Listed:
         return None if self.row["sweep"] is None else str(self.row["sweep"])
 
     @property
+    def parents(self) -> list[dict[str, Any]]:
+        """The runs that it comes from."""
+        return _decode(self.row["parents"], "Sequence[Mapping[str, Any]]") or []
+
+    @property
     def tags(self) -> list[str]:
         """What people have tagged it with."""
         return _decode(self.row["tags"], "Sequence[str]") or []
@@ -249,6 +254,11 @@ class Store:
     def worth_listing(self, newest: int) -> list[str]:
         """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
         return self._read(lambda connection: index.worth_listing(connection, newest))
+
+    def children(self, run_id: str) -> dict[str, list[dict[str, Any]]]:
+        """The runs that come from a run, oldest first, with all that they come from."""
+        texts = self._read(lambda connection: index.children(connection, run_id))
+        return {child: _decode(text, "Sequence[Mapping[str, Any]]") for child, text in texts.items()}
 
     def behind(self) -> list[str]:
         """The ids of the runs of which trackers may not have everything, oldest first."""

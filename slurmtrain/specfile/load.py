@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError
+from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
@@ -47,12 +48,14 @@ class PlannedRun:
 
     ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
+    ``parents``: the runs that it comes from.
     """
 
     plan: Plan
     overrides: tuple[str, ...]
     secrets: Mapping[str, str]
     varies: Mapping[str, Any] = field(default_factory=dict)
+    parents: Sequence[Parent] = ()
 
 
 @dataclass(frozen=True, slots=True)

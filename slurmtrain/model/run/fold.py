@@ -133,6 +133,7 @@ class RunBuilder:
             resources=settings.resources or {},
             tracked=settings.tracked,
             sweep=origin.sweep,
+            parents=origin.parents or (),
         )
         return with_state(_marked(run, read_marks(events)))
 

@@ -212,6 +212,8 @@ class Run:
     """Whether its metrics are to be sent to any tracker; None: unknown."""
     sweep: str | None = None
     """The id of its sweep, which the runs of one submission share; None for a single run."""
+    parents: Sequence[Mapping[str, Any]] = ()
+    """The runs that it comes from, each as :class:`.lineage.Parent` writes it."""
     tags: Sequence[str] = ()
     """What people have tagged it with, in alphabetical order."""
     note: str = ""

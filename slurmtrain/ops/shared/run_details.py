@@ -36,6 +36,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     environments = describe_changes(workspace, run)
     return {
         **run_json(workspace, listed),
+        "children": _children(workspace, run.id),
         "seconds": _seconds(summed(run.attempts)),
         "code": _code(directory, run),
         "attempts": [
@@ -58,6 +59,16 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
             for garbage in workspace.store.garbage(run.id)
         ],
     }
+
+
+def _children(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
+    """The runs that come from a run, each with the relation and the step of its checkpoint."""
+    return [
+        {**parent, "run": child}
+        for child, parents in workspace.store.children(run_id).items()
+        for parent in parents
+        if parent.get("run") == run_id
+    ]
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:

@@ -93,6 +93,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "command": _column("command"),
     "resources": lambda run: run.listed.resources,
     "sweep": lambda run: run.listed.sweep,
+    "parents": lambda run: run.listed.parents,
     "tags": lambda run: run.listed.tags,
     "note": _column("note"),
     "archived": lambda run: bool(run.listed.row["archived"]),

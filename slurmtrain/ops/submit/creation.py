@@ -216,6 +216,7 @@ def _build(
                     sweep=batch.sweep,
                     varies={key: value if is_plain(value) else str(value) for key, value in planned.varies.items()},
                     spec_file=str(batch.spec.path) if batch.spec.path else None,
+                    parents=[parent.to_dict() for parent in planned.parents] or None,
                     **run_settings(planned.plan),
                 )
             )

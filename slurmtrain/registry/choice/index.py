@@ -102,6 +102,15 @@ def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
     return sorted(ids)
 
 
+def children(connection: sa.Connection, run_id: str) -> dict[str, str]:
+    """The JSON of where they come from, by their ids, of the runs that come from a run, oldest first."""
+    run = schema.run.c
+    # The first condition is that of an index: few runs come from others.
+    has_it = sa.and_(run.parents != sa.literal_column("'[]'"), run.parents.contains(f'"{run_id}"', autoescape=True))
+    rows = connection.execute(sa.select(run.id, run.parents).where(has_it).order_by(run.id))
+    return {child: str(parents) for child, parents in rows}
+
+
 def behind(connection: sa.Connection) -> list[str]:
     """The ids of the runs that have begun and of which some tracker, or each, has another revision, oldest first."""
     run, sent = schema.run.c, schema.sent.c

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmtrain.model.query.differing import write_value
+from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.model.spec.spec import BestSpec, Spec
 
@@ -124,6 +125,7 @@ def lasting_tags(run: Run, origin: Origin, spec: Spec, directory: str) -> dict[s
         "slurmtrain.dir": directory,
         "slurmtrain.plan_hash": run.plan_hash,
         "slurmtrain.sweep": run.sweep,
+        **_parents(run),
         "slurmtrain.spec_file": origin.spec_file,
         "slurmtrain.executor": run.executor,
         "mlflow.user": origin.by.rpartition("@")[0] or origin.by,
@@ -132,6 +134,17 @@ def lasting_tags(run: Run, origin: Origin, spec: Spec, directory: str) -> dict[s
         **{f"mlflow.source.git.{key}": git.get(key) for key in ("commit", "branch", "dirty")},
     }
     return {name: str(value) for name, value in tags.items() if value not in (None, "")}
+
+
+def _parents(run: Run) -> dict[str, str]:
+    """The runs that a run comes from. Not as ``mlflow.parentRunId``, under which MLflow hides a run in lists."""
+    if not run.parents:
+        return {}
+    parents = [Parent.from_dict(parent) for parent in run.parents]
+    return {
+        "slurmtrain.parents": "; ".join(parent.phrase for parent in parents),
+        "slurmtrain.parent_run_id": parents[0].run,
+    }
 
 
 def source_of(command: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord
-from slurmtrain.model.run.events.records import GitRecord, ProcessRecord
+from slurmtrain.model.run.events.records import GitRecord, ParentRecord, ProcessRecord
 
 
 @payload
@@ -43,6 +43,8 @@ class RunCreated(Payload):
     """Its values of the keys of the spec that its sweep varies."""
     spec_file: str | None = None
     """The path of the spec file, absolute; None if there was none, or it is unknown."""
+    parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)
+    """The runs that it comes from; None: there are none."""
 
 
 @payload

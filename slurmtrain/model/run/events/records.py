@@ -42,6 +42,8 @@ AddressRecord: TypeAlias = Mapping[str, Any]
 EvidenceRecord: TypeAlias = Mapping[str, Any]
 """What an agent saw besides the ranks: ``oom_kills``, ``memory_limit`` (bytes), ``xids`` (``code``, ``bus``, ``times``,
 ``line``), ``gone`` (nodes), ``slurm`` (its answer)."""
+ParentRecord: TypeAlias = Mapping[str, Any]
+"""A run that another one comes from: its id ``run``, the ``relation``, and the ``step`` of a checkpoint."""
 RoundRecord: TypeAlias = Mapping[str, Any]
 """The end of a round of ranks: ``cause``, ``began_at_step``, ``committed`` (step), ``reached`` (step), ``where``,
 ``foreign``, ``began_from`` (fingerprint), ``left`` (fingerprint)."""
@@ -75,6 +77,7 @@ RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
         {"oom_kills": "int", "memory_limit": "int | None", "xids": "Sequence[XidRecord]", "gone": "Sequence[str]",
          "slurm": "Mapping[str, Any]"},
     ),
+    "ParentRecord": ({"run": "str", "relation": "str"}, {"step": "int | None"}),
     "RoundRecord": (
         {"cause": "str", "began_at_step": "int", "committed": "int"},
         {"reached": "int | None", "where": "str", "foreign": "bool", "began_from": "str | None", "left": "str | None"},

@@ -32,6 +32,7 @@ COMMANDS = {
     "plot": ("plot", "Draw curves of metrics."),
     "wait": ("wait", "Wait until runs have ended."),
     "resume": ("resume", "Resume a run from its newest checkpoint."),
+    "rerun": ("rerun", "Submit a run again: the same plan and code."),
     "cancel": ("cancel", "Cancel runs."),
     "sync": ("sync", "Reconcile runs, registry and MLflow."),
     "watch": ("watch", "Restart interrupted runs, until stopped."),

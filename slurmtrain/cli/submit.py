@@ -62,21 +62,21 @@ def command(
     chosen = workspace.config.choose_executor(executor)
     if dry_run:
         return _print_preview(loaded, chosen, as_json=as_json)
-    if not (yes or _is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
+    if not (yes or is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
         output.echo("nothing was submitted", err=True)
         return 1
     try:
         run_ids, notes, swept = submit_spec(workspace, loaded, executor=chosen, key=key)
     except SubmitFailed as error:
         if error.run_ids:
-            _print(workspace, error.run_ids, as_json=as_json)
+            print_submitted(workspace, error.run_ids, as_json=as_json)
         raise
     output.warn(notes)
     if waits:
         from slurmtrain.cli.shared.wait_for_runs import wait_for_runs
 
         return wait_for_runs(workspace, run_ids, as_json=as_json)
-    _print(workspace, run_ids, as_json=as_json)
+    print_submitted(workspace, run_ids, as_json=as_json)
     if not as_json:
         lists = "'slurmtrain status' lists runs"
         if swept is not None:
@@ -99,7 +99,7 @@ def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:
     return 0
 
 
-def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
+def is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
     """Whether a large sweep is to be submitted: asked on a terminal. Raises UserError where nobody can be asked."""
     from slurmtrain.ops.submit.preview import large_sweep
 
@@ -124,8 +124,14 @@ def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
     return True
 
 
-def _print(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> None:
-    """Print the ids of runs that exist, or their JSON. Raises SubmitFailed if that is not possible."""
+def print_submitted(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> None:
+    """Print runs that exist. Raises SubmitFailed if that is not possible.
+
+    Args:
+        workspace: Where they are.
+        run_ids: Their ids.
+        as_json: Print their JSON, and not only the ids.
+    """
     try:
         output.print_json(_facts(workspace, run_ids)) if as_json else output.echo(*run_ids)
     except OutputError as error:

@@ -49,6 +49,7 @@ class PlannedRun:
     ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
     ``parents``: the runs that it comes from.
+    ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class PlannedRun:
     secrets: Mapping[str, str]
     varies: Mapping[str, Any] = field(default_factory=dict)
     parents: Sequence[Parent] = ()
+    has_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +203,14 @@ def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], 
             )
 
 
-def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lambda _: frozenset()) -> PlannedRun:
-    """The plan of a run's next attempt: the old plan with overrides.
+def replan(
+    plan: Plan,
+    overrides: Sequence[str],
+    read_options: ReadOptions = lambda _: frozenset(),
+    *,
+    renames: bool = False,
+) -> PlannedRun:
+    """The plan of a run's next attempt, or of a run that repeats it: the old plan with overrides.
 
     Interpolations are evaluated again, so that ``params.steps=400`` also changes ``--steps ${params.steps}``.
 
@@ -210,6 +218,7 @@ def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lam
         plan: The old plan.
         overrides: ``a.b=c``.
         read_options: The options of sbatch here, beside those that the plan has already.
+        renames: Whether an override may change the name.
 
     Raises:
         SpecError: Lists all mistakes.
@@ -226,7 +235,7 @@ def replan(plan: Plan, overrides: Sequence[str], read_options: ReadOptions = lam
     # A run stays in its experiment, whatever the default is in this version.
     machine = _Machine(Path(plan.workdir), plan.python, SiteRules(options), plan.spec.tracking.mlflow.experiment)
     [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
-    if planned.plan.spec.name != plan.spec.name:
+    if planned.plan.spec.name != plan.spec.name and not renames:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,19 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
 
 def describe_git(directory: Path) -> str:
     """The revision of the code in a directory in a few words; empty if it is not in git."""
-    git = _git_facts(directory)
-    if git is None:
+    return describe_revision(_git_facts(directory))
+
+
+def describe_revision(git: Mapping[str, Any] | None) -> str:
+    """A revision in a few words; empty if there is none.
+
+    Args:
+        git: ``commit``, ``branch``, and how many files were modified, as a run keeps it.
+    """
+    if not git or not git.get("commit"):
         return ""
-    state = f"{git['modified']} modified" if git["dirty"] else "clean"
-    return ", ".join(filter(None, (git["commit"][:12], git.get("branch"), state)))
+    state = f"{git.get('modified', 'some')} modified" if git.get("dirty") else "clean"
+    return ", ".join(filter(None, (str(git["commit"])[:12], git.get("branch"), state)))
 
 
 def _difference(directory: Path) -> bytes:

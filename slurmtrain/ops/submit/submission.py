@@ -220,8 +220,10 @@ def _submit(
 
 def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
     """The runs with the snapshots of the code that they are to execute, and notes."""
-    plans, notes = with_snapshots(workspace, [planned.plan for planned in batch.runs])
-    runs = [replace(planned, plan=plan) for planned, plan in zip(batch.runs, plans, strict=True)]
+    undecided = [planned for planned in batch.runs if not planned.has_code]
+    plans, notes = with_snapshots(workspace, [planned.plan for planned in undecided])
+    snapshotted = iter(plans)
+    runs = [planned if planned.has_code else replace(planned, plan=next(snapshotted)) for planned in batch.runs]
     return replace(batch, runs=runs), notes
 
 

@@ -88,7 +88,7 @@ def test_submitting_to_slurm_without_sbatch_is_refused_with_the_reason(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", ["show", "logs", "wait", "resume", "cancel"])
+@pytest.mark.parametrize("command", ["show", "logs", "wait", "resume", "rerun", "cancel"])
 def test_a_run_that_does_not_exist_is_named(tmp_path: Path, command: str) -> None:
     completed = call(command, "nosuch", cwd=tmp_path)
     assert completed.returncode == 2

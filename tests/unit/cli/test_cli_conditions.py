@@ -33,6 +33,7 @@ CALLS = {
     "logs": ("logs", RUN_ID),
     "wait": ("wait", RUN_ID),
     "resume": ("resume", RUN_ID),
+    "rerun": ("rerun", RUN_ID),
     "cancel": ("cancel", RUN_ID),
     "sync": ("sync",),
     "watch": ("watch", "--once"),

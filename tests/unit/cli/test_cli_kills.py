@@ -23,6 +23,7 @@ COMMANDS = (
     ("submit", "spec.yaml", "--executor", "slurm"),
     ("resume", id_of("crashed"), "requeue.max_failures=1"),
     ("resume", id_of("crashed"), "--from-start"),
+    ("rerun", id_of("completed"), "--executor", "slurm"),
     ("cancel", id_of("gone")),
     ("cancel", id_of("pending")),
     ("sync",),
@@ -59,7 +60,7 @@ def test_the_commands_after_a_killed_one_put_it_right(sample: SampleHome, comman
             disturbed.settle()
             disturbed.check(command)
             # Whoever was interrupted calls the same command again.
-            if command[0] not in ("submit", "resume"):
+            if command[0] not in ("submit", "resume", "rerun"):
                 disturbed.call(*command)
                 disturbed.check(command)
 

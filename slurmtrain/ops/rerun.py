@@ -1,0 +1,209 @@
+"""Submitting a run, or all runs of a sweep, again: the same plan and the same code, as new runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmtrain.errors import PathError, RunBusy
+from slurmtrain.model.environment.changes import describe
+from slurmtrain.model.environment.environment import Environment, compare
+from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import RERUN, Parent
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.environments import submitted_software
+from slurmtrain.ops.shared.find import choose, of_sweep
+from slurmtrain.ops.shared.observe import check_readable, observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import Submission, submit_spec, which_python
+from slurmtrain.ops.submit.code import with_code_of_now
+from slurmtrain.ops.submit.provenance import describe_git, describe_revision
+from slurmtrain.runtime.code.packages import read_software
+from slurmtrain.slurm.command_options import read_options
+from slurmtrain.specfile import PlannedRun, SpecFile, replan
+from slurmtrain.system.owned_files import read_checked
+
+# How a copy of a spec ends, see ops.submit.creation.
+_OVERRIDE = "# override: "
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What is to be submitted again.
+
+    ``spec``: the new runs. ``executor``: what started the old ones. ``notes``: what will differ from these.
+    """
+
+    spec: SpecFile
+    executor: str
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """A run that is submitted again: its directory, what is known of it, and how it was created."""
+
+    directory: RunDir
+    run: Run
+    created: RunCreated
+    plan: Plan
+
+
+def rerun(
+    workspace: Workspace,
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    executor: str | None = None,
+    code_of_now: bool = False,
+) -> Submission:
+    """Submit a run, or the runs of a sweep, again.
+
+    Args:
+        workspace: Where they are.
+        name: The run, by id, a prefix of it, name or ``@last``; or the id of a sweep.
+        overrides: ``KEY=VALUE`` for all of the new runs.
+        executor: ``slurm`` or ``local``; None: as the old ones.
+        code_of_now: Execute the code as it is now, and not as it was then.
+
+    Raises:
+        SlurmtrainError: As :func:`plan_again` and :func:`slurmtrain.ops.submit.submit_spec`.
+    """
+    again = plan_again(workspace, name, overrides, code_of_now=code_of_now)
+    submission = submit_spec(workspace, again.spec, executor=executor or again.executor)
+    return submission._replace(notes=[*again.notes, *submission.notes])
+
+
+def plan_again(
+    workspace: Workspace, name: str, overrides: Sequence[str] = (), *, code_of_now: bool = False
+) -> Repetition:
+    """Plan the same runs again; nothing is created yet.
+
+    Args:
+        workspace: Where they are.
+        name: As for :func:`rerun`.
+        overrides: ``KEY=VALUE`` for all of the new runs.
+        code_of_now: Execute the code as it is now, and not as it was then.
+
+    Raises:
+        RunNotFound: There is no such run.
+        PathError: A plan, or a snapshot of code, is missing or damaged.
+        SpecError: An override is wrong.
+    """
+    originals = [_original(workspace, run_id) for run_id in _choose(workspace, name)]
+    first = originals[0]
+    notes = [*_on_plan(first), *_on_software(first)]
+    codes: dict[tuple[str, str], CodeSnapshot | None] = {}
+    runs = []
+    for original in originals:
+        planned = _plan(original, overrides)
+        plan = planned.plan
+        # The runs of a sweep mostly share it.
+        key = (plan.workdir, plan.code.hash if plan.code is not None else "")
+        if key not in codes:
+            newer, more = _with_code(workspace, original, plan, code_of_now=code_of_now)
+            codes[key] = newer.code
+            notes += more
+        runs.append(replace(planned, plan=replace(plan, code=codes[key])))
+    file = Path(first.created.spec_file) if first.created.spec_file else None
+    spec = SpecFile(text=_text(first.directory), runs=tuple(runs), path=file)
+    return Repetition(spec, first.run.executor, list(dict.fromkeys(notes)))
+
+
+def _choose(workspace: Workspace, name: str) -> list[str]:
+    runs = observe(workspace, ask_slurm=False).runs
+    return (of_sweep(runs, name) if name not in runs else []) or [choose(runs, name)]
+
+
+def _original(workspace: Workspace, run_id: str) -> _Original:
+    run = workspace.store.load(run_id)
+    created = [event.payload for event in workspace.store.events(run_id, RunCreated)]
+    if run is None or not created:
+        raise RunBusy(f"run {run_id} has only just been created; try again in a moment")
+    check_readable(run)
+    directory = workspace.root.run(run_id)
+    return _Original(directory, run, created[0], current_plan(directory, run))
+
+
+def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
+    """The plan of a run that is the same again, with overrides."""
+    plan = original.plan
+    if not Path(plan.python).exists():
+        plan = replace(plan, python=which_python())
+    planned = replan(plan, overrides, read_options, renames=True)
+    # With none of its own, what an override demands is taken at submission.
+    takes_code = plan.code is None and any(override.lstrip("+").startswith("code") for override in overrides)
+    return replace(
+        planned,
+        overrides=(*original.created.overrides, *_later_overrides(original.run), *planned.overrides),
+        varies=original.created.varies,
+        parents=(Parent(original.run.id, RERUN),),
+        has_code=not takes_code,
+    )
+
+
+def _later_overrides(run: Run) -> list[str]:
+    """The overrides with which the run was resumed: its newest attempt had all of them."""
+    return list(dict.fromkeys(override for attempt in run.attempts for override in attempt.overrides))
+
+
+def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of_now: bool) -> tuple[Plan, list[str]]:
+    """The plan with the code that the new run executes, and notes on it. Raises PathError if it is damaged."""
+    directory, run_id = original.directory, original.run.id
+    if code_of_now:
+        return with_code_of_now(workspace, directory, plan)
+    if plan.code is not None:
+        from slurmtrain.runtime.code.contents import read_contents
+
+        try:
+            for _ in read_contents(directory, plan.code.hash):
+                pass
+        except PathError as error:
+            why = str(error).partition("; ")[0]
+            raise PathError(f"{why}; '--code now' takes the code as it is now, nothing was submitted") from error
+        return plan, []
+    was, now = describe_revision(original.created.git), describe_git(Path(plan.workdir))
+    if was and was == now and not (original.created.git or {}).get("dirty"):
+        return plan, []
+    revisions = f"{was or 'no revision'} then, {now or 'no revision'} now"
+    return plan, [f"run {run_id} had no snapshot of its code, which may differ: {revisions}"]
+
+
+def _on_plan(original: _Original) -> Iterator[str]:
+    later = _later_overrides(original.run)
+    if later:
+        yield f"as run {original.run.id} was resumed last, with {' '.join(later)}"
+    if original.plan.spec.seed is None:
+        yield f"run {original.run.id} has no 'seed': random numbers repeat only if its script seeds them"
+
+
+def _on_software(original: _Original) -> Iterator[str]:
+    """How Python and its packages differ from what the run was submitted with: a line for each kind."""
+    python, run_id = original.plan.python, original.run.id
+    if not Path(python).exists():
+        yield f"the Python of run {run_id}, {python}, is gone: this takes {which_python()}"
+        python = which_python()
+    earlier = submitted_software(original.directory)
+    if earlier is None:
+        yield f"the packages of run {run_id} are not known, as its environment.txt is missing"
+        return
+    now = read_software(Path(python))
+    if earlier.version != now.version:
+        yield f"run {run_id} had Python {earlier.version}, and this has {now.version}"
+    changes = compare(Environment(software=earlier), Environment(software=now))
+    if "packages" in changes:
+        yield f"other packages than run {run_id} had: {describe(changes['packages'])}"
+
+
+def _text(directory: RunDir) -> str:
+    """The spec as written, without the overrides, which its copy lists at its end."""
+    try:
+        text = read_checked(directory.spec).decode(errors="replace")
+    except OSError:
+        return ""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_OVERRIDE))

@@ -1,0 +1,172 @@
+"""Submitting runs again: what is the same, what is noted, and what cannot be repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.fakeslurm import SlurmCommands
+
+from slurmtrain.errors import PathError, RunNotFound, SpecError, UserError
+from slurmtrain.model.run.lineage import RERUN, Parent
+from slurmtrain.ops.rerun import plan_again, rerun
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
+from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.specfile import PlannedRun
+
+KEYS: dict[str, Any] = {
+    "name": "digits", "command": "python train.py ${params.lr}", "params": {"lr": 0.1}, "seed": 1, "code": "snapshot",
+    "tracking": {"mlflow": {"enabled": False}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "train.py").write_text("old\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.rerun.which_python", lambda: sys.executable)
+    return place
+
+
+def submitted(workspace: Workspace, *overrides: str, sweep: tuple[str, ...] = (), **keys: Any) -> list[str]:
+    Path("spec.yaml").write_text(yaml.safe_dump({**KEYS, **keys}))
+    return submit(workspace, Path("spec.yaml"), overrides, sweep, executor="slurm").run_ids
+
+
+def again(
+    workspace: Workspace, name: str, *overrides: str, code_of_now: bool = False
+) -> tuple[list[PlannedRun], list[str]]:
+    repetition = plan_again(workspace, name, overrides, code_of_now=code_of_now)
+    assert repetition.executor == "slurm"
+    return list(repetition.spec.runs), list(repetition.notes)
+
+
+def test_the_same_plan_and_code_are_submitted_as_a_new_run(workspace: Workspace, project: Path) -> None:
+    [first] = submitted(workspace, "params.lr=0.2")
+    (project / "train.py").write_text("new\n")
+    (project / "spec.yaml").unlink()
+    [second] = rerun(workspace, "digits").run_ids
+    plans = [read_plan(workspace.root.run(each).plan) for each in (first, second)]
+    assert plans[0] == plans[1]
+    assert plans[0] is not None
+    assert plans[0].code is not None
+    assert (workspace.root.run(second).spec).read_text() == (workspace.root.run(first).spec).read_text()
+    assert observe(workspace, ask_slurm=False).runs[second].row["parents"] is not None
+
+
+def test_overrides_change_the_new_run_and_are_listed_after_those_of_the_old_one(
+    workspace: Workspace, project: Path
+) -> None:
+    [first] = submitted(workspace, "params.lr=0.2")
+    [planned], notes = again(workspace, first, "params.lr=0.5", "name=other", "seed=null")
+    assert (planned.plan.spec.command, planned.plan.spec.name) == ("python train.py 0.5", "other")
+    assert planned.overrides == ("params.lr=0.2", "params.lr=0.5", "name=other", "seed=null")
+    assert planned.parents == (Parent(first, RERUN),)
+    assert notes == []
+
+
+def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(workspace: Workspace, project: Path) -> None:
+    ids = submitted(workspace, sweep=("params.lr=1,2,3",))
+    sweep = observe(workspace, ask_slurm=False).runs[ids[0]].sweep
+    assert sweep is not None
+    planned, _ = again(workspace, sweep)
+    assert [run.plan.spec.params["lr"] for run in planned] == [1, 2, 3]
+    assert [run.varies for run in planned] == [{"params.lr": value} for value in (1, 2, 3)]
+    assert [run.parents[0].run for run in planned] == ids
+    [alone], _ = again(workspace, ids[1])
+    assert alone.plan.spec.params["lr"] == 2
+
+
+def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
+    workspace: Workspace, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{os.defpath}")
+    [first] = submitted(workspace, code="none", seed=None)
+    listed = workspace.root.run(first).environment
+    text = listed.read_text().splitlines(keepends=True)
+    listed.write_text("".join(["# /gone/python, Python 3.1.4\n", *text[1:], "zzz==1.0\n"]))
+    [planned], notes = again(workspace, first)
+    assert planned.plan.code is None
+    assert notes == [
+        f"run {first} has no 'seed': random numbers repeat only if its script seeds them",
+        f"run {first} had Python 3.1.4, and this has {sys.version.split()[0]}",
+        f"other packages than run {first} had: no zzz any more (was 1.0)",
+        f"run {first} had no snapshot of its code, which may differ: no revision then, no revision now",
+    ]
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a", "--allow-empty"], check=True
+    )
+    assert "no revision then, " in again(workspace, first)[1][-1]
+    [second] = submitted(workspace, code="none")
+    assert again(workspace, second)[1] == []
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "b", "--allow-empty"], check=True
+    )
+    assert "which may differ: " in again(workspace, second)[1][0]
+
+
+def test_a_run_whose_python_is_gone_takes_the_one_of_now(workspace: Workspace, project: Path) -> None:
+    [first] = submitted(workspace)
+    plan = workspace.root.run(first).submission(1).plan
+    plan.write_text(plan.read_text().replace(f'"{sys.executable}"', '"/gone/bin/python"'))
+    [planned], notes = again(workspace, first)
+    assert planned.plan.python == sys.executable
+    assert f"the Python of run {first}, /gone/bin/python, is gone: this takes {sys.executable}" in notes
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "no contents"])
+def test_a_damaged_snapshot_is_refused_before_anything_is_created(
+    workspace: Workspace, project: Path, damage: str
+) -> None:
+    [first] = submitted(workspace)
+    [snapshot] = (place for place in workspace.root.snapshots.iterdir() if place.is_dir())
+    contents = snapshot / "contents.gz"
+    if damage == "missing":
+        snapshot.rename(snapshot.with_name("elsewhere"))
+    elif damage == "no contents":
+        contents.unlink()
+    else:
+        contents.chmod(0o600)
+        contents.write_bytes(contents.read_bytes()[:15])
+    with pytest.raises(
+        PathError, match=r"snapshot .*; '--code now' takes the code as it is now, nothing was submitted"
+    ):
+        rerun(workspace, first)
+    assert len(observe(workspace, ask_slurm=False).runs) == 1
+    (project / "train.py").write_text("new\n")
+    [planned], notes = again(workspace, first, code_of_now=True)
+    assert planned.plan.code is not None
+    assert any("the code of now, snapshot" in note for note in notes)
+
+
+def test_what_cannot_be_repeated_is_refused(
+    workspace: Workspace, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunNotFound, match="there is no run 'nothing'"):
+        rerun(workspace, "nothing")
+    [first] = submitted(workspace, env={"API_TOKEN": "abc"})
+    with pytest.raises(UserError, match="API_TOKEN"):
+        rerun(workspace, first)
+    monkeypatch.setenv("API_TOKEN", "abc")
+    with pytest.raises(SpecError, match="did you mean"):
+        rerun(workspace, first, ["params.lrr=1"])
+    project.rename(project.with_name("moved"))
+    monkeypatch.chdir(project.with_name("moved"))
+    with pytest.raises(PathError, match=r"working directory .* does not exist"):
+        rerun(workspace, first)
+    plan = workspace.root.run(first).submission(1).plan
+    plan.write_text(plan.read_text().replace('"schema": 1', '"schema": 9'))
+    with pytest.raises(PathError, match="schema 9"):
+        rerun(workspace, first)
+    assert len(observe(workspace, ask_slurm=False).runs) == 1

@@ -146,7 +146,13 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
             [
                 *("params.lr=1,2", "params.lr=", "x", "a.b=1", "params.steps=1,1", f"params.lr={'1,' * 3000}1"),
                 *("params.lr=range(3)", "params.lr=uniform(0,1)", "samples=2", "seed=-1", "params.lr=range(9e9)"),
-                *("zip={params.lr: [1, 2], params.steps: [1]}", "include=[{}]", "exclude=[{params.lr: 1}]", "points=x"),
+                *(
+                    "parallel=2",
+                    "zip={params.lr: [1, 2], params.steps: [1]}",
+                    "include=[{}]",
+                    "exclude=[{params.lr: 1}]",
+                    "points=x",
+                ),
                 *("params.lr=linspace(0,1,99999999)", "params.lr=range(0,5,0)", "params.lr=choice(\x1b[31m)"),
             ]
         )

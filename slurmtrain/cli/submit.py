@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @options.spec_argument
 @options.overrides_argument
 @options.sweep_option
+@click.option("--parallel", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at once.")
 @options.executor_option
 @click.option(
     "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
@@ -43,6 +44,7 @@ def command(
     spec: Path,
     overrides: tuple[str, ...],
     sweep: tuple[str, ...],
+    parallel: int | None,
     executor: str | None,
     key: str | None,
     dry_run: bool,
@@ -58,6 +60,8 @@ def command(
     from slurmtrain.ops.submit import load, submit_spec
     from slurmtrain.ops.unmirrored import describe_next
 
+    if parallel is not None:
+        sweep = (*sweep, f"parallel={parallel}")
     loaded = load(spec, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
     chosen = workspace.config.choose_executor(executor)
     if dry_run:

@@ -70,8 +70,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         # Not the lines themselves: every user of this machine can read command lines (proc(5), /proc/pid/cmdline).
         "setup": str(_write_setup(plan, submission)) if plan.spec.setup else None,
     }
-    variables = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
-    environ = {**scrubbed(os.environ), **users_umask(), **variables, **secrets}
+    environ = {**scrubbed(os.environ), **users_umask(), **local_job(job_id, gpus()), **secrets}
     completed = subprocess.run(
         [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
         env=environ,

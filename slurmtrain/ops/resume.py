@@ -13,6 +13,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
@@ -84,12 +85,13 @@ def resume(
             secrets=secret_env,
             overrides=planned.overrides,
             from_start=from_start,
+            turn=turn_of(workspace, run),
             since=last_fresh_start(run),
             predecessor=predecessor(directory, run),
             cancels=earlier,
         )
-        started = start(workspace, directory, lock, attempt, command="resume")
-    return run_id, [*notes, *started.notes]
+        notes += start(workspace, directory, lock, attempt, command="resume")
+    return run_id, notes
 
 
 @contextlib.contextmanager

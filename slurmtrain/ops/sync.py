@@ -19,6 +19,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
+from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit, turn_of
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
@@ -28,7 +29,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.locks import locked
-from slurmtrain.system.process import Process
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
@@ -101,48 +101,59 @@ def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: S
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """Start runs whose submission was killed between creating the run and starting its job.
 
-    On this machine they start one after the other; on Slurm those that request the same share a job array.
+    On Slurm those that request the same share a job array.
     """
     created = [
         run_id
         for run_id, listed in _open_runs(synced, only)
         if listed.state == "created" and not listed.row["cancelled"]
     ]
-    after: tuple[str, Process] | None = None
     make_room(len(created))
     with contextlib.ExitStack() as locks:
-        elements = []
+        elements: list[Element] = []
+        behind: str | None = None
         for run_id in created:
-            element = _first_attempt(workspace, run_id, locks, synced)
+            element = _first_attempt(workspace, run_id, behind, locks, synced)
             if element is None:
                 continue
             if element.attempt.executor == "slurm":
                 elements.append(element)
                 continue
-            name = element.attempt.plan.spec.name
-            after = after or _active_run(workspace, synced, name)
-            local = replace(element, attempt=replace(element.attempt, after=after))
-            process = _start_first(workspace, [local], synced)
-            after = (run_id, process) if process else None
-        for group in _groups(workspace, elements):
-            _start_first(workspace, group, synced)
+            _start_first(workspace, [element], synced)
+            behind = run_id
+        for group, at_once in _groups(workspace, elements):
+            _start_first(workspace, group, synced, at_once)
     return synced.started
 
 
-def _groups(workspace: Workspace, elements: Sequence[Element]) -> Sequence[Sequence[Element]]:
-    """The attempts that share a submission."""
+def _groups(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], int | None]]:
+    """The attempts that share a submission, and how many of each may run at once; None: all."""
     if len(elements) < 2:
-        return [elements] if elements else []
-    keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in elements]
-    return split_groups(keyed, workspace.scheduler.max_array_size())
+        return [(elements, None)] if elements else []
+    limits = read_limits(workspace, [each.run.id for each in elements])
+    bounded: dict[SweepLimit, list[Element]] = {}
+    for each in elements:
+        limit = limits[each.run.id]
+        # Runs without a limit may share an array, whichever sweep they are of.
+        bounded.setdefault(limit if limit.parallel else SweepLimit(), []).append(each)
+    largest = workspace.scheduler.max_array_size()
+    groups: list[tuple[Sequence[Element], int | None]] = []
+    for limit, members in bounded.items():
+        keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in members]
+        split = split_groups(keyed, largest)
+        groups += zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True)
+    return groups
 
 
-def _first_attempt(workspace: Workspace, run_id: str, locks: contextlib.ExitStack, synced: Synced) -> Element | None:
+def _first_attempt(
+    workspace: Workspace, run_id: str, behind: str | None, locks: contextlib.ExitStack, synced: Synced
+) -> Element | None:
     """The first attempt of a run that has none, with the run's lock; None if another command has that.
 
     Args:
         workspace: where the run is.
         run_id: the run.
+        behind: the local run that was started before it.
         locks: receives the lock.
         synced: receives what is in the way.
     """
@@ -158,45 +169,47 @@ def _first_attempt(workspace: Workspace, run_id: str, locks: contextlib.ExitStac
     try:
         plan = current_plan(directory, run)
         check_executor(workspace, run.executor, [plan])
-        first = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_values(plan, {}), cancels=earlier)
+        first = NewAttempt(
+            plan=plan,
+            executor=run.executor,
+            number=1,
+            secrets=secret_values(plan, {}),
+            turn=turn_of(workspace, run, behind),
+            cancels=earlier,
+        )
     except (SlurmtrainError, OSError) as error:
         synced.problems.append(f"run {run_id} cannot be started: {error}")
         return None
     return Element(directory, lock, first)
 
 
-def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced) -> Process | None:
-    """Start first attempts that share a submission; returns the controller of a local one."""
+def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced, at_once: int | None = None) -> None:
+    """Start first attempts that share a submission.
+
+    Args:
+        workspace: where they are.
+        group: what is started.
+        synced: receives what was done.
+        at_once: how many of them may run at once; None: all.
+    """
     run_ids = [each.run.id for each in group]
-    process = None
     try:
         if len(group) == 1:
             [only] = group
-            started = start(workspace, only.run, only.lock, only.attempt, command="sync")
-            notes, process = started.notes, started.process
+            notes = start(workspace, only.run, only.lock, only.attempt, command="sync")
         else:
-            notes = start_array(workspace, group, command="sync")
+            notes = start_array(workspace, group, command="sync", at_once=at_once)
     except (SlurmtrainError, OSError) as error:
         synced.problems.append(f"run {', '.join(run_ids)} cannot be started: {error}")
-        return None
+        return
     synced.notes += notes
     synced.started += run_ids
-    return process
 
 
 def _load(workspace: Workspace, run_id: str) -> Run | None:
     """A run as it was last read; None if it is unknown, or cannot be read now: then nothing may be done with it."""
     run = workspace.store.load(run_id)
     return None if run is None or run.unreadable else run
-
-
-def _active_run(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
-    """The newest run with this name, as runs of one sweep have, that is still running, with its controller."""
-    for run_id in reversed([run_id for run_id, row in synced.observed.runs.index.items() if row.name == name]):
-        run = _load(workspace, run_id)
-        if run is not None and run.newest is not None and not run.ended and run.newest.processes:
-            return run_id, Process.from_dict(run.newest.processes[0])
-    return None
 
 
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
@@ -330,6 +343,7 @@ def _submit_again(
             executor=run.executor,
             number=len(run.attempts) + 1,
             secrets=secret_env,
+            turn=turn_of(workspace, run),
             since=last_fresh_start(run),
             predecessor=predecessor(directory, run),
             excluded_nodes=sorted(
@@ -337,7 +351,7 @@ def _submit_again(
             ),
             cancels=earlier,
         )
-        synced.notes += start(workspace, directory, lock, attempt, command="sync").notes
+        synced.notes += start(workspace, directory, lock, attempt, command="sync")
     except RequestRefused as error:
         with workspace.journal(directory, "sync") as journal:
             why = f"it cannot start again: {error}"

@@ -18,7 +18,7 @@ from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
-from slurmtrain.model.spec.sweep.points import Swept, varying_keys
+from slurmtrain.model.spec.sweep.points import Sweep, varying_keys
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
@@ -65,12 +65,14 @@ class SpecFile:
     """The runs of a spec, and its text without secrets.
 
     ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none.
+    ``parallel``: how many of the runs of its sweep may run at once; None: it does not say.
     """
 
     text: str
     runs: tuple[PlannedRun, ...]
     warnings: tuple[Mistake, ...] = ()
     path: Path | None = None
+    parallel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +156,10 @@ def _load(
     """
     overrides, sweep = changes
     document = composed.document
-    runs, idle = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
+    runs, read = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
     on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
     warnings = Mistakes(replace(document, mistakes=[]), on_command_line)
-    for rule in idle:
+    for rule in read.idle_rules():
         warnings.add(("sweep", *rule.at), "this rule excludes no run")
     _warn_of_twins(runs, warnings)
     _warn_of_secrets(runs, on_command_line, warnings)
@@ -167,7 +169,7 @@ def _load(
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
     written = parse_yaml(composed.text, document.name) if document.files else document
     text = without_secrets(composed.text, written)
-    return SpecFile(text=text, runs=runs, warnings=tuple(warnings.sorted()))
+    return SpecFile(text=text, runs=runs, warnings=tuple(warnings.sorted()), parallel=read.parallel)
 
 
 def _command(script: Path) -> str:
@@ -251,8 +253,8 @@ def _plan_all(
     *,
     default_name: str | None,
     machine: _Machine,
-) -> tuple[tuple[PlannedRun, ...], list[Swept]]:
-    """All runs of a document, and the rules of its sweep that exclude nothing. Raises SpecError."""
+) -> tuple[tuple[PlannedRun, ...], Sweep]:
+    """All runs of a document, and its sweep. Raises SpecError."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, override_mistakes = parse_overrides(override_texts, data)
     swept, sweep_mistakes = parse_sweeps(sweep_texts, data)
@@ -278,7 +280,7 @@ def _plan_all(
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies))
     mistakes.raise_if_any()
-    return tuple(runs), sweep.idle_rules()
+    return tuple(runs), sweep
 
 
 def _plan_one(

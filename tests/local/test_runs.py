@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers.site import SCRIPTS, Site, until
+from helpers.site import ONE_PROCESS, SCRIPTS, Site, until
 
 LONG = {"steps": 100_000, "step_ms": 10}
 TWO = {"nodes": 1, "procs_per_node": 2}
@@ -283,6 +283,36 @@ def test_a_script_of_ones_own_gets_the_facts_and_its_newest_checkpoint(site: Sit
     run = site.status(run_id)
     assert (run["state"], run["checkpoint"]["step"]) == ("completed", 50)
     assert (run["params"], run["sweep"], run["cause"]) == ({"ms": 0}, None, "completed")
+
+
+def test_as_many_runs_of_a_local_sweep_as_may_run_at_once_each_on_gpus_of_its_own(site: Site) -> None:
+    spec = site.commanding(
+        "sh -c 'echo gpu $CUDA_VISIBLE_DEVICES; while [ ! -e go-${params.a} ]; do sleep 0.1; done'",
+        params={"a": 0},
+        resources={**ONE_PROCESS, "gpus_per_node": 1},
+        sweep={"params.a": [1, 2, 3, 4], "parallel": 2},
+        preflight={"gpu": False},
+        requeue={"enabled": False},
+    )
+    gpus = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    runs = site.json("submit", str(spec), "--executor", "local", env=gpus)["runs"]
+    ids = [run["id"] for run in runs]
+    for run_id in ids[:2]:
+        site.wait_for_lines(run_id)
+    assert sorted(line for run_id in ids[:2] for line in site.printed(run_id)) == ["gpu 4", "gpu 5"]
+    until(lambda: "waits for its turn" in site.status(ids[2])["reason"], "the third run to wait")
+    site.call("cancel", ids[2])
+    # Also an agent that is killed gives its slot back.
+    for process in site.processes(ids[0]):
+        process.kill()
+    site.wait_for_lines(ids[3])
+    [used] = site.printed(ids[3])
+    assert used in {"gpu 4", "gpu 5"} - set(site.printed(ids[1]))
+    for number in (2, 4):
+        (site.path / f"go-{number}").touch()
+    site.call("wait", *ids, code=None)
+    states = [site.status(run_id)["state"] for run_id in ids]
+    assert states == ["lost", "completed", "cancelled", "completed"]
 
 
 def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) -> None:

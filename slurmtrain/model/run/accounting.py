@@ -25,6 +25,7 @@ from slurmtrain.model.run.events.agent import (
     RanksStopping,
     RendezvousReady,
     WaitingForRun,
+    WaitingForSlot,
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
@@ -44,9 +45,9 @@ _TICKS = 1_000_000
 _END_OF_TIME = 1e12
 # Events that start another phase at their own time, whatever they contain. The others are in _phases_of().
 _PHASE_AFTER: Mapping[type[Payload], str] = {
-    AgentStarted: "start", WaitingForRun: "queue", RendezvousReady: "start", RanksRestarted: "start",
-    TrainingStarted: "train", RanksStopping: "stop", RankStopped: "stop", ExceptionRaised: "stop",
-    JobRequeue: "stop", NodeEnded: "stop",
+    AgentStarted: "start", WaitingForRun: "queue", WaitingForSlot: "queue", RendezvousReady: "start",
+    RanksRestarted: "start", TrainingStarted: "train", RanksStopping: "stop", RankStopped: "stop",
+    ExceptionRaised: "stop", JobRequeue: "stop", NodeEnded: "stop",
 }  # fmt: skip
 
 

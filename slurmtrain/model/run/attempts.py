@@ -23,6 +23,7 @@ from slurmtrain.model.run.events.agent import (
     StragglerDetected,
     SurplusStart,
     WaitingForRun,
+    WaitingForSlot,
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
@@ -188,6 +189,13 @@ def _apply_agent(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> At
 @_apply.register
 def _apply_waiting(payload: WaitingForRun, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return replace(attempt, state="pending", reason=f"waits until run {payload.run} has ended")
+
+
+@_apply.register
+def _apply_waiting_for_slot(payload: WaitingForSlot, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    gpus = f" with {payload.gpus} free GPU(s) each" if payload.gpus else ""
+    reason = f"waits for its turn: of its sweep, up to {payload.count} run at once on this machine{gpus}"
+    return replace(attempt, state="pending", reason=reason)
 
 
 @_apply.register

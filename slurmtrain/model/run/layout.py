@@ -124,6 +124,10 @@ class RunsRoot:
         """The directory of a job array."""
         return ArrayDir(self.arrays / array_id)
 
+    def slots(self, host: str) -> Path:
+        """What the runs of sweeps on this machine have locked while they run."""
+        return self.path / ".slots" / host
+
     def unborn(self, run_id: str) -> RunDir:
         """Where a run directory is built before it is renamed into place."""
         return RunDir(self.path / f".new-{run_id}")
@@ -209,6 +213,10 @@ class RunDir:
     def snapshot(self, name: str) -> SnapshotDir:
         """The snapshot of code with this hash, in the same runs root."""
         return RunsRoot(self.path.parent).snapshot(name)
+
+    def slots(self, host: str) -> Path:
+        """What the runs of sweeps on this machine have locked while they run, in the same runs root."""
+        return RunsRoot(self.path.parent).slots(host)
 
     @property
     def journals(self) -> Path:
@@ -366,6 +374,11 @@ class AttemptDir:
     def rendezvous(self) -> Path:
         """Node 0's address, for the nodes that have no other way to learn it."""
         return self.path / "rendezvous.json"
+
+    @property
+    def turn(self) -> Path:
+        """Says, once node 0 of a local run has its turn, which GPUs the run has."""
+        return self.path / "turn.json"
 
     def node_journal(self, node: int) -> Path:
         """The journal of a node's agent."""

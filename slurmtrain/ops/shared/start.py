@@ -51,7 +51,7 @@ from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.environment import Launch
+from slurmtrain.runtime.job.environment import Launch, Turn
 from slurmtrain.system.files import describe_os_error, json_bytes, make_directory, make_new_directory, write_new
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
@@ -68,10 +68,9 @@ class NewAttempt:
     """An attempt to start.
 
     ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
-    ``after``: the id of the run, and its controller, that must end first. ``since``: the script's own checkpoints count
-    only if they are newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get.
-    ``predecessor``: the attempt before it. ``cancels``: the :func:`cancels` known to the command when it took
-    the run's lock.
+    ``turn``: what a run of a local sweep waits for. ``since``: the script's own checkpoints count only if they are
+    newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt
+    before it. ``cancels``: the :func:`cancels` known to the command when it took the run's lock.
     """
 
     plan: Plan
@@ -79,20 +78,12 @@ class NewAttempt:
     number: int
     secrets: Mapping[str, str]
     overrides: Sequence[str] = ()
-    after: tuple[str, Process] | None = None
+    turn: Turn | None = None
     from_start: bool = False
     since: float | None = None
     excluded_nodes: Sequence[str] = ()
     predecessor: AttemptDir | None = None
     cancels: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class StartedAttempt:
-    """An attempt whose job was submitted: its controller, if it is local, and notes for the user."""
-
-    process: Process | None
-    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +118,8 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
         check_local(plan)
 
 
-def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, command: str) -> StartedAttempt:
-    """Start an attempt of a run.
+def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, command: str) -> list[str]:
+    """Start an attempt of a run; returns notes for the user.
 
     Args:
         workspace: where the run is.
@@ -168,8 +159,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     workspace.scheduler.forget()
     if cancels(run) - attempt.cancels:
         cancel_job(workspace, run, attempt.executor, submitted)
-    process = submitted.process
-    return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
+    return [*excluded.notes, *stats.notes, *notes]
 
 
 def cancels(run: RunDir) -> frozenset[str]:
@@ -271,7 +261,7 @@ def prepare(
     """
     launch = Launch(
         attempt=attempt.number,
-        after=attempt.after,
+        turn=attempt.turn,
         from_start=attempt.from_start,
         since=attempt.since,
         history=stats.history,

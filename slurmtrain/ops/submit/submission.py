@@ -29,6 +29,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
+from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, describe_excess, share_limit
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
@@ -43,7 +44,6 @@ from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
-from slurmtrain.system.process import Process
 
 # How many runs a message names.
 _NAMED = 10
@@ -215,7 +215,7 @@ def _submit(
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())
         runs = create(workspace, batch, locks, announce=announce)
-        return _Starts(workspace, batch.executor, runs, notes).start_all(stop)._replace(sweep=batch.sweep)
+        return _Starts(workspace, batch, runs, notes).start_all(stop)._replace(sweep=batch.sweep)
 
 
 def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
@@ -230,21 +230,27 @@ def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
 class _Starts:
     """The submissions of the jobs of new runs, one after the other; a job array is one submission."""
 
-    def __init__(self, workspace: Workspace, executor: str, runs: Sequence[NewRun], notes: list[str]) -> None:
+    def __init__(self, workspace: Workspace, batch: Batch, runs: Sequence[NewRun], notes: list[str]) -> None:
         self._workspace = workspace
-        self._executor = executor
+        self._batch = batch
         self._runs = runs
         self._notes = notes
         self._submitted: set[str] = set()
-        self._after: tuple[str, Process] | None = None
+        # The run that was started last.
+        self._behind: str | None = None
 
     def start_all(self, stop: StopSignal) -> Submission:
         """Submit the job of each run, until the first failure or until ``stop`` is raised."""
-        for group in self._groups():
+        groups = self._groups()
+        sizes = [len(group) for group in groups]
+        limit = self._batch.spec.parallel
+        if self._batch.executor == "slurm":
+            self._note(describe_excess(limit, sizes))
+        for group, at_once in zip(groups, share_limit(limit, sizes), strict=True):
             if stop.raised is not None:
                 raise self._give_up(SubmitInterrupted("interrupted"))
             try:
-                self._start(group[0]) if len(group) == 1 else self._start_array(group)
+                self._start(group[0]) if len(group) == 1 else self._start_array(group, at_once)
             except RunCancelled as error:
                 # The run is there, as the user wants it; the others of its sweep were not cancelled.
                 self._notes.append(str(error))
@@ -258,7 +264,7 @@ class _Starts:
 
     def _groups(self) -> Sequence[Sequence[NewRun]]:
         """The runs that share a submission, in the order of the first of each."""
-        if self._executor != "slurm" or len(self._runs) == 1:
+        if self._batch.executor != "slurm" or len(self._runs) == 1:
             return [[run] for run in self._runs]
         keyed = [(request_key(run.planned.plan, self._secrets(run)), run) for run in self._runs]
         return split_groups(keyed, self._workspace.scheduler.max_array_size())
@@ -268,19 +274,25 @@ class _Starts:
         return [run.id for run in self._runs if run.id in self._submitted]
 
     def _start(self, run: NewRun) -> None:
-        attempt = replace(self._attempt(run), after=self._after)
-        started = start(self._workspace, run.directory, run.lock, attempt, command="submit")
-        self._after = (run.id, started.process) if started.process else None
-        self._note([*started.notes, *adopted_checkpoint(run.directory, run.planned.plan)])
+        notes = start(self._workspace, run.directory, run.lock, self._attempt(run), command="submit")
+        self._behind = run.id
+        self._note([*notes, *adopted_checkpoint(run.directory, run.planned.plan)])
 
-    def _start_array(self, runs: Sequence[NewRun]) -> None:
+    def _start_array(self, runs: Sequence[NewRun], at_once: int | None) -> None:
         elements = [Element(run.directory, run.lock, self._attempt(run)) for run in runs]
-        self._note(start_array(self._workspace, elements, command="submit"))
+        self._note(start_array(self._workspace, elements, command="submit", at_once=at_once))
         for run in runs:
             self._note(adopted_checkpoint(run.directory, run.planned.plan))
 
     def _attempt(self, run: NewRun) -> NewAttempt:
-        return NewAttempt(plan=run.planned.plan, executor=self._executor, number=1, secrets=self._secrets(run))
+        limit = SweepLimit(self._batch.sweep, self._batch.spec.parallel)
+        return NewAttempt(
+            plan=run.planned.plan,
+            executor=self._batch.executor,
+            number=1,
+            secrets=self._secrets(run),
+            turn=limit.turn(self._batch.executor, self._behind),
+        )
 
     @staticmethod
     def _secrets(run: NewRun) -> dict[str, str]:

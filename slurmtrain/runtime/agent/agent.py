@@ -6,6 +6,7 @@ plan from the submission's directory and writes its own journal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,7 +26,6 @@ from slurmtrain.model.run.events.agent import (
     NodeEnded,
     RendezvousReady,
     SurplusStart,
-    WaitingForRun,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.launcher import NodePlace
@@ -51,6 +51,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
+from slurmtrain.runtime.turns.local_turn import wait_for_turn
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.peers.board import Link
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
-_TURN_POLL_S = 0.5
 # How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
 # known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
 # of the limit.
@@ -155,6 +155,8 @@ class _Agent:
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
         self._live: LiveMetrics | None = None
         self._environment: Thread | None = None
+        # What this process keeps locked until it ends.
+        self._slot = contextlib.ExitStack()
 
     def run(self) -> AttemptOutcome:
         """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
@@ -246,13 +248,12 @@ class _Agent:
         return lease.granted_to(self._attempt.run) == submission
 
     def _wait_for_turn(self) -> None:
-        """In a local sweep, wait until the run before this one has ended."""
-        after = self._node.launch.after
-        if after is None or not after[1].alive():
+        """In a local sweep, wait until this run may begin. Raises PathError."""
+        if self._node.launch.turn is None:
             return
-        self._journal.write(WaitingForRun(run=after[0]))
-        while after[1].alive() and self._flag.raised is None:
-            time.sleep(_TURN_POLL_S)
+        self._slot = wait_for_turn(
+            self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
+        )
         self._began = time.monotonic()
 
     def _report_early_signal(self) -> ExitReport:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from slurmtrain.runtime.job import network_profile
 from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.system.files import read_json
 from slurmtrain.system.owned_files import open_directory
-from slurmtrain.system.process import Process
 
 # Commands that only query Slurm import this module too, for scrubbed(); these imports take longer than all the others.
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ _CODE_DIR = "SLURMTRAIN_CODE_DIR"
 # What makes runs repeatable: read by scripts without a session, too.
 _SEED = "SLURMTRAIN_SEED"
 _DETERMINISTIC = "SLURMTRAIN_DETERMINISTIC"
+_GPUS = "SLURMTRAIN_GPUS"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # The salt with which the port of the preflight is chosen, so that it differs from that of training.
@@ -67,7 +67,7 @@ BOOTSTRAP = "bootstrap"
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _OPEN_FILES, _HOME, _HOME_SECRET, _WORKDIR, _CODE_DIR,
          _SEED, _DETERMINISTIC, _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID",
-         "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS", "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES",
+         "SLURMTRAIN_CHECKPOINT_DIR", _GPUS, "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES",
          "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE", "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT",
          "SLURMTRAIN_HOSTFILE")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -93,18 +93,41 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a run of a local sweep waits for. ``sweep``: the sweep's id.
+
+    ``count``: how many of its runs may run at once. ``behind``: the run that was submitted before it; None: there is
+    none, or it does not matter which of the two begins first.
+    """
+
+    sweep: str
+    count: int
+    behind: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON."""
+        return {"sweep": self.sweep, "count": self.count, "behind": self.behind}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Turn:
+        """Read what :meth:`to_dict` returned."""
+        behind = plain.get("behind")
+        return cls(str(plain["sweep"]), max(1, int(plain["count"])), None if behind is None else str(behind))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What a submission tells its node agents besides the plan. ``attempt`` is the number of its first attempt.
 
-    ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer (seconds since 1970). ``history``: what was known at submission about interruptions where the job
-    will run. ``array``: the id of the array that the job is an element of, which is not that of a job, and its index.
-    ``mlflow``: the URI of the MLflow server that shows the run; empty: it has none.
+    ``turn``: what a run of a local sweep waits for. ``since``: a script's own checkpoints count only if they are newer
+    (seconds since 1970). ``history``: what was known at submission about interruptions where the job will run.
+    ``array``: the id of the array that the job is an element of, which is not that of a job, and its index. ``mlflow``:
+    the URI of the MLflow server that shows the run; empty: it has none.
     """
 
     attempt: int
-    after: tuple[str, Process] | None = None
+    turn: Turn | None = None
     from_start: bool = False
     since: float | None = None
     history: InterruptionStats | None = None
@@ -115,7 +138,7 @@ class Launch:
         """This as JSON."""
         return {
             "attempt": self.attempt,
-            "after": {"run": self.after[0], "process": self.after[1].to_dict()} if self.after else None,
+            **({"turn": self.turn.to_dict()} if self.turn else {}),
             "from_start": self.from_start,
             "since": self.since,
             "history": self.history.to_dict() if self.history else None,
@@ -125,13 +148,13 @@ class Launch:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`to_dict` returned, in this version or in one that had no history, arrays or servers."""
+        """Read what :meth:`to_dict` returned, in this version or in an earlier one."""
         from slurmtrain.model.interruption.interval import InterruptionStats
 
-        after, history, array = plain["after"], plain.get("history"), plain.get("array")
+        turn, history, array = plain.get("turn"), plain.get("history"), plain.get("array")
         return cls(
             attempt=int(plain["attempt"]),
-            after=(str(after["run"]), Process.from_dict(after["process"])) if after else None,
+            turn=Turn.from_dict(turn) if turn else None,
             from_start=bool(plain["from_start"]),
             since=plain["since"],
             history=InterruptionStats.from_dict(history) if history else None,
@@ -222,7 +245,8 @@ class Node:
 
 def read_launch(submission: SubmissionDir) -> Launch | None:
     """What the submission tells its agents besides the plan; None if it has no such file. Raises PathError."""
-    types = {"attempt": "int", "from_start": "bool", "since": "float | None", "history": "Mapping[str, Any] | None"}
+    types = {"attempt": "int", "from_start": "bool", "since": "float | None", "history": "Mapping[str, Any] | None",
+             "turn": "Mapping[str, Any] | None"}  # fmt: skip
     data = read_json(submission.launch, types=types)
     try:
         return Launch.from_dict(data) if data is not None else None
@@ -296,9 +320,24 @@ def this_slurm_job() -> tuple[str, int]:
     return slurm_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def local_job(job_id: str) -> dict[str, str]:
-    """The variable that gives a local job its id, since no scheduler does."""
-    return {_JOB: job_id}
+def local_job(job_id: str, gpus: Sequence[str]) -> dict[str, str]:
+    """The variables that give a local job its id and its GPUs, since no scheduler does.
+
+    Args:
+        job_id: the id.
+        gpus: the names of the GPUs, as CUDA_VISIBLE_DEVICES has them.
+    """
+    return {_JOB: job_id, _GPUS: ",".join(gpus)}
+
+
+def local_gpus() -> list[str]:
+    """The GPUs that the submitter of a local run could see, as CUDA_VISIBLE_DEVICES names them."""
+    return [name for name in os.environ.get(_GPUS, "").split(",") if name]
+
+
+def set_local_gpus(names: Sequence[str]) -> None:
+    """Let this run use only some of these GPUs, from now on."""
+    os.environ[_GPUS] = ",".join(names)
 
 
 def set_worker_environment(
@@ -453,7 +492,7 @@ def environment_of_tools() -> dict[str, str]:
 def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
     """Assign each node of a local run its own GPUs, from ``SLURMTRAIN_GPUS``, those that the submitter could see."""
     count = plan.spec.resources.gpus_per_node
-    visible = os.environ.get("SLURMTRAIN_GPUS", "").split(",")
+    visible = local_gpus()
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[node * count : (node + 1) * count])}
 
 

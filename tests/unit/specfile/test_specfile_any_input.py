@@ -20,7 +20,7 @@ words = st.sampled_from(
     ["name", "command", "workdir", "params", "resources", "slurm", "network", "preflight", "checkpoint", "requeue",
      "tracking", "env", "setup", "sweep", "nodes", "mem", "time", "clock", "mlflow", "uri", "every", "steps", "glob",
      "partition", "API_TOKEN", "params.lr", "lr", "<<", "a.b", "a[0]", "[", "", "extends", "zip", "points", "include",
-     "exclude", "samples", "seed"]
+     "exclude", "samples", "seed", "parallel"]
 )  # fmt: skip
 keys = words | st.text(max_size=5)
 values = st.one_of(

@@ -147,3 +147,24 @@ def test_a_secret_in_any_part_of_a_sweep_is_not_recorded(load: Load) -> None:
     assert [run.secrets["API_TOKEN"] for run in loaded.runs] == ["hunter2", "hunter3", "hunter4"]
     assert "hunter" not in loaded.text
     assert "hunter" not in repr([(run.plan, run.overrides, run.varies) for run in loaded.runs])
+
+
+def test_a_sweep_may_say_how_many_of_its_runs_run_at_once_which_is_in_no_plan(load: Load) -> None:
+    swept = SWEPT + "sweep: {params.lr: [1, 2]}\n"
+    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], parallel: 2}\n")
+    assert loaded.parallel == 2
+    assert [run.plan.hash for run in loaded.runs] == [run.plan.hash for run in load(swept).runs]
+    assert load(SWEPT + "sweep: {params.lr: [1, 2], parallel: 2}\n", sweep=["parallel=5"]).parallel == 5
+    assert load(swept).parallel is None
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{params.lr: [1, 2], parallel: 0}", "expected a whole number"),
+        ("{params.lr: [1, 2], paralel: 2}", "did you mean 'parallel'?"),
+        ("{parallel: 2}", "the sweep varies nothing"),
+    ],
+)
+def test_a_wrong_number_of_runs_at_once_is_refused(mistakes: Mistakes, sweep: str, message: str) -> None:
+    assert message in str(mistakes(SWEPT + f"sweep: {sweep}\n"))

@@ -45,7 +45,7 @@ READERS: dict[str, tuple[Callable[[RunDir], Path], Callable[[RunDir], object], s
     "launch": (
         lambda run: run.submission(1).launch,
         lambda run: read_launch(run.submission(1)),
-        json.dumps(Launch(attempt=1, after=None).to_dict()),
+        json.dumps(Launch(attempt=1).to_dict()),
     ),
     "lease": (lambda run: run.lease, lambda run: lease.granted_to(run), '{"submission": 1, "attempt": "j.0"}'),
     "manifest": (

@@ -43,12 +43,24 @@ class AgentStarted(Payload):
 
 @payload
 class WaitingForRun(Payload):
-    """The runs of a local sweep train one after the other; this one waits for its turn."""
+    """The run waits for another one of its sweep to end. Written by earlier versions only."""
 
     KIND: ClassVar[str] = "waiting"
 
     run: str
     """The id of the run before it."""
+
+
+@payload
+class WaitingForSlot(Payload):
+    """As many runs of this sweep as may run at once on this machine do; this one waits for its turn."""
+
+    KIND: ClassVar[str] = "waiting_for_slot"
+
+    count: int = 1
+    """How many of them may run at once."""
+    gpus: int = 0
+    """How many GPUs it needs, which it shares with no other run of a sweep."""
 
 
 @payload
@@ -389,8 +401,8 @@ class NodeEnded(Payload):
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
-    AgentStarted, WaitingForRun, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured, PreflightDone,
-    RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected,
-    HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue,
-    RequeueFailed, NodeEnded,
+    AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
+    PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
+    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused,
+    JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

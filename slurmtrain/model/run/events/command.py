@@ -41,6 +41,8 @@ class RunCreated(Payload):
     """The id of its sweep, which all runs of one submission share; None for a single run."""
     varies: Mapping[str, Any] = field(default_factory=dict)
     """Its values of the keys of the spec that its sweep varies."""
+    parallel: int | None = field(default=None, metadata=OMIT_NONE)
+    """How many runs of its sweep may run at once; None: its spec does not say."""
     spec_file: str | None = None
     """The path of the spec file, absolute; None if there was none, or it is unknown."""
     parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)

@@ -18,7 +18,7 @@ from slurmtrain.model.spec.kinds import KeyPath, Report, type_name, whole_number
 from slurmtrain.model.spec.sweep.expressions import ListedValues, RandomValues, is_expression, read_expression
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 
-WORDS = ("zip", "points", "include", "exclude", "samples", "seed")
+WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
 # How often a random run is drawn again before two equal ones are accepted.
 _TRIES = 100
@@ -45,12 +45,14 @@ class _Factor:
 class Sweep:
     """A sweep that has been read; nothing is expanded yet.
 
-    ``factors``: what is combined. ``exclude``, ``include``: the rules.
+    ``factors``: what is combined. ``exclude``, ``include``: the rules. ``parallel``: how many of its runs may run at
+    once; None: nothing is said of it.
     """
 
     factors: Sequence[_Factor] = ()
     exclude: Sequence[Point] = ()
     include: Sequence[Point] = ()
+    parallel: int | None = None
 
     @property
     def count(self) -> int:
@@ -155,9 +157,10 @@ class _Reader:
         exclude = [point for _, point in self._points("exclude")]
         include = [point for _, point in self._points("include")]
         self._check_rules(exclude, include)
+        parallel = self._whole("parallel", 1)
         if not (factors or include or self._mistaken):
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
-        return Sweep(factors, exclude, include)
+        return Sweep(factors, exclude, include, parallel)
 
     @property
     def _varies_seed(self) -> bool:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.errors import RequestRefused, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.ops.shared.arrays import start_array
+from slurmtrain.ops.shared.arrays.sweep_limits import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
@@ -81,6 +84,38 @@ def test_a_sweep_that_is_longer_than_arrays_may_be_is_several(
     submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert arrays_of(workspace) == sizes
     assert len(slurm.calls("sbatch")) == calls
+
+
+def test_a_limit_on_runs_at_once_is_that_of_the_array_also_of_one_that_is_submitted_again(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    slurm.replies("sbatch", code=-signal.SIGKILL)
+    with pytest.raises(SubmitFailed):
+        submit(workspace, spec, sweep=[*SWEEP, "parallel=2"], executor="slurm")
+    slurm.replies("sbatch", "Submitted batch job 8\n")
+    sync(Workspace(workspace.config), track=False)
+    assert arrays_of(workspace) == ["0-2%2"]
+    submit(workspace, spec, sweep=["params.a=4,5", "parallel=2"], executor="slurm")
+    assert arrays_of(workspace) == ["0-2%2", "0-1"]
+
+
+def test_several_arrays_share_a_limit_on_runs_at_once(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    sweep = ["params.a=1,2,3,4", "resources.cpus_per_proc=1,2"]
+    _, notes, _ = submit(workspace, spec, sweep=[*sweep, "parallel=4"], executor="slurm")
+    assert arrays_of(workspace) == ["0-3%2", "0-3%2"]
+    assert not [note for note in notes if "at once" in note]
+    _, notes, _ = submit(workspace, spec, sweep=[*sweep, "parallel=1"], executor="slurm")
+    assert arrays_of(workspace)[2:] == ["0-3%1", "0-3%1"]
+    assert [note for note in notes if note.startswith("up to 2 runs may run at once, and not 1")]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.none() | st.integers(1, 200))
+def test_the_limits_of_arrays_add_up_to_that_of_the_sweep(sizes: list[int], limit: int | None) -> None:
+    shares = share_limit(limit, sizes)
+    running = [size if share is None else share for share, size in zip(shares, sizes, strict=True)]
+    assert all(1 <= at_once <= size for at_once, size in zip(running, sizes, strict=True))
+    assert sum(running) == (sum(sizes) if limit is None else min(sum(sizes), max(limit, len(sizes))))
+    assert bool(describe_excess(limit, sizes)) == (limit is not None and limit < len(sizes))
 
 
 def test_an_array_that_slurm_refuses_leaves_nothing(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:

@@ -18,11 +18,10 @@ from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.runtime.job import environment
-from slurmtrain.runtime.job.environment import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
-from slurmtrain.system.process import Process
+from slurmtrain.runtime.job.environment import Launch, Node, Turn, local_job, scrubbed, slurm_job_id, this_node
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
-LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc")}
+LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc", ["0", "1"])}
 HANDED = Launch(attempt=3)
 
 
@@ -106,7 +105,7 @@ def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_
 launches = st.builds(
     Launch,
     attempt=st.integers(1, 99),
-    after=st.none() | st.tuples(st.text(), st.builds(Process, st.text(), st.text(), st.integers(), st.integers())),
+    turn=st.none() | st.builds(Turn, st.text(), st.integers(1, 99), st.none() | st.text()),
     from_start=st.booleans(),
     since=st.none() | st.floats(0, 2**40),
     history=st.none() | st.builds(InterruptionStats, uptime_s=st.floats(0, 2**40), interruptions=st.integers(0, 99)),
@@ -145,11 +144,10 @@ INSIDE = {
     "WORLD_SIZE": "2",
     "MASTER_ADDR": "n0",
     "MASTER_PORT": "1",
-    "SLURMTRAIN_GPUS": "0,1",
     "SLURMTRAIN_SUBMISSION": "1",
     "SLURMTRAIN_ATTEMPT": "1",
     "SLURMTRAIN_FROM_START": "1",
-    **local_job("j"),
+    **local_job("j", ["0", "1"]),
 }
 OUTSIDE = {"PATH": "/bin", "HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "t", "RANKING": "1",
            "SLURMTRAIN_RUNS": "/runs", "MY_SLURM_JOB_ID": "5"}  # fmt: skip

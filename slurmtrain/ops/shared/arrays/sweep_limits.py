@@ -1,0 +1,91 @@
+"""How many runs of a sweep may run at once: on Slurm by the limits of its job arrays, on this machine by slots."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.environment import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLimit:
+    """What holds for a run of a sweep. ``sweep``: the sweep's id; None: it is a single run.
+
+    ``parallel``: how many of its runs may run at once; None: the spec does not say.
+    """
+
+    sweep: str | None = None
+    parallel: int | None = None
+
+    def turn(self, executor: str, behind: str | None = None) -> Turn | None:
+        """What a run waits for: without a limit, for all runs of its sweep that run. None: for nothing.
+
+        Args:
+            executor: what starts it.
+            behind: the run that was submitted before it.
+        """
+        return Turn(self.sweep, self.parallel or 1, behind) if executor == "local" and self.sweep is not None else None
+
+
+def read_limits(workspace: Workspace, run_ids: Collection[str]) -> dict[str, SweepLimit]:
+    """What was submitted with each of these runs, which have been observed."""
+    created = workspace.store.events_of(run_ids, RunCreated)
+    origins = {run_id: events[0].payload for run_id, events in created.items()}
+    return {
+        run_id: SweepLimit(origins[run_id].sweep, origins[run_id].parallel) if run_id in origins else SweepLimit()
+        for run_id in run_ids
+    }
+
+
+def turn_of(workspace: Workspace, run: Run, behind: str | None = None) -> Turn | None:
+    """What the next attempt of a run waits for; None: for nothing.
+
+    Args:
+        workspace: where the run is.
+        run: the run, which has been observed.
+        behind: the run that was started before it.
+    """
+    if run.executor != "local" or run.sweep is None:
+        return None
+    return read_limits(workspace, [run.id])[run.id].turn(run.executor, behind)
+
+
+def share_limit(limit: int | None, sizes: Sequence[int]) -> list[int | None]:
+    """How many elements of each of several arrays may run at once, so that all together are ``limit``.
+
+    Slurm limits each array by itself. Larger arrays get more, and each at least one: if there are more arrays than
+    ``limit``, the sum is larger.
+
+    Args:
+        limit: how many may run at once; None: all.
+        sizes: how many elements the arrays have.
+
+    Returns:
+        The limit of each array; None: it needs none.
+    """
+    if limit is None or sum(sizes) <= limit:
+        return [None] * len(sizes)
+    shares = [1] * len(sizes)
+    # The next start goes to the array of which the smallest part may run.
+    parts = [(1 / size, index) for index, size in enumerate(sizes)]
+    heapq.heapify(parts)
+    for _ in range(limit - len(sizes)):
+        _, index = parts[0]
+        shares[index] += 1
+        heapq.heapreplace(parts, (shares[index] / sizes[index], index))
+    return [share if share < size else None for share, size in zip(shares, sizes, strict=True)]
+
+
+def describe_excess(limit: int | None, sizes: Sequence[int]) -> list[str]:
+    """A note if more than ``limit`` may run at once, since arrays of these ``sizes`` are limited one by one."""
+    if limit is None or len(sizes) <= limit:
+        return []
+    return [
+        f"up to {len(sizes)} runs may run at once, and not {limit}: they are {len(sizes)} jobs and job arrays, as they "
+        "request different resources or are too many for one, and Slurm limits each array by itself"
+    ]

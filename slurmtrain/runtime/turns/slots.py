@@ -1,0 +1,152 @@
+"""Slots: how many runs of a sweep may run at once on this machine, and which GPUs each of them has.
+
+A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root. The kernel releases them
+when their holder dies, however that happens: no slot is lost, and nothing waits for a run that is gone.
+
+Runs get slots in the order of their ids, as in the recipe for locks of ZooKeeper: each holds a file with its own id
+while it waits, and watches only the one before it; only the first in line tries the slots. If a run dies or is
+cancelled, the next looks again for the one before it. A run that comes late, such as one that was preempted, may try
+beside the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmtrain.model.run.ids import RUN_ID
+from slurmtrain.system.files import make_directory
+from slurmtrain.system.locks import locked
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of a sweep on a machine.
+
+    ``folder``: what the sweeps of this machine share. ``sweep``: its id. ``count``: how many of its runs may run at
+    once.
+    """
+
+    folder: Path
+    sweep: str
+    count: int
+
+    @property
+    def line(self) -> Path:
+        """The directory of those who wait, a file each."""
+        return self.folder / self.sweep / "line"
+
+    def slot(self, index: int) -> Path:
+        """What the holder of a slot has locked."""
+        return self.folder / self.sweep / str(index)
+
+    def gpu(self, name: str) -> Path:
+        """What the run of any sweep that uses a GPU has locked. ``name``: as CUDA_VISIBLE_DEVICES has it."""
+        return self.folder / "gpus" / name.replace("/", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """What a run needs to begin. ``run``: its id. ``gpus``: those it may use. ``needed``: how many of them it needs.
+
+    ``is_early``: whether a run that must begin before it is not in line yet, but will be.
+    """
+
+    run: str
+    gpus: Sequence[str] = ()
+    needed: int = 0
+    is_early: Callable[[], bool] = lambda: False
+
+
+def take_slot(
+    slots: Slots,
+    request: SlotRequest,
+    held: contextlib.ExitStack,
+    *,
+    give_up: Callable[[], bool],
+    note: Callable[[], object] = lambda: None,
+) -> list[str] | None:
+    """Wait for a slot, and for as many GPUs as the run needs; returns these GPUs.
+
+    Args:
+        slots: the slots.
+        request: what the run needs.
+        held: receives the slot and the GPUs, which are free again when it is closed, or this process ends.
+        give_up: whether to wait no longer.
+        note: called once, if the run has to wait.
+
+    Returns:
+        The names of the GPUs; None if it has given up.
+
+    Raises:
+        PathError: a lock cannot be opened.
+    """
+    make_directory(slots.line)
+    make_directory(slots.folder / "gpus")
+    ticket = slots.line / request.run
+    with contextlib.ExitStack() as place:
+        # An earlier attempt of the same run that is about to end may have it: then this one waits without a place.
+        if place.enter_context(locked(ticket, wait=False)) is not None:
+            place.callback(ticket.unlink, missing_ok=True)
+        ahead = None
+        while not give_up():
+            if ahead is None or not _waits(slots.line / ahead):
+                ahead = _run_ahead(slots, request.run)
+            if ahead is None and not request.is_early() and (gpus := _take(slots, request, held)) is not None:
+                return gpus
+            note()
+            note = _nothing
+            time.sleep(_POLL_S)
+    return None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _run_ahead(slots: Slots, run: str) -> str | None:
+    """The last of those in line that are before a run; None: it is the first."""
+    earlier = sorted(path.name for path in slots.line.iterdir() if path.name < run and RUN_ID.fullmatch(path.name))
+    return next((other for other in reversed(earlier) if _waits(slots.line / other)), None)
+
+
+def _waits(ticket: Path) -> bool:
+    """Whether somebody holds this place in the line; one whose holder was killed is removed."""
+    if not ticket.exists():
+        return False
+    with locked(ticket, wait=False) as lock:
+        if lock is None:
+            return True
+        # If its owner is just about to lock it, it waits without a place: that changes the order, and nothing else.
+        ticket.unlink(missing_ok=True)
+    return False
+
+
+def _take(slots: Slots, request: SlotRequest, held: contextlib.ExitStack) -> list[str] | None:
+    """A slot and GPUs, all of them or none; None if there are not enough."""
+    with contextlib.ExitStack() as trial:
+        if _lock_some(trial, [slots.slot(index) for index in range(slots.count)], 1) is None:
+            return None
+        indices = _lock_some(trial, [slots.gpu(name) for name in request.gpus], request.needed)
+        if indices is None:
+            return None
+        held.push(trial.pop_all())
+    return [request.gpus[index] for index in indices]
+
+
+def _lock_some(trial: contextlib.ExitStack, paths: Sequence[Path], count: int) -> list[int] | None:
+    """Lock ``count`` of these files; returns the indices of those, or None if fewer are free."""
+    indices: list[int] = []
+    for index, path in enumerate(paths):
+        if len(indices) == count:
+            break
+        with contextlib.ExitStack() as attempt:
+            if attempt.enter_context(locked(path, wait=False)) is not None:
+                trial.push(attempt.pop_all())
+                indices.append(index)
+    return indices if len(indices) == count else None

@@ -1,0 +1,192 @@
+"""Slots of sweeps on one machine: as many runs at once as there may be, in order, whoever of them is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.runtime.turns import slots as module
+from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+
+RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(12)]
+TAKES_A_SLOT = """
+import contextlib, sys
+from pathlib import Path
+from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+slots = Slots(Path(sys.argv[1]), "sweep", 1)
+held, waits = contextlib.ExitStack(), lambda: print("waits", flush=True)
+take_slot(slots, SlotRequest(sys.argv[2]), held, give_up=lambda: False, note=waits)
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL_S", 0.005)
+
+
+class Runner:
+    """A run that takes a slot in a thread, and keeps it until it is to end."""
+
+    def __init__(self, slots: Slots, request: SlotRequest, begun: queue.Queue[Runner]) -> None:
+        self.run = request.run
+        self.gpus: list[str] | None = None
+        self.waits = threading.Event()
+        self._end, self._cancelled = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(slots, request, begun), daemon=True)
+        self._thread.start()
+
+    def _live(self, slots: Slots, request: SlotRequest, begun: queue.Queue[Runner]) -> None:
+        with contextlib.ExitStack() as held:
+            self.gpus = take_slot(slots, request, held, give_up=self._cancelled.is_set, note=self.waits.set)
+            if self.gpus is not None:
+                begun.put(self)
+                self._end.wait()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def begun() -> queue.Queue[Runner]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def start(tmp_path: Path, begun: queue.Queue[Runner]) -> Iterator[Callable[..., Runner]]:
+    started = []
+
+    def start_run(number: int, count: int = 1, sweep: str = "sweep", **request: object) -> Runner:
+        slots = Slots(tmp_path, sweep, count)
+        runner = Runner(slots, SlotRequest(RUNS[number], **request), begun)  # type: ignore[arg-type]
+        started.append(runner)
+        return runner
+
+    yield start_run
+    for runner in started:
+        runner._cancelled.set()
+        runner._end.set()
+    for runner in started:
+        runner._thread.join()
+
+
+def in_line(start: Callable[..., Runner], number: int, **more: object) -> Runner:
+    """A run that has begun to wait."""
+    runner = start(number, **more)
+    assert runner.waits.wait(30)
+    return runner
+
+
+def test_runs_begin_in_the_order_of_the_sweep_and_as_many_as_may(
+    start: Callable[..., Runner], begun: queue.Queue[Runner]
+) -> None:
+    first = [start(number, count=2) for number in (0, 1)]
+    running = [begun.get(timeout=30) for _ in first]
+    assert sorted(each.run for each in running) == RUNS[:2]
+    for number in (4, 2, 3):
+        in_line(start, number, count=2)
+    order = []
+    for _ in range(3):
+        running.pop(0).end()
+        following = begun.get(timeout=30)
+        order.append(following.run)
+        running.append(following)
+    assert order == RUNS[2:5]
+    assert begun.empty()
+
+
+def test_a_cancelled_run_leaves_the_line_and_others_keep_their_order(
+    start: Callable[..., Runner], begun: queue.Queue[Runner], tmp_path: Path
+) -> None:
+    start(0)
+    first = begun.get(timeout=30)
+    waiting = [in_line(start, number) for number in (1, 2, 3)]
+    waiting[1].cancel()
+    line = Slots(tmp_path, "sweep", 1).line
+    assert sorted(path.name for path in line.iterdir()) == [RUNS[1], RUNS[3]]
+    first.end()
+    second = begun.get(timeout=30)
+    assert second.run == RUNS[1]
+    second.end()
+    assert begun.get(timeout=30).run == RUNS[3]
+    assert list(line.iterdir()) == []
+
+
+def test_a_run_that_comes_later_than_those_behind_it_is_waited_for(
+    start: Callable[..., Runner], begun: queue.Queue[Runner]
+) -> None:
+    to_come = threading.Event()
+    to_come.set()
+    second = in_line(start, 1, is_early=to_come.is_set)
+    start(0)
+    assert begun.get(timeout=30).run == RUNS[0]
+    to_come.clear()
+    assert second.gpus is None
+
+
+def test_a_killed_run_loses_neither_its_slot_nor_its_place(tmp_path: Path) -> None:
+    def process(number: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", TAKES_A_SLOT, str(tmp_path), RUNS[number]]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for number, line in enumerate(("has it\n", "waits\n", "waits\n")):
+            runs.append(stack.enter_context(process(number)))
+            output = runs[-1].stdout
+            assert output is not None
+            assert output.readline() == line
+        runs[1].kill()
+        runs[1].wait()
+        runs[0].kill()
+        last = runs[2].stdout
+        assert last is not None
+        assert last.readline() == "has it\n"
+        runs[2].kill()
+    assert list(Slots(tmp_path, "sweep", 1).line.iterdir()) == []
+
+
+def test_runs_share_no_gpu_and_one_that_needs_more_than_are_free_holds_nothing(
+    start: Callable[..., Runner], begun: queue.Queue[Runner], tmp_path: Path
+) -> None:
+    gpus = {"gpus": ["0", "1", "2"]}
+    start(0, count=3, needed=1, **gpus)
+    start(1, count=1, sweep="another", needed=1, **gpus)
+    running = [begun.get(timeout=30) for _ in range(2)]
+    assert sorted(name for each in running for name in each.gpus or ()) == ["0", "1"]
+    wide = in_line(start, 2, count=3, needed=2, **gpus)
+    narrow = in_line(start, 3, count=3, needed=1, **gpus)
+    assert narrow.gpus is None
+    running[0].end()
+    assert begun.get(timeout=30) is wide
+    assert len({*(wide.gpus or ()), *(running[1].gpus or ())}) == 3
+    wide.end()
+    assert begun.get(timeout=30) is narrow
+
+
+def test_never_more_run_at_once_than_may_and_all_of_them_do(
+    start: Callable[..., Runner], begun: queue.Queue[Runner]
+) -> None:
+    runners = [start(number, count=3, needed=1, gpus=["0", "1", "2", "3"]) for number in range(len(RUNS))]
+    running = [begun.get(timeout=30) for _ in range(3)]
+    for _ in range(len(runners) - 3):
+        with pytest.raises(queue.Empty):
+            begun.get(timeout=0.02)
+        assert len({gpu for each in running for gpu in each.gpus or ()}) == 3
+        running.pop(0).end()
+        running.append(begun.get(timeout=30))
+    assert sorted(each.run for each in runners if each.gpus) == RUNS

@@ -197,6 +197,7 @@ def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for line in attempt_problems.newest_lines(map(describe, moments)):
             yield name, line
     yield "evidence", attempt_problems.describe_evidence(attempt["evidence"])
+    yield "pack", f"{attempt['pack']} runs share its job" if attempt["pack"] > 1 else ""
     yield "without", node_lists.describe_nodes(attempt["without"])
     yield "overrides", " ".join(attempt["overrides"])
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 @options.overrides_argument
 @options.sweep_option
 @click.option("--parallel", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at once.")
+@click.option(
+    "--pack", type=click.IntRange(min=2), metavar="N", help="Let N runs of the sweep share a job, on one node of Slurm."
+)
 @options.executor_option
 @click.option(
     "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
@@ -45,6 +48,7 @@ def command(
     overrides: tuple[str, ...],
     sweep: tuple[str, ...],
     parallel: int | None,
+    pack: int | None,
     executor: str | None,
     key: str | None,
     dry_run: bool,
@@ -62,6 +66,8 @@ def command(
 
     if parallel is not None:
         sweep = (*sweep, f"parallel={parallel}")
+    if pack is not None:
+        sweep = (*sweep, f"pack={pack}")
     loaded = load(spec, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
     chosen = workspace.config.choose_executor(executor)
     if dry_run:

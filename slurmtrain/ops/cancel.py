@@ -11,6 +11,7 @@ from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDo
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.arrays.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
@@ -245,7 +246,14 @@ def _kill_processes(run: Run) -> None:
 
 
 def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> None:
-    job_ids = [run.newest.job_id for run in runs if run.executor == "slurm" and run.newest and run.newest.job_id]
+    job_ids = []
+    for run in runs:
+        if run.executor != "slurm" or run.newest is None or not run.newest.job_id:
+            continue
+        if is_needed_by_others(workspace, run):
+            leave(workspace, workspace.root.run(run.id), run)
+        else:
+            job_ids.append(run.newest.job_id)
     if not job_ids:
         return
     try:

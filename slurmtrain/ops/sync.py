@@ -17,7 +17,8 @@ from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
+from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit, turn_of
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
@@ -119,29 +120,30 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
             if element.attempt.executor == "slurm":
                 elements.append(element)
                 continue
-            _start_first(workspace, [element], synced)
+            _start_first(workspace, [element], synced, SweepLimit())
             behind = run_id
-        for group, at_once in _groups(workspace, elements):
-            _start_first(workspace, group, synced, at_once)
+        for group, limit in _groups(workspace, elements):
+            _start_first(workspace, group, synced, limit)
     return synced.started
 
 
-def _groups(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], int | None]]:
-    """The attempts that share a submission, and how many of each may run at once; None: all."""
+def _groups(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], SweepLimit]]:
+    """The attempts that share a submission, with how many of each may run at once, and how they share jobs."""
     if len(elements) < 2:
-        return [(elements, None)] if elements else []
+        return [(elements, SweepLimit())] if elements else []
     limits = read_limits(workspace, [each.run.id for each in elements])
     bounded: dict[SweepLimit, list[Element]] = {}
     for each in elements:
         limit = limits[each.run.id]
         # Runs without a limit may share an array, whichever sweep they are of.
-        bounded.setdefault(limit if limit.parallel else SweepLimit(), []).append(each)
+        bounded.setdefault(limit if limit.parallel else SweepLimit(pack=limit.pack), []).append(each)
     largest = workspace.scheduler.max_array_size()
-    groups: list[tuple[Sequence[Element], int | None]] = []
+    groups: list[tuple[Sequence[Element], SweepLimit]] = []
     for limit, members in bounded.items():
         keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in members]
-        split = split_groups(keyed, largest)
-        groups += zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True)
+        split = split_groups(keyed, largest, limit.pack.runs if limit.pack is not None else 1)
+        for group, at_once in zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True):
+            groups.append((group, replace(limit, parallel=at_once, pack=pack_of_group(limit.pack, len(group)))))
     return groups
 
 
@@ -183,14 +185,14 @@ def _first_attempt(
     return Element(directory, lock, first)
 
 
-def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced, at_once: int | None = None) -> None:
+def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced, limit: SweepLimit) -> None:
     """Start first attempts that share a submission.
 
     Args:
         workspace: where they are.
         group: what is started.
         synced: receives what was done.
-        at_once: how many of them may run at once; None: all.
+        limit: how many of them may run at once, and how they share jobs.
     """
     run_ids = [each.run.id for each in group]
     try:
@@ -198,7 +200,7 @@ def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced,
             [only] = group
             notes = start(workspace, only.run, only.lock, only.attempt, command="sync")
         else:
-            notes = start_array(workspace, group, command="sync", at_once=at_once)
+            notes = start_array(workspace, group, command="sync", at_once=limit.parallel, pack=limit.pack)
     except (SlurmtrainError, OSError) as error:
         synced.problems.append(f"run {', '.join(run_ids)} cannot be started: {error}")
         return
@@ -365,7 +367,7 @@ def _end_last_job(workspace: Workspace, run: Run) -> None:
 
     A replaced job is still there if Slurm did not answer, or if the command was killed. Raises SlurmDown.
     """
-    if run.executor != "slurm" or run.newest is None:
+    if run.executor != "slurm" or run.newest is None or is_needed_by_others(workspace, run):
         return
     queue = workspace.scheduler.queue()
     if not queue.answered:

@@ -15,6 +15,7 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.local_jobs import processes_of
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace
@@ -83,7 +84,11 @@ def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force:
     """Cancel the jobs of these runs, and return those of each that had not ended. Raises SlurmDown."""
     if not runs or (not is_installed("squeue") and not any(runs.values())):
         return {}
-    jobs = {run_id: live_jobs(workspace, run_id, run) for run_id, run in runs.items()}
+    jobs = {
+        run_id: live_jobs(workspace, run_id, run)
+        for run_id, run in runs.items()
+        if run is None or not is_needed_by_others(workspace, run)
+    }
     ids = [job_id for of_run in jobs.values() for job_id in of_run]
     if ids:
         workspace.scheduler.cancel(ids, force=force)

@@ -111,6 +111,8 @@ attempt = sa.Table(
     sa.Column("without", Json, nullable=False),
     sa.Column("executor", TEXT, nullable=False),
     sa.Column("asked_by", TEXT, nullable=False),
+    sa.Column("pack", sa.BigInteger, nullable=False),
+    sa.Column("share_gpu", sa.Boolean, nullable=False),
     sa.Column("policy", Json),
     sa.Column("excluded", Json, nullable=False),
     sa.Column("restarted_by", TEXT),

@@ -14,10 +14,11 @@ from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDo
 from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical_option
+from slurmtrain.model.spec.sweep.pack import Pack, jobs_of
 from slurmtrain.runtime.job.environment import scrubbed
 from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.slurm.command import extract_errors, is_installed
-from slurmtrain.slurm.limits import rejection_reason
+from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
 from slurmtrain.slurm.request import Request, make_array_request, make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.inherited import users_umask
@@ -63,6 +64,7 @@ class ArrayRequest:
     ``plan``: that of any of them, as they request the same. ``array``: the directory with the links to them.
     ``locks``: the handles of the runs' locks, as for a :class:`LaunchRequest`; there is an element for each.
     ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
+    ``pack``: how the runs of an element share its job; None: there is an element for each.
     """
 
     plan: Plan
@@ -70,12 +72,21 @@ class ArrayRequest:
     locks: Sequence[int]
     at_once: int | None = None
     excluded_nodes: Sequence[str] = ()
+    pack: Pack | None = None
 
 
-def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
+def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None) -> None:
     """Raise, before anything is created, if Slurm could not run the plan or does not answer.
 
-    NotAvailable if there is no sbatch, LaunchError if slurmctld is down, RequestRefused if the request is impossible.
+    Args:
+        plans: what is to run.
+        scheduler: the scheduler to ask.
+        pack: how several of them share a job; None: each has its own.
+
+    Raises:
+        NotAvailable: there is no sbatch.
+        LaunchError: slurmctld is down.
+        RequestRefused: the request is impossible.
     """
     if not is_installed("sbatch"):
         raise NotAvailable("--executor slurm: there is no sbatch on this machine's PATH; use --executor local here")
@@ -83,8 +94,25 @@ def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
         partitions = scheduler.partitions()
     except SlurmDown as error:
         raise LaunchError(f"Slurm does not answer, so nothing was created; try again later ({error})") from error
+    if pack is not None:
+        _check_pack(plans, scheduler, pack, partitions)
     for plan in plans:
         reason = rejection_reason(plan, partitions)
+        if reason is not None:
+            raise RequestRefused(reason)
+
+
+def _check_pack(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack, partitions: Partitions) -> None:
+    """Raise RequestRefused if no node is large enough for a pack, or there are no job arrays."""
+    if not scheduler.max_array_size():
+        raise RequestRefused("sweep.pack needs job arrays, which this site does not have (MaxArraySize=0)")
+    try:
+        nodes = scheduler.nodes()
+    except SlurmDown:
+        return  # Slurm refuses the job itself
+    requests = {repr((plan.spec.resources, plan.spec.slurm)): plan for plan in plans}
+    for plan in requests.values():
+        reason = excess_of_pack(plan, pack, partitions, nodes)
         if reason is not None:
             raise RequestRefused(reason)
 
@@ -109,15 +137,17 @@ def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
     job = make_array_request(
         request.plan,
         request.array,
-        len(request.locks),
+        len(request.locks) if request.pack is None else jobs_of(len(request.locks), request.pack),
         at_once=request.at_once,
         excluded_nodes=request.excluded_nodes,
+        pack=request.pack,
     )
     environ = {**_umask_of(request.plan), **environment}
-    return _launch(job, {"elements": str(request.array.elements)}, request.locks, environ)
+    work = {"array": str(request.array.path), "packed": request.pack is not None}
+    return _launch(job, work, request.locks, environ)
 
 
-def _launch(job: Request, work: Mapping[str, str], locks: Sequence[int], environment: Mapping[str, str]) -> str:
+def _launch(job: Request, work: Mapping[str, object], locks: Sequence[int], environment: Mapping[str, str]) -> str:
     """Call sbatch in a process of its own, and return the job's id. ``work``: what the job will do."""
     # Slurm hands the launcher's limits on to the job.
     limits = {"open_files": soft_limit_of_ranks(), "locks": list(locks)}

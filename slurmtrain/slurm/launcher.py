@@ -5,7 +5,7 @@ prints the job's id. It runs in the job's environment and outlives the command t
 lock of the run until sbatch has answered. FOLDER is where submitit keeps its files: by it, other commands recognize
 this process.
 
-For a job array, FOLDER is that of the array, and standard input names the directory of links to its runs.
+For a job array, FOLDER is that of the array, and standard input names the array's directory.
 
 It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``
 (sbatch rejected the job), ``failed`` (sbatch was never called) or ``unsure`` (there may be a job).
@@ -17,23 +17,30 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from slurmtrain.model.run.layout import ArrayDir
 from slurmtrain.runtime.job.file_limit import restore_limit
-from slurmtrain.slurm.request import element_command
-from slurmtrain.slurm.task import run_element, run_node
+from slurmtrain.slurm.request import element_command, pack_command
+from slurmtrain.slurm.task import run_element, run_node, run_packed
 
 
 class _ArrayExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
     """Submits a job array with a single pickle, whose elements work in the folders of their own runs."""
 
+    def __init__(self, folder: Path, command: str) -> None:
+        """``folder``: the array's; ``command``: what each task runs."""
+        super().__init__(folder=folder)
+        self._command = command
+
     @property
     def _submitit_command_str(self) -> str:
-        return element_command(sys.executable)
+        return self._command
 
 
 def main() -> None:
@@ -42,19 +49,28 @@ def main() -> None:
     # submitit warns about its own defaults; sbatch's messages are in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
     restore_limit(request["open_files"], request["locks"])
-    elements = request.get("elements")
     try:
-        executor = (_ArrayExecutor if elements else submitit.SlurmExecutor)(folder=Path(sys.argv[1]))
+        executor, task = _prepare(request, Path(sys.argv[1]))
     except RuntimeError as error:  # submitit requires srun
         _fail("failed", error)
     executor.update_parameters(**request["parameters"])
     try:
-        job = executor.submit(run_element, elements) if elements else executor.submit(run_node, request["submission"])
+        job = executor.submit(*task)
     except FailedJobError as error:
         _fail("refused" if _has_answered(error) else "unsure", error)
     except (FailedSubmissionError, OSError) as error:  # sbatch may have accepted the job before this error
         _fail("unsure", error)
     print(json.dumps({"job_id": job.job_id}), flush=True)
+
+
+def _prepare(request: Mapping[str, Any], folder: Path) -> tuple[submitit.SlurmExecutor, tuple[Any, ...]]:
+    """What submits the job, and the function that its tasks call, with its argument. Raises RuntimeError."""
+    if "array" not in request:
+        return submitit.SlurmExecutor(folder=folder), (run_node, request["submission"])
+    array = ArrayDir(Path(request["array"]))
+    elements, packed = str(array.elements), bool(request.get("packed"))
+    command = pack_command(sys.executable, array) if packed else element_command(sys.executable)
+    return _ArrayExecutor(folder, command), (run_packed if packed else run_element, elements)
 
 
 def _has_answered(error: FailedJobError) -> bool:

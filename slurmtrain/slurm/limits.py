@@ -14,6 +14,8 @@ from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import named_options
+from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]
@@ -45,6 +47,41 @@ def rejection_reason(plan: Plan, partitions: Partitions) -> str | None:
     # The job runs in the first of its partitions that accepts it, so one possible partition is enough.
     reasons = [_excess(plan, name, partitions[name]) for name in names]
     return "; ".join(reason for reason in reasons if reason) if reasons and all(reasons) else None
+
+
+def excess_of_pack(plan: Plan, pack: Pack, partitions: Partitions, nodes: Sequence[NodeInfo]) -> str | None:
+    """Why no node is large enough for the job of a pack; None if one may be.
+
+    Args:
+        plan: the plan of each of its runs.
+        pack: how they share the job.
+        partitions: the fields of each partition, by name.
+        nodes: every node, once for each of its partitions.
+    """
+    names = _named_partitions(plan, partitions)
+    in_them = [node for node in nodes if node.partition in names]
+    if not in_them:
+        return None
+    fitting = max(_runs_on(node, plan.spec.resources, pack) for node in in_them)
+    if fitting >= pack.runs or not fitting:
+        # What is too large alone is not the pack's fault; Slurm says what is.
+        return None
+    return (
+        f"sweep.pack: {pack.runs} of these runs need more CPUs, GPUs or memory than any node of partition "
+        f"{', '.join(names)} has: at most {fitting} fit on one"
+    )
+
+
+def _runs_on(node: NodeInfo, resources: ResourcesSpec, pack: Pack) -> int:
+    """How many runs of a pack one node is large enough for."""
+    counts = [pack.runs]
+    if node.cpus is not None:
+        counts.append(node.cpus // (resources.cpus_per_proc * resources.local_world_size))
+    if node.memory is not None and resources.mem:
+        counts.append(node.memory // resources.mem)
+    if resources.gpus_per_node and not pack.share_gpu:
+        counts.append(node.gpus // resources.gpus_per_node)
+    return min(counts)
 
 
 def partition_names(plan: Plan, partitions: Partitions) -> str:

@@ -15,6 +15,7 @@ from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
@@ -34,6 +35,8 @@ _NAMED = frozenset(
 # In the shell of an element of a job array: its job's id, and the folder of submitit in its run.
 _ELEMENT_JOB = "${slurmtrain_job}"
 _ELEMENT_FOLDER = '"$slurmtrain_submission"/submitit'
+# The runs of a pack go on when the agent of one of them has failed, or has ended long before the others.
+_PACK_SRUN = ("--kill-on-bad-exit=0", "--wait=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +76,53 @@ def make_request(
 
 
 def make_array_request(
-    plan: Plan, array: ArrayDir, count: int, *, at_once: int | None = None, excluded_nodes: Collection[str] = ()
+    plan: Plan,
+    array: ArrayDir,
+    count: int,
+    *,
+    at_once: int | None = None,
+    excluded_nodes: Collection[str] = (),
+    pack: Pack | None = None,
 ) -> Request:
-    """What a job array requests from Slurm, each element of which is the job of a run.
+    """What a job array requests from Slurm, each element of which is the job of a run, or of a pack of runs.
 
     Args:
         plan: the plan of any of the runs, which request the same.
-        array: the directory of its files, with a link for each element.
+        array: the directory of its files, with a link for each run.
         count: how many elements it has.
         at_once: how many of them may run at once; None: all.
         excluded_nodes: nodes that its elements must not get, in addition to those that the plan excludes.
+        pack: how the runs of an element share its job; None: each element has one run.
     """
-    job = _Job(f"{plan.spec.name}-{array.id}", array.path, array_prologue(plan, array), array_epilogue())
+    job = _Job(
+        f"{plan.spec.name}-{array.id}",
+        array.path,
+        array_prologue(plan, array, packed=pack is not None),
+        array_epilogue() if pack is None else pack_epilogue(array),
+    )
     parameters = _parameters(plan, job, _options(plan, excluded_nodes, singleton=False))
-    # Slurm follows the link, so each run has the output of its own job: %A is the array's id, %a the element's index.
-    log = f"{array.elements}/%a/submitit/%A_%a_{{}}_log.out"
-    parameters["srun_args"] = [*parameters["srun_args"], f"--output={log.format('%t')}"]
+    # Slurm follows the link, so each run has the output of its own job: %A is the array's id, %a the element's index,
+    # %t the task.
+    log, batch_log = f"{array.elements}/%a/submitit/%A_%a_%t_log.out", f"{array.elements}/%a/submitit/%A_%a_0_log.out"
+    if pack is not None:
+        parameters |= _shared_by(pack, plan.spec.resources)
+        log, batch_log = f"{array.elements}/%a.%t/submitit/%A_%a_0_log.out", f"{array.submitit}/%A_%a_0_log.out"
+        parameters["srun_args"] = [*parameters["srun_args"], *_PACK_SRUN]
+    parameters["srun_args"] = [*parameters["srun_args"], f"--output={log}"]
     parameters["additional_parameters"] |= {
         "array": f"0-{count - 1}" + (f"%{at_once}" if at_once else ""),
-        "output": log.format("0"),
+        "output": batch_log,
     }
     return Request(folder=array.submitit, parameters=parameters)
+
+
+def _shared_by(pack: Pack, resources: ResourcesSpec) -> dict[str, Any]:
+    """Parameters of submitit's executor for a job with a task for each run of a pack."""
+    return {
+        "ntasks_per_node": pack.runs,
+        "gpus_per_node": resources.gpus_per_node * pack.gpu_sets or None,
+        "mem": f"{resources.mem * pack.runs}M" if resources.mem else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +226,21 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
     )
 
 
-def array_prologue(plan: Plan, array: ArrayDir) -> str:
-    """The shell lines between the options and srun, in each element of a job array."""
+def array_prologue(plan: Plan, array: ArrayDir, *, packed: bool = False) -> str:
+    """The shell lines between the options and srun, in each element of a job array.
+
+    Args:
+        plan: the plan of any of its runs.
+        array: its directory.
+        packed: whether each element is the job of several runs.
+    """
     return _prologue(
         plan,
         array_id=array.id,
         elements=str(array.elements),
+        packed=packed,
         pickles=shlex.quote(str(array.submitit)),
-        folder=_ELEMENT_FOLDER,
+        folder=_pack_folder(array) if packed else _ELEMENT_FOLDER,
         job=_ELEMENT_JOB,
     )
 
@@ -219,7 +255,7 @@ def _prologue(plan: Plan, **values: Any) -> str:
             before_setup=BEFORE_SETUP,
             after_setup=AFTER_SETUP,
             invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
-            **values,
+            **{"packed": False, **values},
         )
     )
     return text
@@ -235,8 +271,14 @@ def array_epilogue() -> str:
     return _epilogue('"${slurmtrain_submission%/submissions/*}"/attempts', _ELEMENT_JOB)
 
 
-def _epilogue(attempts: str, job: str) -> str:
-    text: str = _environment().get_template("epilogue.sh.j2").render(attempts=attempts, job=job)
+def pack_epilogue(array: ArrayDir) -> str:
+    """The shell lines after srun, in each element of a job array whose elements are packs."""
+    return _epilogue("", _ELEMENT_JOB, elements=str(array.elements))
+
+
+def _epilogue(attempts: str, job: str, elements: str = "") -> str:
+    template = _environment().get_template("epilogue.sh.j2")
+    text: str = template.render(attempts=attempts, job=job, elements=elements)
     return text
 
 
@@ -253,6 +295,16 @@ def agent_command(python: str, folder: Path) -> str:
 def element_command(python: str) -> str:
     """What each task of an element of a job array runs: submitit's entry point, in the folder of the element's run."""
     return f"{shlex.quote(python)} -u -m submitit.core._submit {_ELEMENT_FOLDER}"
+
+
+def pack_command(python: str, array: ArrayDir) -> str:
+    """What each task of a pack runs: submitit's entry point, in the folder of the first of its runs."""
+    return f"{shlex.quote(python)} -u -m submitit.core._submit {_pack_folder(array)}"
+
+
+def _pack_folder(array: ArrayDir) -> str:
+    """In the shell: where submitit keeps the files of a pack's job. The array's own folder has those of all jobs."""
+    return f'{shlex.quote(str(array.elements))}/"${{SLURM_ARRAY_TASK_ID:-}}.0"/submitit'
 
 
 def _environment() -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from slurmtrain.runtime.agent.agent import run_node as run_agent
 from slurmtrain.runtime.job.environment import enter_element
+from slurmtrain.slurm.pack_queue import PackQueue
 from slurmtrain.slurm.requeue import SlurmQueue
 
 
@@ -17,3 +19,10 @@ def run_node(submission: str) -> None:
 def run_element(elements: str) -> None:
     """Run the agent of this node for one element of a job array. ``elements``: the directory of links to the runs."""
     run_node(str(enter_element(Path(elements)).path))
+
+
+def run_packed(elements: str) -> None:
+    """Run the agent of one of the runs that share the job. ``elements``: the directory of links to the runs."""
+    submission = enter_element(Path(elements), packed=True)
+    os.chdir(submission.run.path)
+    run_agent(str(submission.path), queue=PackQueue(submission))

@@ -18,6 +18,7 @@ from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.model.spec.sweep.points import Sweep, varying_keys
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
@@ -65,7 +66,8 @@ class SpecFile:
     """The runs of a spec, and its text without secrets.
 
     ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none.
-    ``parallel``: how many of the runs of its sweep may run at once; None: it does not say.
+    ``parallel``: how many of the runs of its sweep may run at once; None: it does not say. ``pack``: how they share
+    jobs; None: each has its own.
     """
 
     text: str
@@ -73,6 +75,7 @@ class SpecFile:
     warnings: tuple[Mistake, ...] = ()
     path: Path | None = None
     parallel: int | None = None
+    pack: Pack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,8 @@ def _load(
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
     written = parse_yaml(composed.text, document.name) if document.files else document
     text = without_secrets(composed.text, written)
-    return SpecFile(text=text, runs=runs, warnings=tuple(warnings.sorted()), parallel=read.parallel)
+    warned = tuple(warnings.sorted())
+    return SpecFile(text=text, runs=runs, warnings=warned, parallel=read.parallel, pack=read.pack)
 
 
 def _command(script: Path) -> str:
@@ -279,8 +283,20 @@ def _plan_all(
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies))
+    if sweep.pack is not None and not mistakes:
+        _check_packs(runs, sweep.pack, mistakes)
     mistakes.raise_if_any()
     return tuple(runs), sweep
+
+
+def _check_packs(runs: Sequence[PlannedRun], pack: Pack, mistakes: Mistakes) -> None:
+    """Check whether the runs of a sweep can share jobs."""
+    problems = (packing_problem(run.plan.spec.resources, pack, run.plan.spec.slurm) for run in runs)
+    problem = next(filter(None, problems), "")
+    if not problem and pack.runs > len(runs):
+        problem = f"{pack.runs} runs cannot share a job: the sweep has only {len(runs)}"
+    if problem:
+        mistakes.add(("sweep", "pack"), problem)
 
 
 def _plan_one(

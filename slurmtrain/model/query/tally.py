@@ -82,7 +82,11 @@ def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:
     # As for the goodput, an attempt whose nodes are unknown counts as one node.
     nodes = max(1, len(attempt.hosts))
     seconds = {kind: nodes * spent for kind, spent in attempt.spent.items() if kind != "queue"}
-    for name, weight in ((NODE_S, 1), (GPU_S, gpus_per_node)):
+    # The runs of a pack share a node, and perhaps its GPUs: what each takes adds up to no more than the job's.
+    for name, weight in (
+        (NODE_S, 1 / attempt.pack),
+        (GPU_S, gpus_per_node / (attempt.pack if attempt.share_gpu else 1)),
+    ):
         if weight and any(seconds.values()):
             sums[name] += weight * sum(seconds.values())
             for kind in UNPRODUCTIVE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
+from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
 from slurmtrain.model.run.events.agent import (
@@ -161,7 +162,15 @@ def _apply_submitting(payload: Submitting, attempt: Attempt, event: AnyEvent) ->
         executor=payload.executor,
         asked_by=payload.by,
         policy=payload.requeue,
+        pack=_runs_of(payload.pack),
+        share_gpu=bool((payload.pack or {}).get("share_gpu")),
     )
+
+
+def _runs_of(pack: Mapping[str, Any] | None) -> int:
+    """How many runs share a job, according to a journal."""
+    runs = (pack or {}).get("runs")
+    return runs if isinstance(runs, int) and runs > 1 else 1
 
 
 @_apply.register

@@ -337,12 +337,15 @@ class ArrayDir:
 
     @property
     def elements(self) -> Path:
-        """A link for each element to the :class:`SubmissionDir` of its run, named by its index."""
+        """A link for each element to the :class:`SubmissionDir` of its run, named by its index.
+
+        An element that is the job of a pack has a link for each of its runs, ``<index>.<slot>``.
+        """
         return self.path / "elements"
 
-    def element(self, index: int) -> Path:
-        """The link of an element."""
-        return self.elements / str(index)
+    def element(self, index: int, slot: int | None = None) -> Path:
+        """The link of an element; ``slot``: which run of its pack, None if it has a single run."""
+        return self.elements / (str(index) if slot is None else f"{index}.{slot}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,10 @@ class Attempt:
     without: Sequence[str] = ()
     """Nodes excluded from its start, in addition to those that the spec excludes."""
     executor: str = ""
+    pack: int = 1
+    """How many runs share its job."""
+    share_gpu: bool = False
+    """Whether these runs share the job's GPUs too."""
     asked_by: str = "submit"
     """The command that started it: ``sync`` for an automatic restart."""
     policy: Mapping[str, Any] | None = None

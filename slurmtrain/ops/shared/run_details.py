@@ -97,6 +97,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "interval": dict(attempt.interval) or None,
         "save_problem": attempt.save_problem,
         "without": list(attempt.without),
+        "pack": attempt.pack,
         "overrides": list(attempt.overrides),
         "failures": [dict(failure) for failure in attempt.failures],
         "restarts": _moments(attempt.restarts),

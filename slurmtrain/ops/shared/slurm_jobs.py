@@ -82,7 +82,8 @@ def _elements_of(workspace: Workspace, run_id: str, queue: Queue) -> set[str]:
         with contextlib.suppress(OSError):
             for link in workspace.root.array(array_id).elements.iterdir():
                 if f"{link.readlink()}".startswith(prefix):
-                    elements.add(f"{job_id}_{link.name}")
+                    # The links of a pack also name the slots of its runs.
+                    elements.add(f"{job_id}_{link.name.partition('.')[0]}")
     return elements
 
 

@@ -39,11 +39,12 @@ from slurmtrain.errors import (
     SubmissionUncertain,
     UserError,
 )
-from slurmtrain.model.run.events.command import CancelRequested, Submitted, Submitting, Unstarted
+from slurmtrain.model.run.events.command import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
@@ -88,19 +89,25 @@ class NewAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlace:
-    """An element of a job array. ``array``: the array's id, which is not that of a job. ``index``: the element's."""
+    """An element of a job array. ``array``: the array's id, which is not that of a job. ``index``: the element's.
+
+    ``pack``: how several runs share the element's job; None: it has one run. ``slot``: which of them, from 0.
+    """
 
     array: str
     index: int
+    pack: Pack | None = None
+    slot: int = 0
 
 
-def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
+def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], pack: Pack | None = None) -> None:
     """Check, before anything is created, that the plans can be started.
 
     Args:
         workspace: provides the scheduler to ask.
         executor: ``slurm`` or ``local``.
         plans: what will be started.
+        pack: how they share jobs of Slurm; None: each has its own.
 
     Raises:
         NotAvailable: the executor, or something that a plan needs, is missing.
@@ -110,7 +117,7 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
     if executor == "slurm":
         from slurmtrain.slurm.launch import check
 
-        check(plans, workspace.scheduler)
+        check(plans, workspace.scheduler, pack)
         return
     from slurmtrain.local.launch import check as check_local
 
@@ -185,10 +192,16 @@ def cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Subm
         executor: ``slurm`` or ``local``.
         submitted: its job.
     """
+    from slurmtrain.ops.shared.arrays.packs import shares_job
+
     with workspace.journal(run, "cancel") as journal:
         # Again: the first request may be older than the submission, and then applies to what was before it.
         journal.write(CancelRequested())
-    lease.close(run, None, "cancelled")
+        lease.close(run, None, "cancelled")
+        if shares_job(workspace, run.submission(submitted.submission)):
+            why = "it was cancelled, and its job goes on with other runs"
+            journal.write(JobReplaced(job_id=submitted.job_id or "", restart=0, why=why))
+            raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted")
     if executor == "slurm" and submitted.job_id:
         # If Slurm does not answer, 'sync' does it, because of the event.
         with contextlib.suppress(SlurmDown):
@@ -267,6 +280,8 @@ def prepare(
         history=stats.history,
         array=None if place is None else (place.array, place.index),
         mlflow=mlflow,
+        pack=None if place is None else place.pack,
+        slot=0 if place is None else place.slot,
     )
     submission = _new_submission(run)
     try:

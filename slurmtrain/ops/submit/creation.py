@@ -215,6 +215,7 @@ def _build(
                     overrides=planned.overrides,
                     sweep=batch.sweep,
                     parallel=batch.spec.parallel if batch.sweep is not None else None,
+                    pack=batch.spec.pack.to_dict() if batch.spec.pack is not None else None,
                     varies={key: value if is_plain(value) else str(value) for key, value in planned.varies.items()},
                     spec_file=str(batch.spec.path) if batch.spec.path else None,
                     parents=[parent.to_dict() for parent in planned.parents] or None,

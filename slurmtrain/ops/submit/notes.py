@@ -15,6 +15,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.command_paths import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
@@ -43,6 +44,13 @@ def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),
     ]
+
+
+def notes_on_pack(pack: Pack | None, executor: str) -> list[str]:
+    """A note if the runs of a sweep share no GPUs, though the spec says so: with the ``executor`` local."""
+    if pack is None or not pack.share_gpu or executor != "local":
+        return []
+    return ["'sweep.pack.share_gpu' is for jobs of Slurm: on this machine each run has GPUs of its own"]
 
 
 def notes_on_plans(plans: Sequence[Plan], executor: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.config import Config
 from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
-from slurmtrain.ops.submit.notes import notes_on_plans
+from slurmtrain.ops.submit.notes import notes_on_pack, notes_on_plans
 from slurmtrain.specfile import PlannedRun, SpecFile
 
 
@@ -39,13 +39,13 @@ def preview(spec: SpecFile, executor: str) -> Preview:
     """What submitting all runs of ``spec`` would be; ``executor``: what would start them, for the notes."""
     plans = [run.plan for run in spec.runs]
     keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
-    notes = [*map(str, spec.warnings), *notes_on_plans(plans, executor)]
+    notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
     return Preview(spec.runs, keys, cost_of_runs(spec), notes)
 
 
 def cost_of_runs(spec: SpecFile) -> SweepCost:
     """What all runs of a spec may cost."""
-    return cost_of(run.plan.spec.resources for run in spec.runs)
+    return cost_of((run.plan.spec.resources for run in spec.runs), spec.pack)
 
 
 def cost_json(cost: SweepCost) -> dict[str, Any]:

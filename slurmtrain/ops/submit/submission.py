@@ -27,7 +27,7 @@ from slurmtrain.errors import (
 )
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
-from slurmtrain.ops.shared.arrays.grouping import request_key, split_groups
+from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, describe_excess, share_limit
 from slurmtrain.ops.shared.interrupt import StopSignal
@@ -38,7 +38,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_snapshots
 from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
-from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
+from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
 from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
@@ -198,7 +198,7 @@ def _submit(
     for planned in batch.runs:
         _check_workdir(planned.plan)
         secret_values(planned.plan, planned.secrets)
-    check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs])
+    check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs], batch.spec.pack)
     check_trackers(planned.plan for planned in batch.runs)
     for planned in batch.runs:
         check_script(planned.plan, batch.executor)
@@ -209,7 +209,12 @@ def _submit(
         observe(workspace, ask_slurm=False)
     batch, notes = _with_code(workspace, batch)
     plans = [planned.plan for planned in batch.runs]
-    notes = [*map(str, batch.spec.warnings), *notes_on(workspace, plans, batch.executor), *notes]
+    notes = [
+        *map(str, batch.spec.warnings),
+        *notes_on_pack(batch.spec.pack, batch.executor),
+        *notes_on(workspace, plans, batch.executor),
+        *notes,
+    ]
     make_room(len(batch.runs))
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
@@ -267,7 +272,9 @@ class _Starts:
         if self._batch.executor != "slurm" or len(self._runs) == 1:
             return [[run] for run in self._runs]
         keyed = [(request_key(run.planned.plan, self._secrets(run)), run) for run in self._runs]
-        return split_groups(keyed, self._workspace.scheduler.max_array_size())
+        pack = self._batch.spec.pack
+        size = pack.runs if pack is not None else 1
+        return split_groups(keyed, self._workspace.scheduler.max_array_size(), size)
 
     def _ids(self) -> list[str]:
         """The ids of the runs that have been submitted, in the order of the sweep."""
@@ -280,12 +287,13 @@ class _Starts:
 
     def _start_array(self, runs: Sequence[NewRun], at_once: int | None) -> None:
         elements = [Element(run.directory, run.lock, self._attempt(run)) for run in runs]
-        self._note(start_array(self._workspace, elements, command="submit", at_once=at_once))
+        pack = pack_of_group(self._batch.spec.pack, len(elements))
+        self._note(start_array(self._workspace, elements, command="submit", at_once=at_once, pack=pack))
         for run in runs:
             self._note(adopted_checkpoint(run.directory, run.planned.plan))
 
     def _attempt(self, run: NewRun) -> NewAttempt:
-        limit = SweepLimit(self._batch.sweep, self._batch.spec.parallel)
+        limit = SweepLimit(self._batch.sweep, self._batch.spec.parallel, self._batch.spec.pack)
         return NewAttempt(
             plan=run.planned.plan,
             executor=self._batch.executor,

@@ -49,6 +49,7 @@ from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
+from slurmtrain.runtime.packs.member import enter_pack
 from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
 from slurmtrain.runtime.turns.local_turn import wait_for_turn
@@ -160,12 +161,13 @@ class _Agent:
 
     def run(self) -> AttemptOutcome:
         """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
+        submission = self._attempt.run.submission(self._node.submission)
+        enter_pack(submission, self._node, self._plan.spec.resources.gpus_per_node)
         report = self._begin()
         if report is not None:
             return AttemptOutcome(report, report)
         if self._node.index == 0:
             # Before the preflight: what the server needs to answer costs no time then.
-            submission = self._attempt.run.submission(self._node.submission)
             self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
         self._prepare_code()
         check_version()

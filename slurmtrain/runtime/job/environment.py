@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.spec.launcher import NodePlace
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.model.spec.spec import Spec
+    from slurmtrain.model.spec.sweep.pack import Pack
 
 # Seconds after a stop signal at which a rank ends itself: later than an agent that is alive would kill it.
 FORCED_EXIT_S = 120.0
@@ -123,7 +124,8 @@ class Launch:
     ``turn``: what a run of a local sweep waits for. ``since``: a script's own checkpoints count only if they are newer
     (seconds since 1970). ``history``: what was known at submission about interruptions where the job will run.
     ``array``: the id of the array that the job is an element of, which is not that of a job, and its index. ``mlflow``:
-    the URI of the MLflow server that shows the run; empty: it has none.
+    the URI of the MLflow server that shows the run; empty: it has none. ``pack``: how several runs share the job;
+    ``slot``: which of them this is, from 0.
     """
 
     attempt: int
@@ -133,6 +135,8 @@ class Launch:
     history: InterruptionStats | None = None
     array: tuple[str, int] | None = None
     mlflow: str = ""
+    pack: Pack | None = None
+    slot: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -144,14 +148,16 @@ class Launch:
             "history": self.history.to_dict() if self.history else None,
             **({"array": {"id": self.array[0], "index": self.array[1]}} if self.array else {}),
             "mlflow": self.mlflow,
+            **({"pack": {**self.pack.to_dict(), "slot": self.slot}} if self.pack else {}),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
         """Read what :meth:`to_dict` returned, in this version or in an earlier one."""
         from slurmtrain.model.interruption.interval import InterruptionStats
+        from slurmtrain.model.spec.sweep.pack import Pack
 
-        turn, history, array = plain.get("turn"), plain.get("history"), plain.get("array")
+        turn, history, array, pack = plain.get("turn"), plain.get("history"), plain.get("array"), plain.get("pack")
         return cls(
             attempt=int(plain["attempt"]),
             turn=Turn.from_dict(turn) if turn else None,
@@ -160,6 +166,8 @@ class Launch:
             history=InterruptionStats.from_dict(history) if history else None,
             array=(str(array["id"]), int(array["index"])) if array else None,
             mlflow=str(plain.get("mlflow") or ""),
+            pack=Pack.from_dict(pack) if pack else None,
+            slot=int(pack["slot"]) if pack else 0,
         )
 
 
@@ -273,6 +281,9 @@ def this_node(submission: SubmissionDir) -> Node:
         # Unset at the first start.
         index, job_id, restart = environ["SLURM_NODEID"], slurm_job_id(environ), environ.get("SLURM_RESTART_COUNT", "0")
         count = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    if launch.pack is not None:
+        # Each run of a pack has an agent of its own, on the job's only node.
+        index, count = "0", "1"
     return Node(
         index=int(index),
         count=int(count),
@@ -293,16 +304,19 @@ def slurm_job_id(environ: Mapping[str, str]) -> str:
     return environ["SLURM_JOB_ID"]
 
 
-def enter_element(elements: Path) -> SubmissionDir:
+def enter_element(elements: Path, *, packed: bool = False) -> SubmissionDir:
     """The submission whose job is this element of an array.
 
     Args:
-        elements: The directory with a link for each element.
+        elements: The directory with a link for each element, or for each run of its pack.
+        packed: Whether each task of the job is the agent of a run of its own.
 
     Raises:
         LaunchError: There is no such submission.
     """
     index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    if packed:
+        index = f"{index}.{os.environ.get('SLURM_PROCID', '')}"
     try:
         handle = open_directory(elements)
         try:
@@ -318,6 +332,33 @@ def this_slurm_job() -> tuple[str, int]:
     """The id of the Slurm job that this process belongs to, and how often that job was restarted."""
     # SLURM_RESTART_COUNT is unset at the first start.
     return slurm_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def take_gpus(count: int, slot: int) -> None:
+    """Let this process see only its own of the job's GPUs.
+
+    Args:
+        count: How many each run of the pack has.
+        slot: Which of the runs this is, from 0.
+
+    Raises:
+        LaunchError: The job has too few.
+    """
+    if not count:
+        return
+    # Without it, as where Slurm knows no device files, CUDA numbers all GPUs of the node.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    begin, end = slot * count, (slot + 1) * count
+    names = [str(number) for number in range(end)] if visible is None else visible.split(",")
+    if len(names) < end:
+        raise LaunchError(f"run {slot} of the pack needs GPUs {begin} to {end - 1} of its job, which has {visible!r}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[begin:end])
+
+
+def cpus_of_job() -> int | None:
+    """How many CPUs of this node Slurm gave to the job; None if it does not say."""
+    text = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return int(text) if text.isdecimal() else None
 
 
 def local_job(job_id: str, gpus: Sequence[str]) -> dict[str, str]:

@@ -43,6 +43,8 @@ class RunCreated(Payload):
     """Its values of the keys of the spec that its sweep varies."""
     parallel: int | None = field(default=None, metadata=OMIT_NONE)
     """How many runs of its sweep may run at once; None: its spec does not say."""
+    pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    """How runs of its sweep share jobs: ``runs``, how many share one, and ``share_gpu``, whether they share GPUs."""
     spec_file: str | None = None
     """The path of the spec file, absolute; None if there was none, or it is unknown."""
     parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)
@@ -83,6 +85,8 @@ class Submitting(Payload):
     """Nodes to exclude, in addition to those that the spec excludes."""
     partition: str | None = field(default=None, metadata=OMIT_NONE)
     """The partition that it is submitted to."""
+    pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    """How its job is shared: ``runs``, how many share it, and ``share_gpu``, whether they share its GPUs too."""
     params: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``params`` from now on, if a ``resume`` may have changed them."""
     command: str | None = field(default=None, metadata=OMIT_NONE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.sweep.pack import Pack
 
 _HOUR_S = 3600
 
@@ -43,8 +44,12 @@ class SweepCost:
         return ""
 
 
-def cost_of(resources: Iterable[ResourcesSpec]) -> SweepCost:
-    """The cost of runs with these ``resources``; spare nodes count, and of a range of nodes the largest number."""
+def cost_of(resources: Iterable[ResourcesSpec], pack: Pack | None = None) -> SweepCost:
+    """The cost of runs with these ``resources``; spare nodes count, and of a range of nodes the largest number.
+
+    ``pack``: how they share jobs: each has its share of a node then, and perhaps of the GPUs.
+    """
+    sharing = 1 if pack is None else pack.runs
     runs = without_limit = 0
     node_hours = gpu_hours = 0.0
     for each in resources:
@@ -53,6 +58,6 @@ def cost_of(resources: Iterable[ResourcesSpec]) -> SweepCost:
             without_limit += 1
             continue
         hours = each.time / _HOUR_S * each.allocated.max
-        node_hours += hours
-        gpu_hours += hours * each.gpus_per_node
+        node_hours += hours / sharing
+        gpu_hours += hours * each.gpus_per_node / (sharing if pack is not None and pack.share_gpu else 1)
     return SweepCost(runs, node_hours, gpu_hours, without_limit)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from slurmtrain.model.spec.kinds import KeyPath, Report, type_name, whole_number
 from slurmtrain.model.spec.sweep.expressions import ListedValues, RandomValues, is_expression, read_expression
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.model.spec.sweep.pack import Pack, read_pack
 
-WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel")
+WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
 # How often a random run is drawn again before two equal ones are accepted.
 _TRIES = 100
@@ -46,13 +47,14 @@ class Sweep:
     """A sweep that has been read; nothing is expanded yet.
 
     ``factors``: what is combined. ``exclude``, ``include``: the rules. ``parallel``: how many of its runs may run at
-    once; None: nothing is said of it.
+    once; None: nothing is said of it. ``pack``: how its runs share jobs; None: each has its own.
     """
 
     factors: Sequence[_Factor] = ()
     exclude: Sequence[Point] = ()
     include: Sequence[Point] = ()
     parallel: int | None = None
+    pack: Pack | None = None
 
     @property
     def count(self) -> int:
@@ -160,7 +162,7 @@ class _Reader:
         parallel = self._whole("parallel", 1)
         if not (factors or include or self._mistaken):
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
-        return Sweep(factors, exclude, include, parallel)
+        return Sweep(factors, exclude, include, parallel, read_pack(self._section.get("pack"), self._report))
 
     @property
     def _varies_seed(self) -> bool:

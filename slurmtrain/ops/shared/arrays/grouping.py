@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sweep.pack import Pack
 
 T = TypeVar("T")
 
@@ -22,15 +24,31 @@ def request_key(plan: Plan, secrets: Mapping[str, str]) -> str:
     return repr((script, spec.preflight.exclude, spec.tracking.mlflow, sorted(secrets.items())))
 
 
-def split_groups(keyed: Iterable[tuple[str, T]], largest: int) -> list[Sequence[T]]:
+def split_groups(keyed: Iterable[tuple[str, T]], largest: int, pack: int = 1) -> list[Sequence[T]]:
     """Groups of what has the same key, each in the given order, by their first members.
 
     Args:
         keyed: what to group, with its key.
-        largest: how many members a group may have; with less than 2 there are only groups of one.
+        largest: how many jobs a group may be; with less than 2 there are only groups of one job.
+        pack: how many members share a job. Those of a group fill all of its jobs, or are fewer than fill one.
     """
     groups: dict[str, list[T]] = {}
     for key, member in keyed:
         groups.setdefault(key, []).append(member)
-    size = max(1, largest)
-    return [group[start : start + size] for group in groups.values() for start in range(0, len(group), size)]
+    size = max(1, largest) * pack
+    parts: list[Sequence[T]] = []
+    for group in groups.values():
+        full = len(group) // pack * pack
+        parts += [group[start : min(start + size, full)] for start in range(0, full, size)]
+        parts += [group[full:]] if full < len(group) else []
+    return parts
+
+
+def pack_of_group(pack: Pack | None, members: int) -> Pack | None:
+    """How the members of one of the groups of :func:`split_groups` share jobs; None: each has its own.
+
+    Args:
+        pack: how they are to.
+        members: how many there are: if they do not fill a job, they are a smaller pack.
+    """
+    return pack if pack is None or members >= pack.runs else replace(pack, runs=members)

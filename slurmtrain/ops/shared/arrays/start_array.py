@@ -4,6 +4,7 @@ Each run goes through what ``ops/shared/start`` describes, all of them one step 
 
 1. ``arrays/<id>/``: litter until something names it.
 2. ``submissions/<n>/`` of each run, whose ``launch.json`` names the array and the element; and the array's link to it.
+   The runs of a pack are of the same element; ``launch.json`` and the link also name their slots.
 3. The ``submitting`` event and the lease of each run.
 4. One sbatch. The name of the job array ends with the array's id: by that, and by their ``launch.json``, the runs find
    their elements again. If it was never called, all of them are as if they had just been created.
@@ -25,6 +26,7 @@ from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunCancell
 from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.mirroring.targets import mlflow_server
@@ -56,23 +58,34 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """An element whose run is ready for it, and the journal of this command there."""
+    """An element whose run is ready for it, and the journal of this command there.
+
+    ``index``: the element's in the array. ``pack``: how several runs share it.
+    """
 
     element: Element
     submission: SubmissionDir
     journal: Journal
+    index: int
+    pack: Pack | None
 
 
 def start_array(
-    workspace: Workspace, elements: Sequence[Element], *, command: str, at_once: int | None = None
+    workspace: Workspace,
+    elements: Sequence[Element],
+    *,
+    command: str,
+    at_once: int | None = None,
+    pack: Pack | None = None,
 ) -> list[str]:
-    """Start attempts as the elements of a job array; returns notes for the user.
+    """Start attempts as the elements of a job array, or as packs, each an element; returns notes for the user.
 
     Args:
         workspace: where the runs are.
         elements: what to start; all request the same, and none has a predecessor.
         command: the command that starts them, for the journals.
         at_once: how many of them may run at once; None: all.
+        pack: how runs share an element's job; None: each has its own. There are as many as fill all jobs.
 
     Raises:
         LaunchError: they could not be submitted; the runs are as they were before.
@@ -88,13 +101,13 @@ def start_array(
     with uninterrupted():
         array = _new_array(workspace)
         try:
-            prepared = _prepare_all(workspace, array, placed, stats, command)
+            prepared = _prepare_all(workspace, array, placed, stats, command, pack)
         except BaseException:
             shutil.rmtree(array.path, ignore_errors=True)
             raise
         try:
             _announce(array, prepared, stats.partition, command)
-            job_id = _launch(array, prepared, at_once, first.secrets)
+            job_id = _launch(array, prepared, at_once, first.secrets, pack)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
@@ -127,7 +140,12 @@ def _new_array(workspace: Workspace) -> ArrayDir:
 
 
 def _prepare_all(
-    workspace: Workspace, array: ArrayDir, elements: Sequence[Element], stats: PartitionStats, command: str
+    workspace: Workspace,
+    array: ArrayDir,
+    elements: Sequence[Element],
+    stats: PartitionStats,
+    command: str,
+    pack: Pack | None,
 ) -> list[_Prepared]:
     """Write what the elements read, and the links that lead them there. Raises PathError.
 
@@ -137,19 +155,22 @@ def _prepare_all(
         elements: what is started.
         stats: what is known about interruptions where they will run.
         command: the command that starts them.
+        pack: how they share jobs; None: not at all.
     """
     prepared = []
     try:
         with durable_together(array.path):
             make_directory(array.submitit)
             make_directory(array.elements)
-            for index, each in enumerate(elements):
+            for number, each in enumerate(elements):
                 server = mlflow_server(workspace, each.attempt.plan)
-                submission = prepare(each.run, each.attempt, stats, server, ArrayPlace(array.id, index))
+                index, slot = divmod(number, pack.runs if pack else 1)
+                submission = prepare(each.run, each.attempt, stats, server, ArrayPlace(array.id, index, pack, slot))
                 # Slurm writes the output of the job there.
                 make_directory(submission.submitit)
-                array.element(index).symlink_to(submission.path)
-                prepared.append(_Prepared(each, submission, command_journal(each.run.journals, command)))
+                array.element(index, slot if pack else None).symlink_to(submission.path)
+                journal = command_journal(each.run.journals, command)
+                prepared.append(_Prepared(each, submission, journal, index, pack))
     except OSError as error:
         raise _unwritable(array, error) from error
     return prepared
@@ -161,17 +182,27 @@ def _announce(array: ArrayDir, prepared: Sequence[_Prepared], partition: str, co
         for each in prepared:
             attempt = each.element.attempt
             with each.journal as journal:
-                journal.write(submitting_event(attempt, each.submission, None, partition, command))
+                event = submitting_event(attempt, each.submission, None, partition, command)
+                journal.write(replace(event, pack=each.pack.to_dict() if each.pack else None))
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(each.submission)
 
 
-def _launch(array: ArrayDir, prepared: Sequence[_Prepared], at_once: int | None, variables: Mapping[str, str]) -> str:
+def _launch(
+    array: ArrayDir,
+    prepared: Sequence[_Prepared],
+    at_once: int | None,
+    variables: Mapping[str, str],
+    pack: Pack | None,
+) -> str:
     from slurmtrain.slurm.launch import ArrayRequest, launch_array
+
+    jobs_at_once = at_once if at_once is None or pack is None else max(1, at_once // pack.runs)
 
     first = prepared[0].element.attempt
     locks = [each.element.lock for each in prepared]
-    return launch_array(ArrayRequest(first.plan, array, locks, at_once, first.excluded_nodes), variables)
+    request = ArrayRequest(first.plan, array, locks, jobs_at_once, first.excluded_nodes, pack)
+    return launch_array(request, variables)
 
 
 def _record_all(array: ArrayDir, prepared: Sequence[_Prepared], job_id: str) -> list[str]:
@@ -179,8 +210,8 @@ def _record_all(array: ArrayDir, prepared: Sequence[_Prepared], job_id: str) -> 
     notes = []
     # What is lost in a power failure is found again like the job of a command that was killed.
     with contextlib.suppress(OSError), durable_together(array.path):
-        for index, each in enumerate(prepared):
-            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{index}")
+        for each in prepared:
+            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{each.index}")
             with each.journal as journal:
                 notes += record_job(journal, each.element.run, submitted)
     return notes
@@ -189,9 +220,9 @@ def _record_all(array: ArrayDir, prepared: Sequence[_Prepared], job_id: str) -> 
 def _cancel_cancelled(workspace: Workspace, prepared: Sequence[_Prepared], job_id: str) -> list[str]:
     """End the elements whose runs were cancelled while they were being submitted; returns notes."""
     notes = []
-    for index, each in enumerate(prepared):
+    for each in prepared:
         if cancels(each.element.run) - each.element.attempt.cancels:
-            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{index}")
+            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{each.index}")
             try:
                 cancel_job(workspace, each.element.run, "slurm", submitted)
             except RunCancelled as error:

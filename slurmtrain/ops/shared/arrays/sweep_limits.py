@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.environment import Turn
 
@@ -16,11 +17,13 @@ from slurmtrain.runtime.job.environment import Turn
 class SweepLimit:
     """What holds for a run of a sweep. ``sweep``: the sweep's id; None: it is a single run.
 
-    ``parallel``: how many of its runs may run at once; None: the spec does not say.
+    ``parallel``: how many of its runs may run at once; None: the spec does not say. ``pack``: how they share jobs of
+    Slurm; None: each has its own. On this machine so many may run at once, unless ``parallel`` says another number.
     """
 
     sweep: str | None = None
     parallel: int | None = None
+    pack: Pack | None = None
 
     def turn(self, executor: str, behind: str | None = None) -> Turn | None:
         """What a run waits for: without a limit, for all runs of its sweep that run. None: for nothing.
@@ -29,17 +32,20 @@ class SweepLimit:
             executor: what starts it.
             behind: the run that was submitted before it.
         """
-        return Turn(self.sweep, self.parallel or 1, behind) if executor == "local" and self.sweep is not None else None
+        if executor != "local" or self.sweep is None:
+            return None
+        return Turn(self.sweep, self.parallel or (self.pack.runs if self.pack is not None else 1), behind)
 
 
 def read_limits(workspace: Workspace, run_ids: Collection[str]) -> dict[str, SweepLimit]:
     """What was submitted with each of these runs, which have been observed."""
     created = workspace.store.events_of(run_ids, RunCreated)
     origins = {run_id: events[0].payload for run_id, events in created.items()}
-    return {
-        run_id: SweepLimit(origins[run_id].sweep, origins[run_id].parallel) if run_id in origins else SweepLimit()
-        for run_id in run_ids
-    }
+    return {run_id: _limit_of(origins[run_id]) if run_id in origins else SweepLimit() for run_id in run_ids}
+
+
+def _limit_of(origin: RunCreated) -> SweepLimit:
+    return SweepLimit(origin.sweep, origin.parallel, Pack.from_dict(origin.pack) if origin.pack else None)
 
 
 def turn_of(workspace: Workspace, run: Run, behind: str | None = None) -> Turn | None:

@@ -1,0 +1,1 @@
+"""The part of an agent whose run shares its job with others."""

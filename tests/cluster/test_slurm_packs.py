@@ -1,0 +1,116 @@
+"""Packs on a real cluster: several runs of a sweep share a job, and each is a run of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cluster import Cluster, ClusterSite
+from helpers.cluster_runs import SPOT, STEPS, digests, events, pid_of, preempt, until_trains
+from helpers.site import until
+from test_slurm_kills import Killing, _launchers
+
+from slurmtrain.model.run.layout import is_run_id
+
+# What does not change the weights.
+SWEEP = ("--sweep", "params.step_ms=50,51,52,53,54,55,56,57")
+
+
+def submit_packs(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = site.json("submit", str(spec), *arguments, "--executor", "slurm")["runs"]
+    return runs
+
+
+def job_ids(runs: list[dict[str, Any]]) -> list[str]:
+    return [run["job_id"] for run in runs]
+
+
+def cores_of(site: ClusterSite, run: dict[str, Any]) -> set[int]:
+    return os.sched_getaffinity(pid_of(site, run["id"], 0))
+
+
+def test_runs_of_a_preempted_pack_all_complete_with_the_weights_of_undisturbed_runs(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    alone = site.light("alone", params={"steps": STEPS, "step_ms": 0})
+    [undisturbed] = digests(site, submit_packs(site, alone, "--wait")[0]["id"])
+    spec = site.light(params={"steps": STEPS, "step_ms": 50}, slurm=SPOT, checkpoint={"every": {"steps": 10}})
+    runs = submit_packs(site, spec, *SWEEP, "--pack=4")
+    [array] = {job.partition("_")[0] for job in job_ids(runs)}
+    assert job_ids(runs) == [f"{array}_0"] * 4 + [f"{array}_1"] * 4
+    for run in runs:
+        until_trains(site, run["id"], starts=1)
+    preempt(cluster, lambda: all(events(site, run["id"], "end") for run in runs))
+    site.call("wait", *(run["id"] for run in runs), code=None)
+    shown = [site.show(run["id"]) for run in runs]
+    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 8, [r["reason"] for r in shown]
+    for run in shown:
+        assert [attempt["restart"] for attempt in run["attempts"]] == [0, 1]
+        assert run["attempts"][0]["cause"] == "preempted"
+        assert run["attempts"][0]["lost_steps"] == 0
+        assert digests(site, run["id"]) == {undisturbed}
+
+
+def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, cluster: Cluster) -> None:
+    spec = site.light(
+        params={"steps": 100000, "step_ms": 50}, checkpoint={"every": {"steps": 10}}, requeue={"restarts_in_place": 1}
+    )
+    runs = submit_packs(site, spec, "--sweep", "params.step_ms=50,51,52", "--pack=3")
+    [job] = set(job_ids(runs))
+    for run in runs:
+        until_trains(site, run["id"], starts=1)
+    first, second, third = runs
+    cores = [cores_of(site, run) for run in runs]
+    assert all(cores), cores
+    os.kill(pid_of(site, first["id"], 0), signal.SIGKILL)
+    until_trains(site, first["id"], starts=2)
+    site.call("cancel", second["id"])
+    assert site.status(second["id"])["state"] == "cancelled"
+    assert cluster.state(job) == "RUNNING"
+    # A crash that is not restarted in place waits for the next start of the job.
+    os.kill(pid_of(site, first["id"], 0), signal.SIGKILL)
+    until(lambda: site.status(first["id"])["state"] == "requeued", "the end of the crashed run")
+    assert site.status(third["id"])["state"] == "running"
+    site.call("cancel", third["id"])
+    until(lambda: cluster.restarts(job) == 1, "the requeue of the job")
+    until_trains(site, first["id"], starts=3)
+    site.call("cancel", first["id"])
+    until(lambda: not cluster.jobs(), "the end of the job")
+    assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
+
+
+def test_a_run_that_is_cancelled_before_its_pack_starts_never_trains(site: ClusterSite, cluster: Cluster) -> None:
+    spec = site.light(params={"steps": 20, "step_ms": 10}, slurm={"hold": True})
+    runs = submit_packs(site, spec, "--sweep", "params.step_ms=10,11", "--pack=2")
+    site.call("cancel", runs[0]["id"])
+    assert site.status(runs[0]["id"])["state"] == "cancelled"
+    cluster.slurm("scontrol", "release", runs[0]["job_id"])
+    site.call("wait", runs[1]["id"])
+    assert not events(site, runs[0]["id"], "agent")
+    assert [run["state"] for run in site.json("status")["runs"]].count("cancelled") == 1
+
+
+@pytest.mark.parametrize("within", ["slurmtrain", "slurmtrain.slurm.launcher"])
+def test_a_killed_submit_leaves_one_place_in_a_pack_for_each_run(
+    site: ClusterSite, cluster: Cluster, within: str
+) -> None:
+    killing = Killing(site)
+    killing.spec.write_text(killing.spec.read_text() + "params: {a: 1}\nsweep: {params.a: [1, 2, 3, 4], pack: 2}\n")
+    killing.submit_dying(within=within)
+    assert killing.submit_dying(within=within) == 0
+    effects = killing.effects()
+    for point in killing.points(effects):
+        code = killing.submit_dying(within=within, at=point)
+        assert code == (-9 if within == "slurmtrain" else 1), (point, effects[point - 1])
+    until(lambda: not _launchers(site.runs), "the end of all launchers")
+    killing.settle()
+    listed = killing.site.json("status")["runs"]
+    assert sorted(run["id"] for run in listed) == sorted(filter(is_run_id, os.listdir(site.runs)))
+    assert {run["state"] for run in listed} == {"pending"}
+    jobs = cluster.slurm("squeue", "--noheader", "--array", "--format=%i").split()
+    assert sorted(jobs) == sorted({run["job_id"] for run in listed})
+    assert max(Counter(run["job_id"] for run in listed).values()) == 2

@@ -26,6 +26,7 @@ COMMANDS = {
     "top": ("top", "Watch and steer runs on a live page."),
     "show": ("show", "Show all about a run."),
     "best": ("best", "Print the best run by a metric."),
+    "diff": ("diff", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare", "Compare runs: what differs, and the metrics."),
     "logs": ("logs", "Print the logs of a run."),
     "ui": ("ui", "Show runs in MLflow, in a browser."),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmtrain.errors import PathError, RunBusy
+from slurmtrain.errors import PathError, RunBusy, UserError
 from slurmtrain.model.environment.changes import describe
 from slurmtrain.model.environment.environment import Environment, compare
 from slurmtrain.model.run.events.command import RunCreated
@@ -17,8 +17,8 @@ from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import submitted_software
-from slurmtrain.ops.shared.find import choose, of_sweep
-from slurmtrain.ops.shared.observe import check_readable, observe
+from slurmtrain.ops.shared.find import find_all, is_pattern
+from slurmtrain.ops.shared.observe import check_readable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
 from slurmtrain.ops.submit.code import with_code_of_now
@@ -116,8 +116,10 @@ def plan_again(
 
 
 def _choose(workspace: Workspace, name: str) -> list[str]:
-    runs = observe(workspace, ask_slurm=False).runs
-    return (of_sweep(runs, name) if name not in runs else []) or [choose(runs, name)]
+    if is_pattern(name):
+        raise UserError(f"{name!r} is a pattern; name a run, or the id of a sweep")
+    ids, _ = find_all(workspace, [name])
+    return ids
 
 
 def _original(workspace: Workspace, run_id: str) -> _Original:

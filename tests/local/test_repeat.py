@@ -72,6 +72,11 @@ def test_a_rerun_has_the_same_weights_although_its_code_is_gone_and_it_is_preemp
     assert len(site.show(again["id"])["attempts"]) == 2
     assert weights(site, again["id"]) == weights(site, first)
     assert site.show(again["id"])["parents"] == [{"run": first, "relation": "rerun", "step": None}]
+    difference = site.json("diff", first, again["id"])
+    assert difference["spec"] == {"params.slow": [0, 1]}
+    assert (difference["code"]["same"], difference["environment"]) == (True, {})
+    assert difference["checkpoints"] == {"equal": True, "step": 30, "why": ""}
+    assert difference["result"]["attempts"] == [1, 2]
     assert "# override: params.slow=1" in (site.runs / again["id"] / "spec.yaml").read_text()
 
 

@@ -151,14 +151,27 @@ def _telling_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
+    settings = spec_settings(workspace, record, run, notes)
+    settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
+    settings |= {f"versions.{name}": value for name, value in _versions(workspace, run)}
+    settings["executor"] = record["executor"]
+    return settings
+
+
+def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
+    """What a run's newest attempt was given by its spec, by the names of the keys.
+
+    Args:
+        workspace: Where the run is.
+        record: RUN of the JSON contract.
+        run: The same run with all details.
+        notes: Receives what cannot be read.
+    """
     settings: dict[str, Any] = {f"params.{name}": value for name, value in flattened(record["params"])}
     try:
         settings |= _plan_settings(workspace, run)
     except PathError as error:
         notes.append(f"run {run.id}: {error}")
-    settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
-    settings |= {f"versions.{name}": value for name, value in _versions(workspace, run)}
-    settings["executor"] = record["executor"]
     return settings
 
 

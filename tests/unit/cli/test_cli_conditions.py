@@ -30,6 +30,7 @@ CALLS = {
     "show": ("show", RUN_ID),
     "best": ("best", RUN_ID, "--by", "loss"),
     "compare": ("compare", RUN_ID, RUN_ID),
+    "diff": ("diff", RUN_ID, DELETED),
     "logs": ("logs", RUN_ID),
     "wait": ("wait", RUN_ID),
     "resume": ("resume", RUN_ID),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
 from helpers.postgres_server import PostgresServer
 from helpers.workspaces import make_workspace
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
 
 # On which databases the verbs are tested: TEST_ENGINES=all adds PostgreSQL.
 ENGINES = ("sqlite", "postgresql") if os.environ.get("TEST_ENGINES") == "all" else ("sqlite",)
@@ -66,3 +71,31 @@ def ended(saved_runs: Path, workspace: Workspace) -> RunDir:
     from helpers.saved_runs import copy_run
 
     return copy_run(saved_runs / "ended", workspace)
+
+
+@pytest.fixture
+def project(tmp_path: Path, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a script, from which runs are submitted to a pretended Slurm."""
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "train.py").write_text("old\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.rerun.which_python", lambda: sys.executable)
+    return place
+
+
+@pytest.fixture
+def submitted(workspace: Workspace, project: Path) -> Callable[..., list[str]]:
+    """Submits a spec with a snapshot of the project, with overrides and these keys; returns the ids of the runs."""
+    keys: dict[str, Any] = {
+        "name": "digits", "command": "python train.py ${params.lr}", "params": {"lr": 0.1}, "seed": 1,
+        "code": "snapshot", "tracking": {"mlflow": {"enabled": False}},
+    }  # fmt: skip
+
+    def submit_now(*overrides: str, sweep: tuple[str, ...] = (), **more: Any) -> list[str]:
+        spec = project / "spec.yaml"
+        spec.write_text(yaml.safe_dump({**keys, **more}))
+        return submit(workspace, spec, overrides, sweep, executor="slurm").run_ids
+
+    return submit_now

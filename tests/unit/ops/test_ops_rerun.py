@@ -5,42 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import PathError, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.lineage import RERUN, Parent
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.specfile import PlannedRun
 
-KEYS: dict[str, Any] = {
-    "name": "digits", "command": "python train.py ${params.lr}", "params": {"lr": 0.1}, "seed": 1, "code": "snapshot",
-    "tracking": {"mlflow": {"enabled": False}},
-}  # fmt: skip
-
-
-@pytest.fixture
-def project(tmp_path: Path, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "project"
-    place.mkdir()
-    (place / "train.py").write_text("old\n")
-    monkeypatch.chdir(place)
-    monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
-    monkeypatch.setattr("slurmtrain.ops.rerun.which_python", lambda: sys.executable)
-    return place
-
-
-def submitted(workspace: Workspace, *overrides: str, sweep: tuple[str, ...] = (), **keys: Any) -> list[str]:
-    Path("spec.yaml").write_text(yaml.safe_dump({**KEYS, **keys}))
-    return submit(workspace, Path("spec.yaml"), overrides, sweep, executor="slurm").run_ids
+Submitted = Callable[..., list[str]]
 
 
 def again(
@@ -51,8 +29,10 @@ def again(
     return list(repetition.spec.runs), list(repetition.notes)
 
 
-def test_the_same_plan_and_code_are_submitted_as_a_new_run(workspace: Workspace, project: Path) -> None:
-    [first] = submitted(workspace, "params.lr=0.2")
+def test_the_same_plan_and_code_are_submitted_as_a_new_run(
+    workspace: Workspace, project: Path, submitted: Submitted
+) -> None:
+    [first] = submitted("params.lr=0.2")
     (project / "train.py").write_text("new\n")
     (project / "spec.yaml").unlink()
     [second] = rerun(workspace, "digits").run_ids
@@ -65,9 +45,9 @@ def test_the_same_plan_and_code_are_submitted_as_a_new_run(workspace: Workspace,
 
 
 def test_overrides_change_the_new_run_and_are_listed_after_those_of_the_old_one(
-    workspace: Workspace, project: Path
+    workspace: Workspace, project: Path, submitted: Submitted
 ) -> None:
-    [first] = submitted(workspace, "params.lr=0.2")
+    [first] = submitted("params.lr=0.2")
     [planned], notes = again(workspace, first, "params.lr=0.5", "name=other", "seed=null")
     assert (planned.plan.spec.command, planned.plan.spec.name) == ("python train.py 0.5", "other")
     assert planned.overrides == ("params.lr=0.2", "params.lr=0.5", "name=other", "seed=null")
@@ -75,8 +55,10 @@ def test_overrides_change_the_new_run_and_are_listed_after_those_of_the_old_one(
     assert notes == []
 
 
-def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(workspace: Workspace, project: Path) -> None:
-    ids = submitted(workspace, sweep=("params.lr=1,2,3",))
+def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(
+    workspace: Workspace, project: Path, submitted: Submitted
+) -> None:
+    ids = submitted(sweep=("params.lr=1,2,3",))
     sweep = observe(workspace, ask_slurm=False).runs[ids[0]].sweep
     assert sweep is not None
     planned, _ = again(workspace, sweep)
@@ -88,10 +70,10 @@ def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(workspace: Workspace,
 
 
 def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
-    workspace: Workspace, project: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, project: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{os.defpath}")
-    [first] = submitted(workspace, code="none", seed=None)
+    [first] = submitted(code="none", seed=None)
     listed = workspace.root.run(first).environment
     text = listed.read_text().splitlines(keepends=True)
     listed.write_text("".join(["# /gone/python, Python 3.1.4\n", *text[1:], "zzz==1.0\n"]))
@@ -108,7 +90,7 @@ def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
         ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a", "--allow-empty"], check=True
     )
     assert "no revision then, " in again(workspace, first)[1][-1]
-    [second] = submitted(workspace, code="none")
+    [second] = submitted(code="none")
     assert again(workspace, second)[1] == []
     subprocess.run(
         ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "b", "--allow-empty"], check=True
@@ -116,8 +98,10 @@ def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
     assert "which may differ: " in again(workspace, second)[1][0]
 
 
-def test_a_run_whose_python_is_gone_takes_the_one_of_now(workspace: Workspace, project: Path) -> None:
-    [first] = submitted(workspace)
+def test_a_run_whose_python_is_gone_takes_the_one_of_now(
+    workspace: Workspace, project: Path, submitted: Submitted
+) -> None:
+    [first] = submitted()
     plan = workspace.root.run(first).submission(1).plan
     plan.write_text(plan.read_text().replace(f'"{sys.executable}"', '"/gone/bin/python"'))
     [planned], notes = again(workspace, first)
@@ -127,9 +111,9 @@ def test_a_run_whose_python_is_gone_takes_the_one_of_now(workspace: Workspace, p
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no contents"])
 def test_a_damaged_snapshot_is_refused_before_anything_is_created(
-    workspace: Workspace, project: Path, damage: str
+    workspace: Workspace, project: Path, submitted: Submitted, damage: str
 ) -> None:
-    [first] = submitted(workspace)
+    [first] = submitted()
     [snapshot] = (place for place in workspace.root.snapshots.iterdir() if place.is_dir())
     contents = snapshot / "contents.gz"
     if damage == "missing":
@@ -151,11 +135,13 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_created(
 
 
 def test_what_cannot_be_repeated_is_refused(
-    workspace: Workspace, project: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, project: Path, submitted: Submitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunNotFound, match="there is no run 'nothing'"):
         rerun(workspace, "nothing")
-    [first] = submitted(workspace, env={"API_TOKEN": "abc"})
+    with pytest.raises(UserError, match="is a pattern"):
+        rerun(workspace, "dig*")
+    [first] = submitted(env={"API_TOKEN": "abc"})
     with pytest.raises(UserError, match="API_TOKEN"):
         rerun(workspace, first)
     monkeypatch.setenv("API_TOKEN", "abc")

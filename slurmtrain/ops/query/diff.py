@@ -1,0 +1,270 @@
+"""Two runs side by side: how their specs, code, environments, results and checkpoints differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.errors import CheckpointError, PathError, UserError
+from slurmtrain.model.environment.changes import Changes
+from slurmtrain.model.environment.environment import compare as compare_environments
+from slurmtrain.model.query.differing import identity
+from slurmtrain.model.query.direction import is_larger_better
+from slurmtrain.model.query.tally import GPU_S, tally
+from slurmtrain.model.run.accounting import summed
+from slurmtrain.model.run.events.command import RunCreated, Submitting
+from slurmtrain.model.run.layout import checkpoint_step
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot, Difference
+from slurmtrain.ops.query.compare import spec_settings
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.environments import newest_environment
+from slurmtrain.ops.shared.find import find
+from slurmtrain.ops.shared.views import SCHEMA, run_json
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.provenance import describe_revision
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
+
+Pair = tuple[Any, Any]
+# Of the interpreter says the section on environments more.
+_NOT_OF_SPEC = ("python",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeDifference:
+    """How the code of two runs differs.
+
+    ``versions``: the snapshot, else the revision, of each, in words. ``same``: whether they are the same; None if that
+    is not known, and ``why``. ``files``: which differ; None without two snapshots. ``lines``: of text files, as
+    ``diff -u`` prints them.
+    """
+
+    versions: tuple[str, str]
+    same: bool | None
+    why: str = ""
+    files: Difference | None = None
+    lines: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """This as JSON."""
+        files = {name: list(paths) for name, paths in (self.files._asdict() if self.files else {}).items()}
+        return {
+            "versions": list(self.versions),
+            "same": self.same,
+            "why": self.why,
+            "files": files or None,
+            "lines": list(self.lines),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEquality:
+    """Whether checkpoints of two runs have equal files: ``equal`` is None if that is not known, and ``why``."""
+
+    equal: bool | None
+    step: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDifference:
+    """How two runs differ.
+
+    ``runs``: RUN of both. ``spec``: values by key, where they differ. ``environment``: by kind. ``result``: all that is
+    compared, also what is equal. ``notes``: what cannot be read.
+    """
+
+    runs: tuple[Mapping[str, Any], Mapping[str, Any]]
+    spec: Mapping[str, Pair]
+    code: CodeDifference
+    environment: Mapping[str, Changes]
+    result: Mapping[str, Pair]
+    checkpoints: CheckpointEquality
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``diff --json`` prints."""
+        return {
+            "schema": SCHEMA,
+            "runs": list(self.runs),
+            "spec": {key: list(pair) for key, pair in self.spec.items()},
+            "code": self.code.to_json(),
+            "environment": {
+                kind: {name: list(pair) for name, pair in changes.items()} for kind, changes in self.environment.items()
+            },
+            "result": {name: list(pair) for name, pair in self.result.items()},
+            "checkpoints": {
+                "equal": self.checkpoints.equal,
+                "step": self.checkpoints.step,
+                "why": self.checkpoints.why,
+            },
+        }
+
+
+def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) -> RunDifference:
+    """How two runs differ, as their newest attempts were.
+
+    Args:
+        workspace: Where they are.
+        first: A run, by id, a prefix of it, name or ``@last``.
+        second: Another one.
+        lines: Also the lines in which text files of the code differ.
+
+    Raises:
+        RunNotFound: A name refers to no run.
+        UserError: Both refer to the same one.
+    """
+    ids, observed = find(workspace, [first, second])
+    if ids[0] == ids[1]:
+        raise UserError(f"{first!r} and {second!r} are the same run, {ids[0]}; name two different ones by their ids")
+    loaded = workspace.store.load_all(ids)
+    runs = (loaded[ids[0]], loaded[ids[1]])
+    records = (run_json(workspace, observed.runs[ids[0]]), run_json(workspace, observed.runs[ids[1]]))
+    notes = list(observed.warnings())
+    settings = [spec_settings(workspace, record, run, notes) for record, run in zip(records, runs, strict=True)]
+    environments = [newest_environment(workspace, run) for run in runs]
+    return RunDifference(
+        runs=records,
+        spec=_differing(*settings),
+        code=_code(workspace, runs, records, notes, lines=lines),
+        environment=compare_environments(*environments),
+        result={**_facts(workspace, runs, records), **_metrics(workspace, records)},
+        checkpoints=_checkpoints(workspace, runs),
+        notes=notes,
+    )
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    names = [name for name in dict.fromkeys((*first, *second)) if name not in _NOT_OF_SPEC]
+    pairs = {name: (first.get(name), second.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if identity(pair[0]) != identity(pair[1])}
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+def _code(
+    workspace: Workspace,
+    runs: tuple[Run, Run],
+    records: tuple[Mapping[str, Any], Mapping[str, Any]],
+    notes: list[str],
+    *,
+    lines: bool,
+) -> CodeDifference:
+    first, second = (_snapshot(workspace, run, notes) for run in runs)
+    revisions = (describe_revision(records[0]["git"]), describe_revision(records[1]["git"]))
+    if first is not None and second is not None:
+        return _snapshots(workspace, runs, (first, second), lines=lines)
+    versions = tuple(
+        f"snapshot {snapshot.short_hash}" if snapshot is not None else revision or "no snapshot, and no revision"
+        for snapshot, revision in zip((first, second), revisions, strict=True)
+    )
+    pair = (versions[0], versions[1])
+    if first is None and second is None and all(revisions):
+        differences = [workspace.root.run(run.id).code_difference for run in runs]
+        texts = [path.read_bytes() if path.is_file() else b"" for path in differences]
+        if revisions[0] != revisions[1] or texts[0] != texts[1]:
+            return CodeDifference(versions=pair, same=False, why="they have no snapshots, only these revisions")
+        return CodeDifference(versions=pair, same=True, why="as far as git knows: they have no snapshots")
+    return CodeDifference(versions=pair, same=None, why="not both have a snapshot, or a revision")
+
+
+def _snapshot(workspace: Workspace, run: Run, notes: list[str]) -> CodeSnapshot | None:
+    try:
+        return current_plan(workspace.root.run(run.id), run).code
+    except PathError as error:
+        notes.append(f"run {run.id}: {error}")
+        return None
+
+
+def _snapshots(
+    workspace: Workspace, runs: tuple[Run, Run], snapshots: tuple[CodeSnapshot, CodeSnapshot], *, lines: bool
+) -> CodeDifference:
+    from slurmtrain.runtime.code.comparison import compare_snapshots, differing_lines
+
+    first, second = snapshots
+    versions = (f"snapshot {first.short_hash}", f"snapshot {second.short_hash}")
+    if first.hash == second.hash:
+        return CodeDifference(versions=versions, same=True)
+    directory = workspace.root.run(runs[0].id)
+    try:
+        files = compare_snapshots(directory, first.hash, second.hash)
+        text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
+    except PathError as error:
+        why = str(error).partition("; ")[0]
+        return CodeDifference(versions=versions, same=False, why=f"how they differ is not known: {why}")
+    return CodeDifference(versions=versions, same=False, files=files, lines=text)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _facts(
+    workspace: Workspace, runs: tuple[Run, Run], records: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> dict[str, Pair]:
+    """What became of both: state, steps, attempts, seconds on nodes, GPU-hours."""
+    first, second = (
+        {
+            "state": record["state"],
+            "step": record["step"],
+            "attempts": len(run.attempts),
+            "lost_steps": record["lost_steps"],
+            "seconds": round(sum(summed(run.attempts).values()), 1) if run.attempts else None,
+            "gpu_hours": round(_gpu_seconds(workspace, run) / 3600, 4),
+        }
+        for run, record in zip(runs, records, strict=True)
+    )
+    return {name: (first[name], second[name]) for name in first}
+
+
+def _gpu_seconds(workspace: Workspace, run: Run) -> float:
+    submissions = {event.payload.submission: event.payload for event in workspace.store.events(run.id, Submitting)}
+    created = [event.payload.resources for event in workspace.store.events(run.id, RunCreated)]
+    sums = tally(run, submissions, created[0] if created else run.resources)
+    return sum(of_place.get(GPU_S, 0.0) for of_place in sums.values())
+
+
+def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, Pair]:
+    """The newest values of all metrics, and the best ones of those whose names show what is better."""
+    summaries = workspace.store.surviving_metrics([record["id"] for record in records])
+    result: dict[str, Pair] = {}
+    for name in dict.fromkeys(name for record in records for name in record["metrics"]):
+        result[name] = (records[0]["metrics"].get(name), records[1]["metrics"].get(name))
+        larger = is_larger_better(name)
+        if larger is not None:
+            both = [summaries.get(record["id"], {}).get(name) for record in records]
+            best = [None if each is None else each.max if larger else each.min for each in both]
+            result[f"best {name}"] = (best[0], best[1])
+    return result
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEquality:
+    """Whether the newest checkpoints of a step of which both have one are equal, by the hashes in their manifests."""
+    from slurmtrain.runtime.checkpoint.files import published, read_manifest
+
+    paths = [
+        {checkpoint_step(path.name): path for path in published(workspace.root.run(run.id).checkpoints)} for run in runs
+    ]
+    steps = [step for step in paths[0] if step is not None and step in paths[1]]
+    if not steps:
+        has = [f"run {run.id} has {_steps(of_run)}" for run, of_run in zip(runs, paths, strict=True)]
+        return CheckpointEquality(None, why=f"there is no step of which both have a checkpoint now: {', '.join(has)}")
+    step = max(steps)
+    try:
+        first, second = (read_manifest(of_run[step]) for of_run in paths)
+    except CheckpointError as error:
+        return CheckpointEquality(None, step, str(error))
+    if first.world_size != second.world_size:
+        sizes = f"{first.world_size} and {second.world_size}"
+        return CheckpointEquality(None, step, f"ranks store their parts, and they were saved by {sizes} ranks")
+    return CheckpointEquality(first.files == second.files, step)
+
+
+def _steps(paths: Mapping[int | None, object]) -> str:
+    steps = [str(step) for step in paths if step is not None]
+    return f"those of steps {', '.join(steps[:5])}" if steps else "none"

@@ -63,9 +63,9 @@ def resume(
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides, read_options)
-        _wait_for_exits(run)
+        wait_for_exits(run)
         if run.attempts and not from_start:
-            _check_checkpoint(directory, run, planned.plan)
+            check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         check_trackers([planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
@@ -120,7 +120,14 @@ def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> Non
         )
 
 
-def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
+def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
+    """Raise NoCheckpoint if a run has none to continue from.
+
+    Args:
+        directory: the run's directory.
+        run: what is known of it.
+        plan: that of its next attempt.
+    """
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
     if pattern is not None:
@@ -158,8 +165,11 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
         )
 
 
-def _wait_for_exits(run: Run) -> None:
-    """Wait until all processes are gone: an attempt journals its end a moment before they exit."""
+def wait_for_exits(run: Run) -> None:
+    """Wait until all processes of a run are gone: an attempt journals its end a moment before they exit.
+
+    Raises RunBusy if they do not go.
+    """
     deadline = time.monotonic() + _EXIT_S
     while alive(run):
         if time.monotonic() > deadline:

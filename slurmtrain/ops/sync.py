@@ -17,10 +17,10 @@ from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
-from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit, turn_of
+from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
@@ -122,29 +122,9 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 continue
             _start_first(workspace, [element], synced, SweepLimit())
             behind = run_id
-        for group, limit in _groups(workspace, elements):
+        for group, limit in groups_of(workspace, elements):
             _start_first(workspace, group, synced, limit)
     return synced.started
-
-
-def _groups(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], SweepLimit]]:
-    """The attempts that share a submission, with how many of each may run at once, and how they share jobs."""
-    if len(elements) < 2:
-        return [(elements, SweepLimit())] if elements else []
-    limits = read_limits(workspace, [each.run.id for each in elements])
-    bounded: dict[SweepLimit, list[Element]] = {}
-    for each in elements:
-        limit = limits[each.run.id]
-        # Runs without a limit may share an array, whichever sweep they are of.
-        bounded.setdefault(limit if limit.parallel else SweepLimit(pack=limit.pack), []).append(each)
-    largest = workspace.scheduler.max_array_size()
-    groups: list[tuple[Sequence[Element], SweepLimit]] = []
-    for limit, members in bounded.items():
-        keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in members]
-        split = split_groups(keyed, largest, limit.pack.runs if limit.pack is not None else 1)
-        for group, at_once in zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True):
-            groups.append((group, replace(limit, parallel=at_once, pack=pack_of_group(limit.pack, len(group)))))
-    return groups
 
 
 def _first_attempt(

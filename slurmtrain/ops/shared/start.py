@@ -225,6 +225,11 @@ def withdraw(
     """
     with contextlib.suppress(OSError):
         journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
+    release_claim(attempt)
+
+
+def release_claim(attempt: NewAttempt) -> None:
+    """Let other commands claim an attempt that was not started."""
     if attempt.predecessor is not None:
         with contextlib.suppress(OSError):
             lease.release_claim(attempt.predecessor, by=_COMMANDS)

@@ -1,6 +1,7 @@
 """Starting attempts of several runs with one job array. If it is killed at any point, none is started twice or lost.
 
-Each run goes through what ``ops/shared/start`` describes, all of them one step at a time:
+Each run goes through what ``ops/shared/start`` describes, all of them one step at a time, first attempts as well as
+later ones:
 
 1. ``arrays/<id>/``: litter until something names it.
 2. ``submissions/<n>/`` of each run, whose ``launch.json`` names the array and the element; and the array's link to it.
@@ -22,7 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunCancelled, SubmissionUncertain
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunBusy, RunCancelled, SubmissionUncertain
 from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
@@ -38,6 +39,7 @@ from slurmtrain.ops.shared.start import (
     cancels,
     prepare,
     record_job,
+    release_claim,
     submitting_event,
     withdraw,
 )
@@ -80,9 +82,11 @@ def start_array(
 ) -> list[str]:
     """Start attempts as the elements of a job array, or as packs, each an element; returns notes for the user.
 
+    A run whose next attempt another command has claimed is left to that, which a note says.
+
     Args:
         workspace: where the runs are.
-        elements: what to start; all request the same, and none has a predecessor.
+        elements: what to start; all request the same, and no job of theirs is left.
         command: the command that starts them, for the journals.
         at_once: how many of them may run at once; None: all.
         pack: how runs share an element's job; None: each has its own. There are as many as fill all jobs.
@@ -92,7 +96,7 @@ def start_array(
         SubmissionUncertain: the job array may exist, and the runs wait for ``sync`` to find out.
         PathError: the runs root cannot be written; there is no job.
         RequestRefused: Slurm does not accept the job array; the runs are as they were before.
-        RunCancelled: all of the runs were cancelled meanwhile.
+        RunBusy: another command has claimed the next attempt of each.
     """
     first = elements[0].attempt
     excluded = exclusions(workspace, first.plan, first.excluded_nodes, slurm=True)
@@ -101,7 +105,7 @@ def start_array(
     with uninterrupted():
         array = _new_array(workspace)
         try:
-            prepared = _prepare_all(workspace, array, placed, stats, command, pack)
+            prepared, busy = _prepare_all(workspace, array, placed, stats, command, pack)
         except BaseException:
             shutil.rmtree(array.path, ignore_errors=True)
             raise
@@ -119,7 +123,7 @@ def start_array(
         notes = _record_all(array, prepared, job_id)
     # Its answers so far are from before these jobs.
     workspace.scheduler.forget()
-    return [*excluded.notes, *stats.notes, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
+    return [*excluded.notes, *stats.notes, *busy, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
 
 
 def _new_array(workspace: Workspace) -> ArrayDir:
@@ -146,8 +150,8 @@ def _prepare_all(
     stats: PartitionStats,
     command: str,
     pack: Pack | None,
-) -> list[_Prepared]:
-    """Write what the elements read, and the links that lead them there. Raises PathError.
+) -> tuple[list[_Prepared], list[str]]:
+    """Write what the elements read, and the links that lead them there; returns also notes on those left out.
 
     Args:
         workspace: where they are.
@@ -156,24 +160,41 @@ def _prepare_all(
         stats: what is known about interruptions where they will run.
         command: the command that starts them.
         pack: how they share jobs; None: not at all.
+
+    Raises:
+        PathError: something cannot be written.
+        RunBusy: all are left out or, of runs that share jobs, one.
     """
-    prepared = []
+    prepared: list[_Prepared] = []
+    busy = []
     try:
         with durable_together(array.path):
             make_directory(array.submitit)
             make_directory(array.elements)
-            for number, each in enumerate(elements):
+            for each in elements:
                 server = mlflow_server(workspace, each.attempt.plan)
-                index, slot = divmod(number, pack.runs if pack else 1)
-                submission = prepare(each.run, each.attempt, stats, server, ArrayPlace(array.id, index, pack, slot))
+                index, slot = divmod(len(prepared), pack.runs if pack else 1)
+                try:
+                    submission = prepare(each.run, each.attempt, stats, server, ArrayPlace(array.id, index, pack, slot))
+                except RunBusy as error:
+                    if pack is not None:
+                        raise
+                    busy.append(str(error))
+                    continue
                 # Slurm writes the output of the job there.
                 make_directory(submission.submitit)
                 array.element(index, slot if pack else None).symlink_to(submission.path)
                 journal = command_journal(each.run.journals, command)
                 prepared.append(_Prepared(each, submission, journal, index, pack))
-    except OSError as error:
-        raise _unwritable(array, error) from error
-    return prepared
+    except BaseException as error:
+        for claimed in prepared:
+            release_claim(claimed.element.attempt)
+        if isinstance(error, OSError):
+            raise _unwritable(array, error) from error
+        raise
+    if not prepared:
+        raise RunBusy("; ".join(busy))
+    return prepared, busy
 
 
 def _announce(array: ArrayDir, prepared: Sequence[_Prepared], partition: str, command: str) -> None:

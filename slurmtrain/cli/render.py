@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from slurmtrain.cli.shared import options, output
 from slurmtrain.cli.shared.sweep_table import print_preview
+from slurmtrain.cli.shared.tables import print_table
 from slurmtrain.cli.spec_command import SpecCommand
 from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.render import Rendered
 
 
 @click.command(
@@ -22,12 +29,23 @@ from slurmtrain.ops.shared.workspace import Workspace
 @options.spec_argument
 @options.overrides_argument
 @options.sweep_option
+@click.option("--sources", is_flag=True, help="Print where each value of the plan comes from.")
 @options.json_option
 @options.in_workspace
-def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], as_json: bool) -> int:
+def command(
+    workspace: Workspace,
+    spec: Path,
+    overrides: tuple[str, ...],
+    sweep: tuple[str, ...],
+    sources: bool,
+    as_json: bool,
+) -> int:
     """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
 
     Of a sweep, the runs and what they may cost are printed first.
+
+    With --sources it prints each value of the plan with the file and line, the argument, or the key of the sweep that
+    sets it.
 
     This machine needs no Slurm. RUN-ID stands for the id that submit will assign.
     """
@@ -36,6 +54,9 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
     executor = workspace.config.choose_executor()
     rendered, preview = render(workspace, spec, overrides, sweep, executor=executor)
     output.warn(preview.notes)
+    if sources:
+        _print_sources(rendered, as_json=as_json)
+        return 0
     if as_json:
         runs = [
             {"plan": run.plan.to_json(), "overrides": list(run.overrides), "batch_script": run.script}
@@ -52,3 +73,19 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
         output.echo("", "# batch script")
         output.echo(*run.script.split("\n"))
     return 0
+
+
+def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:
+    """Print where each value of each run comes from."""
+    if as_json:
+        runs = [
+            {"plan_hash": run.plan.hash, "sources": [asdict(each) for each in run.find_sources()]} for run in rendered
+        ]
+        output.print_json({"schema": 1, "runs": runs})
+        return
+    for index, run in enumerate(rendered):
+        if index:
+            output.echo("")
+        output.echo(f"# plan {run.plan.hash}")
+        rows = [[each.key, json.dumps(each.value, ensure_ascii=False), str(each)] for each in run.find_sources()]
+        print_table(["KEY", "VALUE", "FROM"], rows)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.preview import Preview, preview
 from slurmtrain.slurm.request import agent_command, make_request
+from slurmtrain.specfile import ValueSource
 
 # A placeholder for the id that a run gets when it is submitted.
 RUN_ID = "RUN-ID"
@@ -20,11 +22,16 @@ RUN_ID = "RUN-ID"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One run as it would be submitted. ``overrides``: ``KEY=VALUE``, with the sweep's. ``script``: for sbatch."""
+    """One run as it would be submitted.
+
+    ``overrides``: ``KEY=VALUE``, with the sweep's. ``script``: for sbatch. ``find_sources``: finds where each value of
+    the plan comes from.
+    """
 
     plan: Plan
     overrides: Sequence[str]
     script: str
+    find_sources: Callable[[], list[ValueSource]]
 
 
 class Rendering(NamedTuple):
@@ -55,5 +62,5 @@ def render(
     for planned in spec.runs:
         request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))
         script = request.script(agent_command(sys.executable, request.folder))
-        rendered.append(Rendered(planned.plan, planned.overrides, script))
+        rendered.append(Rendered(planned.plan, planned.overrides, script, partial(spec.sources, planned)))
     return Rendering(rendered, preview(spec, executor))

@@ -2,5 +2,6 @@
 
 from slurmtrain.specfile.from_data import write_assignments
 from slurmtrain.specfile.load import PlannedRun, SiteRules, SpecFile, load_spec, replan
+from slurmtrain.specfile.sources import ValueSource
 
-__all__ = ["PlannedRun", "SiteRules", "SpecFile", "load_spec", "replan", "write_assignments"]
+__all__ = ["PlannedRun", "SiteRules", "SpecFile", "ValueSource", "load_spec", "replan", "write_assignments"]

@@ -19,7 +19,7 @@ from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
-from slurmtrain.model.spec.sweep.points import Sweep, varying_keys
+from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
@@ -27,6 +27,7 @@ from slurmtrain.specfile.interpolate import Interpolator
 from slurmtrain.specfile.mistakes import Mistakes
 from slurmtrain.specfile.overrides import Override, apply_overrides, override_for_value, parse_overrides, parse_sweeps
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
+from slurmtrain.specfile.sources import SpecInputs, ValueSource
 from slurmtrain.specfile.sweeps import merge_sweeps
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
@@ -51,6 +52,7 @@ class PlannedRun:
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
     ``parents``: the runs that it comes from.
     ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
+    ``point``: what the sweep sets in this run, with secrets.
     """
 
     plan: Plan
@@ -59,6 +61,7 @@ class PlannedRun:
     varies: Mapping[str, Any] = field(default_factory=dict)
     parents: Sequence[Parent] = ()
     has_code: bool = False
+    point: Point = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class SpecFile:
 
     ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none.
     ``parallel``: how many of the runs of its sweep may run at once; None: it does not say. ``pack``: how they share
-    jobs; None: each has its own.
+    jobs; None: each has its own. ``inputs``: what the plans were made from; None: a plan that exists already.
     """
 
     text: str
@@ -76,6 +79,11 @@ class SpecFile:
     path: Path | None = None
     parallel: int | None = None
     pack: Pack | None = None
+    inputs: SpecInputs | None = None
+
+    def sources(self, run: PlannedRun) -> list[ValueSource]:
+        """Where each value of the plan of one of the ``runs`` comes from; empty if that is not known."""
+        return self.inputs.sources(run.plan, run.point) if self.inputs is not None else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,8 @@ def _load(
     overrides, sweep = changes
     document = composed.document
     runs, read = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
-    on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
+    inputs = SpecInputs(document, parse_overrides(overrides, document.data)[0], parse_sweeps(sweep, document.data)[0])
+    on_command_line = [*inputs.overrides, *inputs.swept]
     warnings = Mistakes(replace(document, mistakes=[]), on_command_line)
     for rule in read.idle_rules():
         warnings.add(("sweep", *rule.at), "this rule excludes no run")
@@ -173,7 +182,7 @@ def _load(
     written = parse_yaml(composed.text, document.name) if document.files else document
     text = without_secrets(composed.text, written)
     warned = tuple(warnings.sorted())
-    return SpecFile(text=text, runs=runs, warnings=warned, parallel=read.parallel, pack=read.pack)
+    return SpecFile(text=text, runs=runs, warnings=warned, parallel=read.parallel, pack=read.pack, inputs=inputs)
 
 
 def _command(script: Path) -> str:
@@ -282,7 +291,7 @@ def _plan_all(
         planned = _plan_one(template, run_overrides, mistakes, machine, interpolator)
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
-            runs.append(replace(planned, varies=varies))
+            runs.append(replace(planned, varies=varies, point=point))
     if sweep.pack is not None and not mistakes:
         _check_packs(runs, sweep.pack, mistakes)
     mistakes.raise_if_any()

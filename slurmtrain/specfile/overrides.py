@@ -55,7 +55,7 @@ def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> d
     """A copy of the data with these overrides applied; later ones win."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
-        _set(result, *_whole_value(override))
+        _set(result, *whole_value(override))
     return result
 
 
@@ -148,7 +148,7 @@ def _check_is_in_file(path: KeyPath, data: Mapping[str, Any]) -> None:
         inside = inside[key]
 
 
-def _whole_value(override: Override) -> tuple[KeyPath, Any]:
+def whole_value(override: Override) -> tuple[KeyPath, Any]:
     """The key and value that an override sets: ``checkpoint.every.steps=5`` sets all of ``checkpoint.every``.
 
     A key that is not a section has one value as a whole: ``{steps: 5}`` must not be merged with ``{minutes: 3}``.

@@ -96,3 +96,15 @@ def test_the_limit_of_runs_is_configured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "8 runs are more than the 7 that one sweep may have; 'sweep_max_runs'" in str(refused.exception)
     monkeypatch.setenv("SLURMTRAIN_SWEEP_MAX_RUNS", "8")
     assert call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)").exit_code == 0
+
+
+def test_render_tells_where_each_value_of_each_run_comes_from() -> None:
+    shown = call("render", "x.yaml", "--sources", "resources.nodes=3")
+    assert shown.exit_code == 0
+    rows = [line.split(maxsplit=2) for line in shown.stdout.splitlines()]
+    assert ["params.lr", "0.5", "sweep, x.yaml:5"] in rows
+    assert ["params.lr", "0.001", "sweep, x.yaml:5"] in rows
+    assert ["resources.nodes", "3", "command line (resources.nodes=3)"] in rows
+    printed = json.loads(call("render", "x.yaml", "--sources", "--json").stdout)
+    sources = {each["key"]: each for each in printed["runs"][0]["sources"]}
+    assert sources["params.act"] == {"key": "params.act", "value": "gelu", "origin": "sweep", "place": "x.yaml:5"}

@@ -1,0 +1,112 @@
+"""Where each value of a plan comes from: a line of a file, the command line, the sweep, or a default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.spec.kinds import ShorthandSection
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import Spec, write_spec
+from slurmtrain.model.spec.sweep.points import Point
+from slurmtrain.specfile.overrides import SCHEMA, Override, whole_value
+from slurmtrain.system.yaml_file import YamlDocument
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSource:
+    """Where a value of a plan comes from.
+
+    ``key``: that of the value, with dots. ``origin``: ``file``, ``override``, ``sweep``, ``default``, or ``derived``
+    from other values. ``place``: ``FILE:LINE``, or the argument of the command line, without secrets; empty for
+    defaults and derived values.
+    """
+
+    key: str
+    value: Any
+    origin: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        if self.origin == "sweep":
+            return f"sweep, {self.place}"
+        return self.place or self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInputs:
+    """What the plans of a spec were made from.
+
+    ``document``: the file, with all that it extends. ``overrides``, ``swept``: those of the command line.
+    """
+
+    document: YamlDocument
+    overrides: Sequence[Override]
+    swept: Sequence[Override]
+
+    def sources(self, plan: Plan, point: Point) -> list[ValueSource]:
+        """The source of each value of a plan, in the order of the plan.
+
+        Args:
+            plan: the plan.
+            point: what the sweep sets in it.
+        """
+        defaults = dict(_leaves(write_spec(Spec()), ()))
+        return [
+            ValueSource(".".join(path), value, *self._source(path, point, is_default=defaults.get(path, plan) == value))
+            for path, value in _leaves(plan.content, ())
+        ]
+
+    def _source(self, path: KeyPath, point: Point, *, is_default: bool) -> tuple[str, str]:
+        """The origin and the place of a value."""
+        unset = ("default" if is_default else "derived", "")
+        for key, swept in reversed(list(point.items())):
+            at, value = whole_value(Override(tuple(key.split(".")), swept.value, ""))
+            if path[: len(at)] == at:
+                return ("sweep", self._place_in_sweep(swept.at)) if _written(value, at, path) else unset
+        for override in reversed(self.overrides):
+            at, value = whole_value(override)
+            if path[: len(at)] == at:
+                return ("override", f"command line ({override.text})") if _written(value, at, path) else unset
+        written = _written(self.document.data, (), path)
+        return ("file", self.document.place_of(written)) if written else unset
+
+    def _place_in_sweep(self, at: KeyPath) -> str:
+        """Where a value of the sweep is written; ``at``: its key below ``sweep``."""
+        for override in self.swept:
+            if ".".join(override.path) == at[0]:
+                return f"command line ({override.text})"
+        return self.document.place_of(("sweep", *at))
+
+
+def _leaves(content: Mapping[str, Any], at: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """The values of a plan that are no sections, with their keys; a list is one value."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*at, key))
+        else:
+            yield (*at, key), value
+
+
+def _written(value: Any, at: KeyPath, path: KeyPath) -> KeyPath:
+    """The key, as written, that sets ``path``, or of what stands for the section around it; empty: none does.
+
+    Args:
+        value: what is written.
+        at: the key of ``value``.
+        path: what is looked for, at or below ``at``.
+    """
+    inside = path[len(at) :]
+    if not inside:
+        return at
+    if isinstance(value, Mapping):
+        return _written(value[inside[0]], (*at, inside[0]), path) if inside[0] in value else ()
+    field = SCHEMA.get(at)
+    kind = field.metadata["kind"] if field is not None else None
+    if isinstance(kind, ShorthandSection):
+        expanded = kind.expand(value)
+        return at if isinstance(expanded, Mapping) and inside[0] in expanded else ()
+    return at if value is not None else ()

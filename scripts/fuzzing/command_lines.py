@@ -148,6 +148,8 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
                 *("params.lr=range(3)", "params.lr=uniform(0,1)", "samples=2", "seed=-1", "params.lr=range(9e9)"),
                 *(
                     "parallel=2",
+                    "pack=2",
+                    "pack={runs: 2, share_gpu: 1}",
                     "zip={params.lr: [1, 2], params.steps: [1]}",
                     "include=[{}]",
                     "exclude=[{params.lr: 1}]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -27,10 +28,6 @@ def submit_packs(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[st
 
 def job_ids(runs: list[dict[str, Any]]) -> list[str]:
     return [run["job_id"] for run in runs]
-
-
-def cores_of(site: ClusterSite, run: dict[str, Any]) -> set[int]:
-    return os.sched_getaffinity(pid_of(site, run["id"], 0))
 
 
 def test_runs_of_a_preempted_pack_all_complete_with_the_weights_of_undisturbed_runs(
@@ -64,8 +61,6 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
     for run in runs:
         until_trains(site, run["id"], starts=1)
     first, second, third = runs
-    cores = [cores_of(site, run) for run in runs]
-    assert all(cores), cores
     os.kill(pid_of(site, first["id"], 0), signal.SIGKILL)
     until_trains(site, first["id"], starts=2)
     site.call("cancel", second["id"])
@@ -81,6 +76,28 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
     site.call("cancel", first["id"])
     until(lambda: not cluster.jobs(), "the end of the job")
     assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("launcher", ["ranks", "node"])
+def test_runs_of_a_pack_have_gpus_and_cores_of_their_own(site: ClusterSite, launcher: str) -> None:
+    # All cores of this machine together: a job that has all that its processes may use divides them.
+    cores = len(os.sched_getaffinity(0)) // 2
+    variables = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']"
+    spec = site.commanding(
+        f'python -c "import json, os; print(json.dumps([{variables}, sorted(os.sched_getaffinity(0))]))"',
+        launcher=launcher,
+        resources={"nodes": 1, "gpus_per_node": 1, "cpus_per_proc": cores, "time": "00:05:00"},
+        params={"a": 1},
+    )
+    site.call("submit", str(spec), "--sweep", "params.a=1,2", "--pack=2", "--executor", "slurm", "--wait")
+    runs = site.json("status")["runs"]
+    assert len({run["job_id"] for run in runs}) == 1
+    (gpu, threads, own), (other_gpu, _, others) = (json.loads(site.printed(run["id"])[-1]) for run in runs)
+    assert {gpu, other_gpu} == {"0", "1"}
+    assert threads == str(cores)
+    assert len(own) == len(others) == cores
+    assert not set(own) & set(others)
 
 
 def test_a_run_that_is_cancelled_before_its_pack_starts_never_trains(site: ClusterSite, cluster: Cluster) -> None:

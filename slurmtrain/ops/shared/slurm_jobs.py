@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
-from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
+from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
@@ -250,7 +250,11 @@ def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
     if base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
         return ""
     submission = directory.submission(run.newest.submission if run.newest else 0)
-    logs = sorted(submission.submitit.glob(f"{observed.job_id}_*_log.out"))
+    pattern = f"{observed.job_id}_*_log.out"
+    logs = sorted(submission.submitit.glob(pattern))
+    if not logs and (element := _element(submission)) is not None:
+        # What the batch script of a pack printed, before or instead of starting its tasks.
+        logs = sorted(RunsRoot(directory.path.parent).array(element[0]).submitit.glob(pattern))
     for log in logs:
         if line := last_error_line(log):
             return line

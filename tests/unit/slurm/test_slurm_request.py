@@ -13,10 +13,11 @@ import pytest
 from helpers.accounts import BOB, give, needs_accounts
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
-from slurmtrain.model.run.layout import ArrayDir, RunDir
+from slurmtrain.model.run.layout import ArrayDir, AttemptDir, RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
 
@@ -365,3 +366,78 @@ def test_the_batch_script_of_an_element_requeues_it_alone(
     scontrol.write_text('#!/bin/sh\necho "$@"\n')
     scontrol.chmod(0o755)
     assert run_element(array, 3, "true").stdout == f"{expected}\n"
+
+
+# --- packs ------------------------------------------------------------------------------------------------------------
+
+
+def pack_script(array: ArrayDir, command: str) -> subprocess.CompletedProcess[str]:
+    """Run the batch script of element 3 of packs of two, with this command instead of srun."""
+    parameters = make_array_request(plan(), array, 4, pack=Pack(2)).parameters
+    script = "\n".join([*parameters["setup"], command, *parameters["teardown"]])
+    environ = {"PATH": f"{array.path}:/usr/bin:/bin", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> tuple[ArrayDir, list[AttemptDir]]:
+    """An array whose element 3 is the job of two runs, and their attempts."""
+    array = ArrayDir(tmp_path / "it's an array")
+    for path in (array.submitit, array.elements):
+        path.mkdir(parents=True)
+    (array.submitit / "abc.pkl").write_text("pickle")
+    attempts = []
+    for slot in range(2):
+        run = RunDir(tmp_path / f"it's run {slot}")
+        run.submission(1).submitit.mkdir(parents=True)
+        array.element(3, slot).symlink_to(run.submission(1).path)
+        attempts.append(run.attempt("7_3", 0))
+        attempts[-1].path.mkdir(parents=True)
+    scontrol = array.path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$@"\n')
+    scontrol.chmod(0o755)
+    return array, attempts
+
+
+def test_the_job_of_a_pack_has_a_task_for_each_run_which_writes_its_output_into_it() -> None:
+    wide = plan(resources={"cpus_per_proc": 2, "procs_per_node": 3, "gpus_per_node": 3, "mem": "1GB"})
+    job = make_array_request(wide, ArrayDir(Path("/runs/arrays/A1")), 2, pack=Pack(4))
+    options = flags(job)
+    assert (options["array"], options["nodes"], options["ntasks-per-node"]) == ("0-1", "1", "4")
+    assert (options["cpus-per-task"], options["gpus-per-node"], options["mem"]) == ("6", "12", "4096M")
+    assert job.parameters["srun_args"][-3:] == [
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--output=/runs/arrays/A1/elements/%a.%t/submitit/%A_%a_0_log.out",
+    ]
+
+
+def test_the_agents_of_a_pack_find_their_pickle_in_the_folder_of_the_first_run(
+    pack: tuple[ArrayDir, list[AttemptDir]],
+) -> None:
+    array, attempts = pack
+    completed = pack_script(array, "true")
+    assert completed.returncode == 0, completed.stderr
+    assert (attempts[0].run.submission(1).submitit / "7_3_submitted.pkl").read_text() == "pickle"
+
+
+@pytest.mark.parametrize(
+    ("intents", "expected"),
+    [
+        (("requeue", "no-requeue"), "requeue incomplete 7_3\n"),
+        (("no-requeue", "requeue"), "requeue incomplete 7_3\n"),
+        (("requeue", "requeue"), "requeue incomplete 7_3\n"),
+        (("requeue", ""), "requeue incomplete 7_3\n"),
+        (("no-requeue", "no-requeue"), "update JobId=7_3 Requeue=0\n"),
+        # One agent was killed: Slurm may be about to start the job again, rightly.
+        (("no-requeue", ""), ""),
+    ],
+)
+def test_the_batch_script_of_a_pack_requeues_it_once_if_any_run_is_to_go_on(
+    pack: tuple[ArrayDir, list[AttemptDir]], intents: tuple[str, str], expected: str
+) -> None:
+    array, attempts = pack
+    for attempt, intent in zip(attempts, intents, strict=True):
+        if intent:
+            (attempt.path / intent).write_text("{}")
+    assert pack_script(array, "true").stdout == expected

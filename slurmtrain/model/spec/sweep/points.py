@@ -162,7 +162,10 @@ class _Reader:
         parallel = self._whole("parallel", 1)
         if not (factors or include or self._mistaken):
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
-        return Sweep(factors, exclude, include, parallel, read_pack(self._section.get("pack"), self._report))
+        pack = read_pack(self._section.get("pack"), self._report)
+        if parallel is not None and pack is not None and parallel < pack.runs:
+            self._report(("parallel",), f"the {pack.runs} runs of a pack run at once, which is more than {parallel}")
+        return Sweep(factors, exclude, include, parallel, pack)
 
     @property
     def _varies_seed(self) -> bool:

@@ -69,6 +69,19 @@ def test_seconds_of_gpus_are_those_that_each_attempt_was_given(workspace: Worksp
     assert value(after, "slurmtrain_node_seconds_total") > of_nodes
 
 
+@pytest.mark.parametrize(("share_gpu", "gpus"), [(False, 2.0), (True, 0.5)])
+def test_a_run_of_a_pack_counts_for_its_share_of_the_node(workspace: Workspace, share_gpu: bool, gpus: float) -> None:
+    sim = SimulatedRun(workspace.root.run(RUN_ID), executor="local")
+    sim.created(resources={"nodes": 1, "gpus_per_node": 2})
+    sim.submitted(process=gone(), pack={"runs": 4, "share_gpu": share_gpu}).started().reached(1)
+    sim.later(100).ended("failed")
+    samples = parse(export(workspace))
+    [attempt] = workspace.store.load(RUN_ID).attempts
+    seconds = sum(spent for kind, spent in attempt.spent.items() if kind != "queue")
+    assert value(samples, "slurmtrain_node_seconds_total") == pytest.approx(seconds / 4)
+    assert value(samples, "slurmtrain_gpu_seconds_total") == pytest.approx(seconds * gpus)
+
+
 @pytest.mark.parametrize("amount", ["NaN", "Infinity", "-5", "1e999"])
 def test_amounts_that_cannot_be_are_not_counted(workspace: Workspace, amount: str) -> None:
     write_metered_run(workspace)

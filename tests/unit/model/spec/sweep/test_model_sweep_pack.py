@@ -10,6 +10,7 @@ from slurmtrain.model.spec.kinds import KeyPath
 from slurmtrain.model.spec.spec import Nodes, ResourcesSpec
 from slurmtrain.model.spec.sweep.cost import cost_of
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem, read_pack
+from slurmtrain.model.spec.sweep.points import read_sweep
 
 SMALL = ResourcesSpec(gpus_per_node=1, time=3600)
 
@@ -50,6 +51,13 @@ def test_another_value_is_a_mistake_at_its_place(value: Any, at: KeyPath, messag
     _, mistakes = read(value)
     assert [place for place, _ in mistakes] == [at]
     assert message in mistakes[0][1]
+
+
+def test_fewer_runs_at_once_than_share_a_job_are_a_mistake() -> None:
+    mistakes: list[tuple[KeyPath, str]] = []
+    section = {"params.a": [1, 2, 3, 4], "parallel": 2, "pack": 4}
+    read_sweep(section, lambda at, message: mistakes.append((at, message)), lambda _: None)
+    assert mistakes == [(("parallel",), "the 4 runs of a pack run at once, which is more than 2")]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ COMMANDS = {
     "checkpoint": ("checkpoint", "Have a run save now."),
     "verify": ("verify", "Check checkpoints against their manifests."),
     "prune": ("prune", "Delete checkpoints that are not to be kept."),
+    "clean": ("clean", "Remove what no run needs any more."),
     "export": ("export", "Write the model of a checkpoint to a single file."),
     "preflight": ("preflight", "Check nodes without training."),
     "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
@@ -59,7 +60,8 @@ _LISTS, _ENDS = "'slurmtrain status' lists runs", "'slurmtrain cancel RUN' ends 
 _STARTS, _DELETES, _FREES = (
     "'slurmtrain submit SPEC' starts one",
     "'slurmtrain delete RUN' deletes the files of a run",
-    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of a run",
+    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of a run, "
+    "and 'slurmtrain clean' what no run needs",
 )
 # What docker, git, kubectl, Slurm and the shell call these commands.
 _OTHER_WORDS = {
@@ -72,7 +74,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
     **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
     **dict.fromkeys(("rm", "remove", "del", "erase"), _DELETES),
-    **dict.fromkeys(("clean", "gc"), _FREES),
+    **dict.fromkeys(("gc",), _FREES),
     **dict.fromkeys(("hide",), "'slurmtrain archive RUN' leaves a run out of lists"),
     **dict.fromkeys(("label", "mark"), "'slurmtrain tag RUN TAG' tags a run"),
     **dict.fromkeys(("comment", "annotate"), "'slurmtrain note RUN TEXT' writes a note on a run"),

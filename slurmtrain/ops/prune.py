@@ -98,13 +98,13 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
     refuse_external(directory, run, "it deletes them itself")
     keep = current_plan(directory, run).spec.checkpoint.keep
     if dry:
-        leftovers = _leftovers(directory) if _is_over(run) else []
+        leftovers = _leftovers(directory) if is_over(run) else []
         return Pruned(run, True, _disposable(directory, run, keep), leftovers)
     # While this is held, no command starts the next attempt. Without it, only the policy is applied.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
         run = observe_run(workspace, run_id, ask_slurm=False)
         pruned = Pruned(run, False)
-        idle = lock is not None and _is_over(run)
+        idle = lock is not None and is_over(run)
         if idle:
             _sweep(directory, pruned)
         for checkpoint in _disposable(directory, run, keep):
@@ -162,7 +162,7 @@ def _step_and_metrics(path: Path) -> tuple[int, Mapping[str, float]]:
     return step, {}
 
 
-def _is_over(run: Run) -> bool:
+def is_over(run: Run) -> bool:
     """Whether no process of the run can write any more."""
     if run.executor == "local":
         return run.idle and alive(run) is False

@@ -23,6 +23,7 @@ from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.hashes import hash_files, kind_of, read
 from slurmtrain.snapshots.selection import CodeSelection, select
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory
+from slurmtrain.system.locks import locked
 
 _CHUNK = 1 << 20
 _LITTER_S = 86400.0
@@ -65,7 +66,7 @@ def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     make_directory(root.snapshots, private=True)
     key = hashlib.sha256(os.fsencode(selection.root)).hexdigest()[:16]
     manifest = hash_files(selection.root, selection.files, root.snapshots / f"hashes-{key}.json")
-    if root.snapshot(manifest.hash).path.exists():
+    if _is_stored(root, manifest):
         return manifest
     _remove_litter(root.snapshots)
     unborn = root.snapshots / f".new-{os.urandom(8).hex()}"
@@ -85,6 +86,14 @@ def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     finally:
         shutil.rmtree(unborn, ignore_errors=True)
     return manifest
+
+
+def _is_stored(root: RunsRoot, manifest: CodeManifest) -> bool:
+    """Whether a snapshot is there already; then its time is that of now, so that ``clean`` knows that it is needed."""
+    with locked(root.snapshots_lock), contextlib.suppress(FileNotFoundError):
+        os.utime(root.snapshot(manifest.hash).path)
+        return True
+    return False
 
 
 def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:
@@ -129,7 +138,7 @@ def _flush(file: IO[bytes]) -> None:
 
 def _remove_litter(snapshots: Path) -> None:
     """Remove what commands that were killed have left half-written."""
-    for path in snapshots.glob(".new-*"):
+    for path in (*snapshots.glob(".new-*"), *snapshots.glob(".old-*")):
         with contextlib.suppress(OSError):
             if path.lstat().st_mtime < time.time() - _LITTER_S:
                 shutil.rmtree(path, ignore_errors=True)

@@ -59,18 +59,28 @@ class RunsRoot:
         """Slurm's last answer, shared by commands that poll."""
         return self.path / ".squeue.json"
 
+    @property
+    def histories(self) -> Path:
+        """What the metrics files of runs hold, in columns: a cache, made by commands that read whole curves."""
+        return self.path / ".histories"
+
     def history(self, run_id: str) -> Path:
-        """What the metrics files of a run hold, in columns: a cache, made by commands that read whole curves."""
-        return self.path / ".histories" / f"{run_id}.columns"
+        """That of one run."""
+        return self.histories / f"{run_id}.columns"
 
     @property
     def nodes(self) -> Path:
         """Journals of commands about the cluster's nodes."""
         return self.path / "nodes"
 
+    @property
+    def keys(self) -> Path:
+        """What was submitted with which idempotency key."""
+        return self.path / "keys"
+
     def submission_key(self, key: str) -> Path:
         """What was submitted with this idempotency key, which may be any text."""
-        return self.path / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        return self.keys / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     @property
     def counters(self) -> Path:
@@ -106,6 +116,11 @@ class RunsRoot:
     def snapshots(self) -> Path:
         """The code of the runs, each state of it once, and the hashes of files that have not changed since."""
         return self.path / ".code"
+
+    @property
+    def snapshots_lock(self) -> Path:
+        """Held while it is decided whether a snapshot is needed."""
+        return self.snapshots / ".lock"
 
     def snapshot(self, name: str) -> SnapshotDir:
         """The snapshot of code with this hash."""
@@ -472,6 +487,35 @@ def outlives_deletion(path: str) -> bool:
     if folder == "submissions":
         return rest.count("/") == 1 and rest.endswith(".json")
     return path in ("spec.yaml", "plan.json", "code.diff", "environment.txt", "lease.json", ".lock")
+
+
+def put_aside(name: str) -> bool:
+    """Whether an entry of a run directory has the checkpoints of before ``resume --from-start``."""
+    return name.startswith("checkpoints.before-attempt-")
+
+
+def is_log(path: str) -> bool:
+    """Whether a file is the output of ranks, agents or a job, which nothing but people and ``doctor`` read.
+
+    Args:
+        path: The file, relative to the run directory.
+    """
+    parts = path.split("/")
+    if parts[0] == ATTEMPTS:
+        return len(parts) == 4 and parts[2] == "logs" and ".log" in parts[3]
+    if parts[0] != "submissions" or len(parts) < 3:
+        return False
+    return parts[2] == "controller.log" or (parts[2] == "submitit" and path.endswith((".out", ".err")))
+
+
+def is_of_submitit(path: str) -> bool:
+    """Whether a file is what a job was started with: submitit's pickle and the batch script.
+
+    Args:
+        path: The file, relative to the run directory.
+    """
+    parts = path.split("/")
+    return parts[0] == "submissions" and len(parts) == 4 and parts[2] == "submitit" and not is_log(path)
 
 
 def checkpoint_name(step: int) -> str:

@@ -1,0 +1,312 @@
+"""Removing what no run needs any more: old logs, files of submitit, snapshots of code, job arrays, caches, keys.
+
+What says what a run was and did is never removed, nor anything of a run that has not ended: everything that commands
+answer, and a rebuilt registry, is the same before and after. Of what runs share, a part goes only once no run can need
+it: each part is looked at again just before it is removed, since a command may have begun to use it meanwhile. A
+command that is killed has removed a part of what it would have; the next one removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
+from slurmtrain.model.run.layout import (
+    ATTEMPTS,
+    ArrayDir,
+    RunDir,
+    SubmissionDir,
+    is_log,
+    is_of_submitit,
+    is_unborn,
+    put_aside,
+    run_ids_among,
+)
+from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
+from slurmtrain.ops.prune import is_over
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import describe_os_error, read_json
+from slurmtrain.system.locks import locked
+from slurmtrain.system.owned_files import read_checked
+
+# A submission may take a snapshot, or write what a job array needs, and wait for an answer before its runs exist.
+_LEAST_AGE_S = 86400.0
+_SNAPSHOT = re.compile(r"[0-9a-f]{64}")
+_HASHES = re.compile(rb"[0-9a-f]{64}")
+_SUBMISSIONS = "submissions"
+
+KINDS = {
+    "logs": "logs of runs that ended",
+    "jobs": "pickles and batch scripts of runs that ended",
+    "code": "snapshots of code that no plan names",
+    "arrays": "job arrays of runs that ended",
+    "caches": "caches of runs that are gone",
+    "keys": "idempotency keys of runs that ended",
+    "litter": "what killed commands have left",
+    "aside": "checkpoints that 'resume --from-start' has put aside",
+}
+# Somebody may want them back, so they go only on request.
+ON_REQUEST = frozenset({"aside"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is removed at once: entries of one directory.
+
+    ``kind``: a key of :data:`KINDS`. ``folder``: the directory. ``names``: the entries. ``keep``: whether a file in
+    them stays, by its path relative to ``folder``. ``run``: whose lock must be held; None: it is no run's.
+    """
+
+    kind: str
+    folder: Path
+    names: Collection[str]
+    keep: Callable[[str], bool] = lambda _: False
+    run: RunDir | None = None
+
+    def remove(self, *, dry: bool = False) -> Removal:
+        """Remove it. ``dry``: say only what that would free."""
+        return remove_entries(self.folder, self.names, self.keep, dry=dry)
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What was removed or, with ``dry``, would be.
+
+    ``bytes``: by kind. ``parts``: what it consists of. ``problems``: what stays, and why.
+    """
+
+    dry: bool
+    older_than_s: float
+    parts: list[Part] = field(default_factory=list)
+    bytes: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, part: Part, removal: Removal) -> None:
+        """Add what removing a part did, unless that was nothing."""
+        self.problems += removal.problems
+        if removal.bytes or removal.links or part.run is None:
+            self.parts.append(part)
+            self.bytes[part.kind] = self.bytes.get(part.kind, 0) + removal.bytes
+
+    def count(self, kind: str) -> int:
+        """Of how many runs, or of how many entries that belong to none, something of a kind goes."""
+        return sum(1 if part.run is not None else len(part.names) for part in self.parts if part.kind == kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``clean --json`` prints."""
+        kinds = [
+            {"kind": kind, "what": KINDS[kind], "count": self.count(kind), "bytes": self.bytes[kind]}
+            for kind in KINDS
+            if kind in self.bytes
+        ]
+        return {
+            "schema": SCHEMA,
+            "dry_run": self.dry,
+            "older_than": self.older_than_s,
+            "kinds": kinds,
+            "bytes": sum(self.bytes.values()),
+            "problems": self.problems,
+        }
+
+
+def find_removable(workspace: Workspace, kinds: Collection[str], older_than_s: float) -> Cleaned:
+    """What can be removed, and how much that frees.
+
+    Args:
+        workspace: where the runs are.
+        kinds: keys of :data:`KINDS`.
+        older_than_s: how long ago runs must have ended, and files that belong to none been changed; for most of the
+            latter it is a day at least.
+    """
+    cleanable = Cleaned(dry=True, older_than_s=older_than_s)
+    for part in _parts(workspace, kinds, time.time() - older_than_s, cleanable):
+        cleanable.add(part, part.remove(dry=True))
+    return cleanable
+
+
+def remove(workspace: Workspace, removable: Cleaned) -> Cleaned:
+    """Remove what :func:`find_removable` has returned, except what is needed meanwhile."""
+    cleaned = Cleaned(dry=False, older_than_s=removable.older_than_s)
+    oldest = time.time() - removable.older_than_s
+    for part in removable.parts:
+        try:
+            with _still_removable(workspace, part, oldest) as rest:
+                if rest is not None:
+                    cleaned.add(rest, rest.remove())
+        except (SlurmtrainError, OSError) as error:
+            cleaned.problems.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
+    return cleaned
+
+
+def _parts(workspace: Workspace, kinds: Collection[str], oldest: float, cleanable: Cleaned) -> Iterator[Part]:
+    """What can be removed. ``oldest``: later changes protect; ``cleanable``: receives what is in the way."""
+    root, aged = workspace.root, min(oldest, _a_day_ago())
+    over, existing = _ended_runs(workspace, oldest)
+    for run_id in over:
+        yield from _parts_of_run(root.run(run_id), kinds)
+    gone = partial(_is_gone_or_over, over=over, existing=existing)
+    shared: dict[str, Callable[[], Iterable[tuple[Path, str]]]] = {
+        "code": lambda: _unnamed_snapshots(workspace, aged, cleanable),
+        "arrays": lambda: (
+            (root.arrays, name) for name in _old(root.arrays, aged) if all(map(gone, _elements(root.array(name))))
+        ),
+        "caches": lambda: (
+            (root.histories, name)
+            for name in _old(root.histories, time.time())
+            if name.partition(".")[0] not in existing
+        ),
+        "keys": lambda: (
+            (root.keys, name)
+            for name in _old(root.keys, aged, lambda name: name.endswith(".json"))
+            if all(map(gone, _runs_of_key(root.keys / name)))
+        ),
+        "litter": lambda: (
+            (root.snapshots, name)
+            for name in _old(root.snapshots, _a_day_ago(), lambda name: name.startswith((".new-", ".old-")))
+        ),
+    }
+    for kind, entries in shared.items():
+        if kind in kinds:
+            yield from (Part(kind, folder, [name]) for folder, name in entries())
+
+
+def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
+    both = (ATTEMPTS, _SUBMISSIONS)
+    if "logs" in kinds:
+        yield Part("logs", directory.path, both, lambda path: not is_log(path), directory)
+    if "jobs" in kinds:
+        yield Part("jobs", directory.path, (_SUBMISSIONS,), lambda path: not is_of_submitit(path), directory)
+    if "aside" in kinds and (names := list(filter(put_aside, _entries(directory.path)))):
+        yield Part("aside", directory.path, names, run=directory)
+
+
+def _ended_runs(workspace: Workspace, oldest: float) -> tuple[set[str], set[str]]:
+    """The ids of runs that ended before ``oldest`` and that nothing can write to, and those of all runs."""
+    observed = observe(workspace)
+    settled = [run_id for run_id, row in observed.runs.index.items() if row.ended and row.settled]
+    over = {
+        run_id
+        for run_id, listed in observed.runs.fetch(settled).items()
+        if not listed.unreadable and (listed.row["ended_at"] or time.time()) <= oldest
+    }
+    return over, set(run_ids_among(_entries(workspace.root.path)))
+
+
+def _is_gone_or_over(run_id: str, *, over: Collection[str], existing: Collection[str]) -> bool:
+    return run_id in over or (run_id not in existing and run_id != "")
+
+
+def _elements(array: ArrayDir) -> Iterator[str]:
+    """The ids of the runs whose jobs were elements of an array."""
+    for name in _entries(array.elements):
+        with contextlib.suppress(OSError):
+            yield SubmissionDir((array.elements / name).readlink()).run.id
+
+
+def _runs_of_key(path: Path) -> Iterator[str]:
+    """The ids of the runs that were submitted with an idempotency key; an empty one if that is not known."""
+    try:
+        record = read_json(path) or {}
+    except PathError:
+        yield ""
+        return
+    yield from map(str, record.get("runs") or ())
+
+
+def _unnamed_snapshots(workspace: Workspace, aged: float, cleanable: Cleaned) -> Iterator[tuple[Path, str]]:
+    """Snapshots unchanged since ``aged`` that no plan names. ``cleanable``: receives what is in the way."""
+    folder = workspace.root.snapshots
+    if not (names := list(_old(folder, aged, _SNAPSHOT.fullmatch))):
+        return
+    try:
+        named = _named_snapshots(workspace)
+    except (OSError, PathError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else error
+        cleanable.problems.append(f"no snapshot of code is removed, since a plan cannot be read: {why}")
+        return
+    yield from ((folder, name) for name in names if name not in named)
+
+
+def _named_snapshots(workspace: Workspace) -> set[str]:
+    """The snapshots that any plan names, also of a run that was deleted: ``rerun`` may use it. Raises OSError."""
+    root = workspace.root
+    named: set[str] = set()
+    for name in _entries(root.path):
+        if not (is_unborn(name) or any(run_ids_among([name]))):
+            continue
+        directory = RunDir(root.path / name)
+        submissions = [directory.submissions / each for each in _entries(directory.submissions)]
+        for path in (directory.plan, *(submission / directory.plan.name for submission in submissions)):
+            with contextlib.suppress(FileNotFoundError):
+                named.update(text.decode() for text in _HASHES.findall(read_checked(path)))
+    return named
+
+
+@contextlib.contextmanager
+def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterator[Part | None]:
+    """What of a part can still be removed, while nothing else can begin to use it; None: nothing.
+
+    Args:
+        workspace: where it is.
+        part: what could be removed a moment ago.
+        oldest: later changes protect it.
+    """
+    if part.run is not None:
+        with locked(part.run.lock, wait=False) as lock:
+            yield part if lock is not None and _is_over(workspace, part.run) else None
+    elif part.kind == "keys":
+        [name] = part.names
+        with locked((part.folder / name).with_suffix(".lock"), wait=False) as lock:
+            yield part if lock is not None and name in _old(part.folder, min(oldest, _a_day_ago())) else None
+    elif part.kind == "code":
+        yield _take_snapshots_away(workspace, part, oldest)
+    else:
+        yield part
+
+
+def _is_over(workspace: Workspace, directory: RunDir) -> bool:
+    """Whether a run is still over. Raises RunUnreadable."""
+    observe(workspace, [directory.id], ask_slurm=False)
+    run = workspace.store.load(directory.id)
+    if run is None or run.unreadable:
+        raise RunUnreadable(f"run {directory.id} cannot be read")
+    return run.ended and is_over(run)
+
+
+def _take_snapshots_away(workspace: Workspace, part: Part, oldest: float) -> Part | None:
+    """Give snapshots that are not needed another name, so that the next submission with this code takes it anew."""
+    with locked(workspace.root.snapshots_lock):
+        named = _named_snapshots(workspace)
+        unused = set(_old(part.folder, min(oldest, _a_day_ago()), part.names.__contains__)) - named
+        names = {name: f".old-{name}" for name in unused}
+        for name, condemned in names.items():
+            (part.folder / name).rename(part.folder / condemned)
+    return Part(part.kind, part.folder, list(names.values())) if names else None
+
+
+def _old(folder: Path, oldest: float, chosen: Callable[[str], object] = bool) -> Iterator[str]:
+    """The chosen entries of a directory, in order, that have not been changed since ``oldest``."""
+    for name in _entries(folder):
+        with contextlib.suppress(OSError):
+            if chosen(name) and (folder / name).lstat().st_mtime <= oldest:
+                yield name
+
+
+def _entries(folder: Path) -> Iterable[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(folder))
+    return ()
+
+
+def _a_day_ago() -> float:
+    return time.time() - _LEAST_AGE_S

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from slurmtrain.model.spec.chain.references import escape_references
 from slurmtrain.model.spec.kinds import suggestion
 
 KeyPath = tuple[str, ...]
@@ -30,7 +31,8 @@ class Interpolator:
     def interpolate(self, template: Mapping[str, Any], report: Report) -> dict[str, Any]:
         """The template as plain data, its interpolations replaced; a failed one is reported, and its value is None.
 
-        ``setup`` holds lines of shell, in which ``${NAME}`` belongs to the shell: it is left alone.
+        References to other runs, such as ``${run.pretrain.checkpoint}``, stay as they are. ``setup`` holds lines of
+        shell, in which ``${NAME}`` belongs to the shell: it is left alone.
 
         Args:
             template: a spec; the next call may pass one that shares values with it, which must not have changed.
@@ -74,10 +76,15 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     if isinstance(value, str) and "${" in value:
         # omegaconf parses an interpolation when a config is created, long before it evaluates it.
         try:
-            OmegaConf.create({"value": value})
+            escaped = escape_references(value)
+            OmegaConf.create({"value": escaped})
         except OmegaConfBaseException:
             report(at, f"{value!r} is not a valid interpolation; write '\\${{' for a plain '${{'")
             return None
+        except ValueError as error:
+            report(at, str(error))
+            return None
+        return escaped
     return value
 
 

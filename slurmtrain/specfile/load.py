@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError
 from slurmtrain.model.run.lineage import Parent
+from slurmtrain.model.spec.chain.references import PLACES, references
 from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
@@ -327,6 +328,9 @@ def _plan_one(
     spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
     for path, message in find_leaks(template, resolved):
         mistakes.add(path, message)
+    for key in resolved.keys() - {*PLACES, "setup"}:
+        for reference in dict.fromkeys(references(resolved[key])):
+            mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
     # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
     # must stay readable.
     for option, message in unknown_options(spec.slurm, machine.site.read_options):

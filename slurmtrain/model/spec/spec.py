@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slurmtrain.model.spec import kinds
+from slurmtrain.model.spec.chain.dependencies import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, read_every
 from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, OWN, check_step_pattern
 from slurmtrain.model.spec.code.section import CodeSpec
@@ -368,6 +369,13 @@ class Spec:
     )
     code: CodeSpec = declare_key(
         CodeSpec(), ShorthandSection(CodeSpec, "mode"), "Which code the run executes, also after a requeue."
+    )
+    after: tuple[str, ...] = declare_key(
+        (),
+        DEPENDENCIES,
+        "Runs that must have completed before this one starts, by name or id; also the id of a sweep, for all of its "
+        "runs. A name means the spec of that name in the same `submit`, else the newest run of that name. "
+        "`afterany:NAME`: they must have ended, however. See [chains.md](chains.md).",
     )
     params: dict[str, Any] = declare_key(
         {},

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.specfile import replan
 from slurmtrain.specfile.interpolate import Interpolator
 
 
@@ -70,3 +72,32 @@ def test_what_a_spec_becomes_does_not_depend_on_the_specs_before_it(templates: l
         assert together == alone
         if not alone and "setup" not in before:
             assert repr(result) == repr(OmegaConf.to_container(OmegaConf.create(before), resolve=True))
+
+
+CHAINED = "command: python ft.py --init ${params.init}\nparams: {init: '${run.pre-train.checkpoint}'}\n"
+
+
+def test_references_to_other_runs_stay_as_they_are_through_other_interpolations(load: Load) -> None:
+    plan = only_run(load(CHAINED + "env: {A: 'x:${params.init}'}\n")).plan
+    reference = "${run.pre-train.checkpoint}"
+    assert plan.spec.command == f"python ft.py --init {reference}"
+    assert (plan.spec.params, plan.spec.env) == ({"init": reference}, {"A": f"x:{reference}"})
+    # Also in a later attempt with overrides, and when the plan is read again.
+    assert replan(plan, ["resources.nodes=2"]).plan.spec.command == plan.spec.command
+    assert Plan.from_json(plan.to_json()).spec == plan.spec
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("params: {a: '${run.x.nope}'}", "params.a", "${run.x.nope} is no fact of a run"),
+        ("workdir: ${run.x.dir}", "workdir", "known only when this run starts: write it in command or params or env"),
+        ("slurm: {comment: '${run.x.id}'}", "slurm", "known only when this run starts"),
+    ],
+)
+def test_a_reference_that_cannot_be_filled_in_is_refused_at_its_line(
+    mistakes: Mistakes, text: str, key: str, message: str
+) -> None:
+    [(line, found_at, explanation)] = mistakes(BASE + text + "\n")
+    assert (line, found_at) == ("2", key)
+    assert message in explanation

@@ -1,0 +1,1 @@
+"""Runs that start after others: what a spec says about them."""

@@ -19,7 +19,7 @@ from slurmtrain.runtime.job.environment import scrubbed
 from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
-from slurmtrain.slurm.request import Request, make_array_request, make_request
+from slurmtrain.slurm.request import Request, Restrictions, make_array_request, make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.process import processes_with_argument
@@ -47,7 +47,7 @@ class LaunchRequest:
 
     ``lock``: the handle of the run's lock, inherited by the process that calls sbatch: the lock stays held as long as
     any process may still submit the job. ``excluded_nodes``: nodes that the job must not get. ``singleton``: the job
-    must not start while another job of the run exists.
+    must not start while another job of the run exists. ``after``: jobs that must end first.
     """
 
     plan: Plan
@@ -55,6 +55,7 @@ class LaunchRequest:
     lock: int
     excluded_nodes: Sequence[str] = ()
     singleton: bool = False
+    after: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class ArrayRequest:
     ``locks``: the handles of the runs' locks, as for a :class:`LaunchRequest`; there is an element for each.
     ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
     ``pack``: how the runs of an element share its job; None: there is an element for each.
+    ``after``: jobs that must end before any of them.
     """
 
     plan: Plan
@@ -73,6 +75,7 @@ class ArrayRequest:
     at_once: int | None = None
     excluded_nodes: Sequence[str] = ()
     pack: Pack | None = None
+    after: Sequence[str] = ()
 
 
 def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None) -> None:
@@ -124,7 +127,9 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     rejects the job, SubmissionUncertain if the outcome is unknown, LaunchError for everything else. Only after
     SubmissionUncertain there may be a job.
     """
-    job = make_request(request.plan, request.submission, request.excluded_nodes, singleton=request.singleton)
+    job = make_request(
+        request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
+    )
     environ = {**_umask_of(request.plan), **environment}
     return _launch(job, {"submission": str(request.submission.path)}, [request.lock], environ)
 
@@ -139,7 +144,7 @@ def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
         request.array,
         len(request.locks) if request.pack is None else jobs_of(len(request.locks), request.pack),
         at_once=request.at_once,
-        excluded_nodes=request.excluded_nodes,
+        restrictions=Restrictions(request.excluded_nodes, request.after),
         pack=request.pack,
     )
     environ = {**_umask_of(request.plan), **environment}

@@ -36,7 +36,9 @@ class PackQueue:
         """Nothing: a run that must not start on some nodes gets a job of its own (:meth:`requeue_job`)."""
         return None
 
-    def requeue_job(self, job_id: str, without: Sequence[str], _delay_s: float, intent: Path) -> None:
+    def requeue_job(
+        self, job_id: str, without: Sequence[str], _delay_s: float, intent: Path, _after: Sequence[str] = ()
+    ) -> None:
         """Have the batch script requeue the job once all of its agents have ended.
 
         Args:
@@ -44,6 +46,7 @@ class PackQueue:
             without: nodes that the run must not start on.
             _delay_s: not used, since it would delay other runs.
             intent: the file that the batch script looks for.
+            _after: not used: runs that start after others share no job.
 
         Raises:
             SlurmDown: the run must not start on some nodes, on which the others stay.
@@ -60,3 +63,11 @@ class PackQueue:
             intent: the file that the batch script looks for.
         """
         write_json(intent, {"forbid_requeue": job_id})
+
+    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
+        """Those of these jobs that Slurm knows, and that are not over. Never raises.
+
+        Args:
+            job_ids: the jobs.
+        """
+        return self._queue.unfinished(job_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.job import network_profile
+from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
 
@@ -58,7 +59,12 @@ class Request:
 
 
 def make_request(
-    plan: Plan, submission: SubmissionDir, excluded_nodes: Collection[str] = (), *, singleton: bool = False
+    plan: Plan,
+    submission: SubmissionDir,
+    excluded_nodes: Collection[str] = (),
+    *,
+    singleton: bool = False,
+    after: Sequence[str] = (),
 ) -> Request:
     """What a plan requests from Slurm: one task per node, which runs the node agent.
 
@@ -67,12 +73,27 @@ def make_request(
         submission: the directory for its files.
         excluded_nodes: nodes that the job must not get, in addition to those that the plan excludes.
         singleton: whether the run had an earlier job; whatever its state, the two must not run at once.
+        after: jobs that must end first.
     """
     run = submission.run
     # The run's id in the job's name is how the job of a killed submission is found.
     job = _Job(f"{plan.spec.name}-{run.id}", run.path, prologue(plan, submission), epilogue(submission))
-    options = _options(plan, excluded_nodes, singleton=singleton)
+    options = _options(plan, excluded_nodes, dependency_of(plan, after, singleton=singleton))
     return Request(folder=submission.submitit, parameters=_parameters(plan, job, options))
+
+
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    """What an attempt adds to the restrictions of its plan.
+
+    ``excluded_nodes``: nodes that the job must not get. ``after``: jobs that must end first.
+    """
+
+    excluded_nodes: Collection[str] = ()
+    after: Sequence[str] = ()
+
+
+_UNRESTRICTED = Restrictions()
 
 
 def make_array_request(
@@ -81,7 +102,7 @@ def make_array_request(
     count: int,
     *,
     at_once: int | None = None,
-    excluded_nodes: Collection[str] = (),
+    restrictions: Restrictions = _UNRESTRICTED,
     pack: Pack | None = None,
 ) -> Request:
     """What a job array requests from Slurm, each element of which is the job of a run, or of a pack of runs.
@@ -91,7 +112,7 @@ def make_array_request(
         array: the directory of its files, with a link for each run.
         count: how many elements it has.
         at_once: how many of them may run at once; None: all.
-        excluded_nodes: nodes that its elements must not get, in addition to those that the plan excludes.
+        restrictions: those of its elements, in addition to those of the plan.
         pack: how the runs of an element share its job; None: each element has one run.
     """
     job = _Job(
@@ -100,7 +121,8 @@ def make_array_request(
         array_prologue(plan, array, packed=pack is not None),
         array_epilogue() if pack is None else pack_epilogue(array),
     )
-    parameters = _parameters(plan, job, _options(plan, excluded_nodes, singleton=False))
+    dependency = dependency_of(plan, restrictions.after)
+    parameters = _parameters(plan, job, _options(plan, restrictions.excluded_nodes, dependency))
     # Slurm follows the link, so each run has the output of its own job: %A is the array's id, %a the element's index,
     # %t the task.
     log, batch_log = f"{array.elements}/%a/submitit/%A_%a_%t_log.out", f"{array.elements}/%a/submitit/%A_%a_0_log.out"
@@ -172,12 +194,24 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
     return parameters
 
 
-def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) -> dict[str, Any]:
+def dependency_of(plan: Plan, after: Sequence[str], *, singleton: bool = False) -> str:
+    """What a job waits for, as sbatch's ``--dependency`` has it; empty: nothing.
+
+    Args:
+        plan: its plan, which may have such an option of its own.
+        after: jobs that must end first.
+        singleton: whether the run had an earlier job.
+    """
+    own = str(named_options(plan.spec.slurm).get("dependency") or "")
+    # Slurm runs one job per name and user at a time (sbatch(1), --dependency=singleton).
+    return join_dependencies(own, describe_after(after), "singleton" if singleton else "")
+
+
+def _options(plan: Plan, excluded_nodes: Collection[str], dependency: str) -> dict[str, Any]:
     """The plan's own sbatch options, by their long names, with those that an attempt adds."""
     options = named_options(plan.spec.slurm)
-    if singleton:
-        # Slurm runs one job per name and user at a time (sbatch(1), --dependency=singleton).
-        options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
+    if dependency:
+        options["dependency"] = dependency
     if excluded_nodes:
         options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
     return options

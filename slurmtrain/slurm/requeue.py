@@ -18,7 +18,9 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
+from slurmtrain.model.run.job_state import is_final
 from slurmtrain.slurm.command import is_installed, run_command
+from slurmtrain.slurm.dependency import describe_after
 from slurmtrain.slurm.limits import describe_too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.slurm.pending_reason import HELD_BY_USER
@@ -56,12 +58,15 @@ class SlurmQueue:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
 
-    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+    def requeue_job(
+        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
+    ) -> None:
         """Requeue the job ``job_id``. Raises SlurmDown.
 
-        It restarts without the nodes ``without``, and not before ``delay_s`` seconds have passed. If Slurm requeues the
-        job but does not exclude the nodes, the job is held. In a container there may be no scontrol: then the file
-        ``intent`` asks the batch script, which runs outside, for the requeue only.
+        It restarts without the nodes ``without``, not before ``delay_s`` seconds have passed, and once the jobs
+        ``after`` are over. If Slurm requeues the job but does not exclude the nodes, the job is held. In a container
+        there may be no scontrol: then the file ``intent`` asks the batch script, which runs outside, for the requeue
+        only.
         """
         if not is_installed("scontrol"):
             write_json(intent, {"requeue": job_id})
@@ -76,6 +81,10 @@ class SlurmQueue:
                 # A job that restarts without the delay is no reason to fail.
                 with contextlib.suppress(SlurmDown):
                     _update(job_id, f"StartTime=now+{math.ceil(delay_s)}")
+            if after:
+                # Without it the job starts too early once more, which costs some seconds.
+                with contextlib.suppress(SlurmDown):
+                    _update(job_id, f"Dependency={describe_after(after)}")
             if not without:
                 return
             try:
@@ -95,6 +104,28 @@ class SlurmQueue:
                 _ask("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             except SlurmDown:
                 write_json(intent, {"forbid_requeue": job_id})
+
+    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
+        """Those of these jobs that Slurm knows, and that are not over. Never raises."""
+        with block_signals(_DISTURBING):
+            return [job_id for job_id in job_ids if _is_unfinished(job_id)]
+
+
+def _is_unfinished(job_id: str) -> bool:
+    try:
+        return not is_final(read_job(_ask("scontrol", "show", "job", job_id)).get("JobState", ""))
+    except SlurmDown:
+        return False
+
+
+def move_behind(job_id: str, dependency: str) -> None:
+    """Change what a pending job waits for, and let it start as soon as that is over. Raises SlurmDown.
+
+    Args:
+        job_id: The job.
+        dependency: As for sbatch; empty: nothing any more.
+    """
+    run_command("scontrol", "update", f"JobId={job_id}", f"Dependency={dependency}", "StartTime=now")
 
 
 def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:

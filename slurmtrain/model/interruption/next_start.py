@@ -8,9 +8,13 @@ shows it, and ``sync`` acts on nothing else.
 from __future__ import annotations
 
 from slurmtrain.model.interruption.policy import decision
+from slurmtrain.model.run.chain.upstreams import UPSTREAM
 from slurmtrain.model.run.fold import with_state
 from slurmtrain.model.run.requeue import PREFLIGHT
 from slurmtrain.model.run.run import Attempt, Run, replace
+
+# Causes whose reasons say all there is to say.
+_SAY_WHY = frozenset({PREFLIGHT, UPSTREAM})
 
 
 def with_next_start(run: Run) -> Run:
@@ -27,7 +31,7 @@ def _decided(newest: Attempt, run: Run) -> Attempt:
         return replace(newest, restarted_by="sync") if is_requeued and is_over else newest
     decided = decision(run.attempts, run.checkpoints)
     if not is_requeued and (newest.cause == PREFLIGHT or run.given_up or not decided.again):
-        why = "" if newest.cause == PREFLIGHT else run.given_up or decided.why
+        why = "" if newest.cause in _SAY_WHY else run.given_up or decided.why
         return replace(newest, reason="; ".join(filter(None, (newest.reason, why))))
     at = (newest.ended_at or 0.0) + decided.delay_s if decided.delay_s else None
     return replace(newest, restarted_by="sync" if is_over else "slurm", again_at=at)

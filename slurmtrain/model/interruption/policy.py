@@ -27,9 +27,11 @@ POISON_STREAK = 3
 _FAILURES = frozenset({"crash", "hang"})
 _OF_PROGRAM = frozenset({"crash", "hang", "timeout"})
 # A preflight trains nothing, and a preemption is announced: neither means that a run cannot get past its checkpoint.
-_NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight"})
+_NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight", "early", "upstream"})
 # All other causes count against max_node_failures, including those that only a newer version knows.
-_HANDLED_CAUSES = frozenset({"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang"})
+_HANDLED_CAUSES = frozenset(
+    {"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang", "early", "upstream"}
+)
 _NODE_REASONS = {
     "node_fail": "a node failed",
     "lost": "it ended without reporting a cause",
@@ -200,7 +202,9 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
 
     Raises nothing. By the cause of the last end:
 
-    * ``completed`` and ``cancelled`` were intended: never. All other causes only if ``requeue.enabled``.
+    * ``completed`` and ``cancelled`` were intended, and with ``upstream`` a run that it needs will not complete: never.
+    * ``early``: it started before that run had completed, and has done nothing: always.
+    * All other causes only if ``requeue.enabled``.
     * ``preempted`` costs nothing and is nobody's fault: always, however often.
     * ``oom``: never, since the same would happen again.
     * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
@@ -219,6 +223,10 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     last = history[-1]
     if last.cause in ("completed", "cancelled"):
         return Decision("stop", "it completed" if last.cause == "completed" else "it was cancelled")
+    if last.cause == "upstream":
+        return Decision("stop", "a run that it starts after did not complete")
+    if last.cause == "early":
+        return Decision("requeue", "it has not begun")
     if not requeue.enabled:
         return Decision("stop", "requeue.enabled is false")
     if last.cause == "preempted":

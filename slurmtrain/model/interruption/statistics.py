@@ -8,7 +8,7 @@ How often a cluster interrupts jobs without notice determines how often to save 
   blames a device or the network. Any other crash is the program's own and says nothing about the cluster.
 * ``preempted`` and ``timeout`` are announced: the job had a grace in which to save.
 * ``oom`` is the program's own: its memory use depends neither on when it saves nor on other runs.
-* ``completed``, ``cancelled`` and ``preflight`` do not interrupt training.
+* ``completed``, ``cancelled``, ``preflight``, ``early`` and ``upstream`` do not interrupt training.
 """
 
 from __future__ import annotations

@@ -29,7 +29,14 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver, CheckpointRestored
-from slurmtrain.model.run.events.command import JobObserved, JobReplaced, Submitted, Submitting, Unstarted
+from slurmtrain.model.run.events.command import (
+    JobObserved,
+    JobReplaced,
+    Submitted,
+    Submitting,
+    Unstarted,
+    UpstreamFailed,
+)
 from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.job_state import ABSENT, is_final
@@ -38,6 +45,8 @@ from slurmtrain.model.run.outcome import begin, superseded, with_outcome
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, replace
 
+# Events of commands about one start of a job.
+_OF_A_START = JobObserved | JobRequeue | RequeueFailed | JobReplaced | UpstreamFailed
 # What the attempt keeps of a clock and of a finding; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
 _FINDING = ("check", "status", "summary")
@@ -56,7 +65,7 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
             groups.setdefault(folder, AttemptFacts()).events.append(event)
         elif isinstance(payload, Submitting | Submitted | Unstarted):
             submissions.setdefault(payload.submission, []).append(event)
-        elif isinstance(payload, JobObserved | JobRequeue | RequeueFailed | JobReplaced) and payload.job_id is not None:
+        elif isinstance(payload, _OF_A_START) and payload.job_id is not None:
             key = attempt_key(payload.job_id, payload.restart or 0)
             groups.setdefault(key, AttemptFacts()).events.append(event)
     # If nothing else says which attempt came first, their first events decide.

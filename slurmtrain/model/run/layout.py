@@ -269,6 +269,21 @@ class RunDir:
         return self.path / "claims"
 
     @property
+    def upstreams(self) -> Path:
+        """The runs that must end before this one starts; missing if there are none."""
+        return self.path / "upstreams.json"
+
+    @property
+    def upstream_facts(self) -> Path:
+        """What is known of them: written when they had ended, as the run's first attempt began."""
+        return self.path / "upstream-facts.json"
+
+    @property
+    def dependents(self) -> Path:
+        """An empty file for each run that starts after this one, named by its id."""
+        return self.path / "dependents"
+
+    @property
     def request(self) -> Path:
         """A person's request for a checkpoint now."""
         return self.path / "checkpoint-request.json"

@@ -3,7 +3,7 @@
 What the job journaled outranks what was observed. The scheduler decides if the job wrote nothing, or if all it knows is
 that a signal stopped it: a preemption and a cancel look alike from inside.
 
-In this order:
+A command that ends a waiting job because a run before it failed knows why; otherwise, in this order:
 
 1. All nodes journaled ``end: completed``: completed. If the end of some node is missing, Slurm's COMPLETED stands in
    for it, but not if a stop was requested: agents exit with 0 when they obey.
@@ -25,9 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
+from slurmtrain.model.run.chain.upstreams import UPSTREAM
 from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted, RanksStopping
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
-from slurmtrain.model.run.events.command import JobObserved
+from slurmtrain.model.run.events.command import JobObserved, UpstreamFailed
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.requeue import PREFLIGHT, RequeueRecord, requeue_record
@@ -83,6 +84,9 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
     # Without any end, as in a damaged journal that calls every node lost, nothing says how the attempt ended.
     all_ended = nodes > 0 and bool(ends) and len({end.source for end in ends}) >= nodes - len(lost)
+    upstream = next(reversed(select(events, UpstreamFailed)), None)
+    if upstream is not None and not any(end.payload.cause == "completed" for end in ends):
+        return closed(attempt, UPSTREAM, upstream.payload.reason, upstream.time, confirmed=True)
     requeue = requeue_record(events)
     if requeue is not None and requeue.intended:
         # A requeue ends the job's other nodes, some of them before they have journaled their end.

@@ -14,6 +14,7 @@ RUN_STATES = ("created", "pending", "running", "requeued", "completed", "failed"
 ENDED = frozenset({"completed", "failed", "cancelled", "lost"})
 CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
+    "early", "upstream",
 )  # fmt: skip
 
 # How the paths of slurmtrain's own checkpoints begin, relative to the run directory.

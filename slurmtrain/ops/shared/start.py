@@ -45,6 +45,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.shared.chain.jobs import move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
@@ -164,6 +165,8 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         notes = record_job(journal, run, submitted)
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
+    if attempt.executor == "slurm":
+        notes += move_dependents(workspace, run)
     if cancels(run) - attempt.cancels:
         cancel_job(workspace, run, attempt.executor, submitted)
     return [*excluded.notes, *stats.notes, *notes]
@@ -348,7 +351,14 @@ def _submit(
         from slurmtrain.slurm.launch import launch as launch_slurm
 
         singleton = attempt.predecessor is not None
-        request = LaunchRequest(attempt.plan, submission, lock, attempt.excluded_nodes, singleton=singleton)
+        request = LaunchRequest(
+            attempt.plan,
+            submission,
+            lock,
+            attempt.excluded_nodes,
+            singleton=singleton,
+            after=unfinished_upstream_jobs(submission.run),
+        )
         return Submitted(submission=submission.number, job_id=launch_slurm(request, variables))
     from slurmtrain.local.launch import launch as launch_local
 

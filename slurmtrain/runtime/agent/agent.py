@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
+from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM, Upstream, describe_wait
 from slurmtrain.model.run.events.agent import (
     AgentStarted,
     CodePrepared,
@@ -26,8 +29,10 @@ from slurmtrain.model.run.events.agent import (
     NodeEnded,
     RendezvousReady,
     SurplusStart,
+    WaitingForRun,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.spec.chain.references import fill, references_of
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
@@ -41,6 +46,7 @@ from slurmtrain.runtime.agent.finish import (
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
+from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams, write_facts
 from slurmtrain.runtime.code.translation import translate_command
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
@@ -74,7 +80,7 @@ _CONNECT_S = 300.0
 # How long a very short attempt waits until its environment is noted.
 _NOTE_S = 1.0
 # Causes after which the scheduler should see the job as completed, not failed.
-_NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
+_NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted", EARLY})
 # Why a start of a job is surplus, by the state of its run.
 _ALREADY = {
     "completed": "the run has completed already",
@@ -226,6 +232,10 @@ class _Agent:
         )
         if not self._may_start():
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
+        # First, as a run that waits for others must not hold a slot.
+        report = self._wait_for_upstreams()
+        if report is not None:
+            return report
         self._wait_for_turn()
         # This attempt holds the lease, so nothing of an earlier one may train on.
         killed = kill_leftovers(self._attempt.run, except_of=self._attempt)
@@ -257,6 +267,40 @@ class _Agent:
             self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
         )
         self._began = time.monotonic()
+
+    def _wait_for_upstreams(self) -> ExitReport | None:
+        """Wait until the runs that this one starts after have ended; returns a report if it may not begin.
+
+        Under Slurm only node 0 looks, and only for a moment: then its job goes back into the queue.
+        """
+        run, local = self._attempt.run, self._node.executor == "local"
+        upstreams = read_upstreams(run) if local or self._node.index == 0 else []
+        if not upstreams or has_begun(run):
+            return None
+        from slurmtrain.runtime.chain.facts import find_facts
+        from slurmtrain.runtime.chain.turn import wait_for_turn
+
+        stands = wait_for_turn(
+            run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
+        )
+        if self._flag.raised is not None:
+            return self._report_early_signal()
+        if not stands.is_ready:
+            waits = ", ".join(describe_wait(each, "has not ended", None) for each in stands.waits)
+            cause = UPSTREAM if stands.problem else EARLY
+            return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
+        try:
+            facts = find_facts(run, upstreams, references_of(self._plan.spec))
+        except SlurmtrainError as error:
+            return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
+        if self._node.index == 0:
+            write_facts(run, facts)
+        # What it has waited for is no part of its time limit.
+        self._began = time.monotonic() if local else self._began
+        return None
+
+    def _note_wait(self, upstream: Upstream) -> None:
+        self._journal.write(WaitingForRun(run=upstream.run))
 
     def _report_early_signal(self) -> ExitReport:
         assert self._flag.name is not None
@@ -370,8 +414,10 @@ class _Agent:
         place = self._place(meeting, self._preflight)
         if begin.mlflow_run_id is not None:
             environment.set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
+        facts = read_facts(self._attempt.run)
+        spec = self._plan.spec
         environment.set_worker_environment(
-            self._plan,
+            replace(self._plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
             attempt,
             self._node,
             place,
@@ -389,13 +435,14 @@ class _Agent:
         except OSError as error:
             raise SlurmtrainError(f"cannot enter the working directory {directory}: {error.strerror}") from error
         per_node = self._plan.spec.per_node
-        facts = environment.facts_for_command(
+        placeholders = environment.facts_for_command(
             self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
         )
         if per_node:
             lines = "".join(f"node-{node} slots={place.procs_per_node}\n" for node in meeting.members)
             write_atomically(Path(place.hostfile), lines.encode())
-        return translate_command(self._plan, self._attempt.run, fill_command(self._plan, facts))
+        words = [str(fill(word, facts)) for word in fill_command(self._plan, placeholders)]
+        return translate_command(self._plan, self._attempt.run, words)
 
     def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""
@@ -417,6 +464,10 @@ class _Agent:
             # Its files would be made anew where the run was. Commands start it again, where it is now.
             return Decision("stop", displacement)
         return ask_policy(self._attempt, latest, self._plan.spec.requeue)
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
 
 
 def _plan_of(submission: SubmissionDir) -> Plan:

@@ -22,12 +22,14 @@ from typing import Protocol
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
+from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
+from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.system.directories.followed_directory import FollowedDirectory
@@ -35,6 +37,8 @@ from slurmtrain.system.journal import Journal
 
 # Final causes: nothing follows them, so the rest of the run's history need not be read.
 _FINAL = frozenset({"completed", "cancelled"})
+# When a job looks again whether an upstream without a job has ended.
+_LOOK_AGAIN_S = 120.0
 
 
 class JobQueue(Protocol):
@@ -46,15 +50,20 @@ class JobQueue(Protocol):
     def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job ``job_id`` could not restart without the hosts ``without``, as a phrase; None if it could."""
 
-    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+    def requeue_job(
+        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
+    ) -> None:
         """Requeue the job. Returns once the scheduler has accepted the request. Raises SlurmtrainError.
 
         The scheduler ends the job's running processes meanwhile.
 
         ``job_id``: the job. ``without``: hosts that it must not start on. ``delay_s``: the least number of seconds
         until it starts. ``intent``: a file that makes the batch script requeue the job if that cannot be done from
-        here.
+        here. ``after``: jobs that must end first.
         """
+
+    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
+        """Those of these jobs that have not ended, as far as the scheduler says."""
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
         """Keep the scheduler from ever starting the job again by itself. Raises SlurmtrainError.
@@ -112,6 +121,7 @@ class AttemptFinish:
         ``queue``: the scheduler that can restart the job, if there is one. ``query``: asks it about the job when a
         signal arrives.
         """
+        self._run = attempt.run
         # A person may have renamed the runs root by then.
         self._directory = FollowedDirectory(attempt.run.path)
         self._attempt = AttemptDir(RunDir(self._directory.alias).attempts / attempt.path.name, attempt.round)
@@ -165,7 +175,11 @@ class AttemptFinish:
         starts_again = not attempt_report.slurm_ends_it and self._claim_restart(attempt_report, decision, without)
         # Before the requeue, after which Slurm leaves this process only KillWait to live.
         self._journal_end(node_report)
-        return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
+        if not starts_again:
+            return False
+        if attempt_report.cause == EARLY:
+            return self._queue_behind_upstreams(self._queue)
+        return self._requeue_job(self._queue, without, decision.delay_s)
 
     def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
         """Claim and journal a requeue of the job; False if another process has claimed it."""
@@ -221,9 +235,19 @@ class AttemptFinish:
         # Commands start local runs again. A job that Slurm is ending may be one that it starts again, rightly.
         return self._queue is not None and not report.slurm_ends_it
 
-    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
+    def _queue_behind_upstreams(self, queue: JobQueue) -> bool:
+        """Put the job back into the queue, behind those of its upstreams.
+
+        If they have none, because a command must submit it first, it looks again later, and that command moves it.
+        """
+        from slurmtrain.runtime.chain.turn import unfinished_jobs
+
+        after = queue.unfinished(unfinished_jobs(self._run, read_upstreams(self._run)))
+        return self._requeue_job(queue, (), 0.0 if after else _LOOK_AGAIN_S, after)
+
+    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float, after: Sequence[str] = ()) -> bool:
         try:
-            queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue)
+            queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue, after)
         except SlurmtrainError as error:
             self._journal.write(RequeueFailed(reason=str(error)))
             return False

@@ -43,12 +43,12 @@ class AgentStarted(Payload):
 
 @payload
 class WaitingForRun(Payload):
-    """The run waits for another one of its sweep to end. Written by earlier versions only."""
+    """A local run waits for another one to end, after which it starts."""
 
     KIND: ClassVar[str] = "waiting"
 
     run: str
-    """The id of the run before it."""
+    """The id of that run."""
 
 
 @payload

@@ -135,6 +135,20 @@ class CancelRequested(Payload):
 
 
 @payload
+class UpstreamFailed(Payload):
+    """A run that this one starts after will not complete: its waiting job is ended."""
+
+    KIND: ClassVar[str] = "upstream_failed"
+
+    job_id: str | None = field(default=None, metadata=OMIT_NONE)
+    """The job."""
+    restart: int = 0
+    """Which start of it was the last one known."""
+    reason: str = ""
+    """Which run, and how it ended."""
+
+
+@payload
 class JobObserved(Payload):
     """What the scheduler or the machine says about one start of a job."""
 
@@ -278,6 +292,7 @@ class NodeForgiven(Payload):
 
 
 COMMAND_EVENTS: Sequence[type[Payload]] = (
-    RunCreated, Submitting, Submitted, Unstarted, CancelRequested, JobObserved, JobReplaced, SaveRequested,
-    MlflowRunLinked, TagsChanged, NoteWritten, RunArchived, DeletionRequested, FilesDeleted, NodeForgiven,
+    RunCreated, Submitting, Submitted, Unstarted, CancelRequested, UpstreamFailed, JobObserved, JobReplaced,
+    SaveRequested, MlflowRunLinked, TagsChanged, NoteWritten, RunArchived, DeletionRequested, FilesDeleted,
+    NodeForgiven,
 )  # fmt: skip

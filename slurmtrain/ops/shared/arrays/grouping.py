@@ -6,22 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.pack import Pack
 
 T = TypeVar("T")
 
 
-def request_key(plan: Plan, secrets: Mapping[str, str]) -> str:
+def request_key(plan: Plan, secrets: Mapping[str, str], upstreams: Sequence[Upstream] = ()) -> str:
     """What a run requests from Slurm, as text: two runs with the same text can share a batch script.
 
     Args:
         plan: the run's plan.
         secrets: the values that reach its job by the environment of sbatch alone.
+        upstreams: the runs that it starts after.
     """
     spec = plan.spec
     script = (spec.resources, sorted(spec.slurm.items()), spec.setup, spec.requeue.enabled, spec.network.profile)
-    return repr((script, spec.preflight.exclude, spec.tracking.mlflow, sorted(secrets.items())))
+    after = [upstream.run for upstream in upstreams]
+    return repr((script, spec.preflight.exclude, spec.tracking.mlflow, sorted(secrets.items()), after))
 
 
 def split_groups(keyed: Iterable[tuple[str, T]], largest: int, pack: int = 1) -> list[Sequence[T]]:

@@ -9,6 +9,7 @@ from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, sp
 from slurmtrain.ops.shared.arrays.start_array import Element
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.chain.files import read_upstreams
 
 
 def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], SweepLimit]]:
@@ -29,7 +30,9 @@ def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[S
     largest = workspace.scheduler.max_array_size()
     groups: list[tuple[Sequence[Element], SweepLimit]] = []
     for limit, members in bounded.items():
-        keyed = [(request_key(each.attempt.plan, each.attempt.secrets), each) for each in members]
+        keyed = [
+            (request_key(each.attempt.plan, each.attempt.secrets, read_upstreams(each.run)), each) for each in members
+        ]
         split = split_groups(keyed, largest, limit.pack.runs if limit.pack is not None else 1)
         for group, at_once in zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True):
             groups.append((group, replace(limit, parallel=at_once, pack=pack_of_group(limit.pack, len(group)))))

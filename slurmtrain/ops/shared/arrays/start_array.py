@@ -28,6 +28,7 @@ from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import ArrayDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.shared.chain.jobs import move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.mirroring.targets import mlflow_server
@@ -123,6 +124,8 @@ def start_array(
         notes = _record_all(array, prepared, job_id)
     # Its answers so far are from before these jobs.
     workspace.scheduler.forget()
+    for each in prepared:
+        notes += move_dependents(workspace, each.element.run)
     return [*excluded.notes, *stats.notes, *busy, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
 
 
@@ -222,7 +225,9 @@ def _launch(
 
     first = prepared[0].element.attempt
     locks = [each.element.lock for each in prepared]
-    request = ArrayRequest(first.plan, array, locks, jobs_at_once, first.excluded_nodes, pack)
+    # All elements of an array start after the same runs (grouping.request_key).
+    after = unfinished_upstream_jobs(prepared[0].element.run)
+    request = ArrayRequest(first.plan, array, locks, jobs_at_once, first.excluded_nodes, pack, after)
     return launch_array(request, variables)
 
 

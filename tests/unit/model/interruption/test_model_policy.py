@@ -60,9 +60,22 @@ def test_completed_and_cancelled_runs_are_never_started_again(cause: str, enable
     assert cause in decision.why
 
 
-@pytest.mark.parametrize("cause", sorted({*CAUSES, "unheard-of"} - {"completed", "cancelled"}))
+@pytest.mark.parametrize("cause", sorted({*CAUSES, "unheard-of"} - {"completed", "cancelled", "early", "upstream"}))
 def test_nothing_is_started_again_if_the_spec_disables_it(cause: str) -> None:
     assert ends(trained(cause, 0, 10), enabled=False) == Decision("stop", "requeue.enabled is false")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_that_started_before_an_upstream_had_ended_is_always_put_back(enabled: bool) -> None:
+    early = PriorEnd(cause="early", at=0.0)
+    assert [ends(*[early] * count, enabled=enabled).again for count in (1, 50)] == [True, True]
+    # It uses up no budget either.
+    assert ends(*[early] * 50, trained("crash", 0, 10)).again
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_whose_upstream_will_not_complete_is_not_started_again(enabled: bool) -> None:
+    assert not ends(PriorEnd(cause="upstream", at=0.0), enabled=enabled).again
 
 
 def test_a_run_that_has_not_run_yet_is_started() -> None:

@@ -31,7 +31,7 @@ def failed(**fields: Any) -> dict[str, Any]:
     [
         ("node_fail", UNNOTICED), ("lost", UNNOTICED), ("hang", UNNOTICED), ("preempted", ANNOUNCED),
         ("timeout", ANNOUNCED), ("completed", None), ("cancelled", None), ("preflight", None), ("oom", None),
-        ("crash", None), (None, None),
+        ("crash", None), ("early", None), ("upstream", None), (None, None),
     ],
 )  # fmt: skip
 def test_the_cause_of_an_end_decides_whether_it_counts(cause: str | None, counted: str | None) -> None:
@@ -50,6 +50,8 @@ def test_every_cause_is_decided() -> None:
         "preflight",
         "oom",
         "crash",
+        "early",
+        "upstream",
     }
     assert set(CAUSES) == decided
 

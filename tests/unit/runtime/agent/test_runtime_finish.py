@@ -14,11 +14,13 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
+from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.chain.files import write_upstreams
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch, Node
 from slurmtrain.system.journal import Journal
@@ -46,6 +48,8 @@ class Queue:
     problem: str | None = None
     down: bool = False
     requeued: list[tuple[list[str], float]] = field(default_factory=list)
+    unfinished_jobs: Sequence[str] = ()
+    after: Sequence[str] = ()
     forbidden: int = 0
     log: list[str] = field(default_factory=list)
 
@@ -57,12 +61,18 @@ class Queue:
         assert (job_id, list(without)) == ("7", ["n1"])
         return self.problem
 
-    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
+        return [job_id for job_id in job_ids if job_id in self.unfinished_jobs]
+
+    def requeue_job(
+        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
+    ) -> None:
         assert (job_id, intent.parent.resolve()) == ("7", self.journal.parent)
         if self.down:
             raise SlurmDown("scontrol: Unable to contact slurm controller")
         self.log = [event["kind"] for event in read(self.journal)]
         self.requeued.append((list(without), delay_s))
+        self.after = after
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
         assert (job_id, intent.parent.resolve(), intent.name) == ("7", self.journal.parent, "no-requeue")
@@ -341,3 +351,23 @@ def test_ends_that_other_nodes_have_journaled_already_do_not_count_twice(tmp_pat
     run = SimulatedRun(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed()
     latest = PriorEnd(cause="crash", at=run.now, reached=5, where="# ValueError")
     assert ask_policy(RunDir(tmp_path).attempt("7", 0), latest, RULES).again
+
+
+@pytest.mark.parametrize(("in_queue", "after", "delay_s"), [(["6"], ["6"], 0.0), ([], [], 120.0)])
+def test_a_job_that_started_before_its_turn_goes_back_behind_that_of_its_upstream(
+    tmp_path: Path, in_queue: list[str], after: list[str], delay_s: float
+) -> None:
+    upstream = SimulatedRun(RunDir(tmp_path / "0123456788"), spec={}, job="6").submitted().started()
+    end = End(tmp_path / "0123456789", unfinished_jobs=in_queue)
+    write_upstreams(end.directory, [Upstream(upstream.directory.id, "pretrain")])
+    early = ExitReport(cause="early", reason="after pretrain (has not ended)", failed_at=5.0)
+    assert end.finish(early, requeue=RequeueSpec(enabled=False))
+    assert (end.queue.requeued, end.queue.after) == ([([], delay_s)], after)
+    assert [event["kind"] for event in end.events] == ["requeue", "end"]
+
+
+def test_a_run_whose_upstream_failed_is_over(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    assert not end.finish(ExitReport(cause="upstream", reason="run a (pretrain) failed: out of memory", failed_at=5.0))
+    assert (end.end["over"], end.queue.forbidden) == ("failed", 1)
+    assert lease.final_state(end.directory, 1) == "failed"

@@ -1,0 +1,1 @@
+"""Runs that start after others: what is known of those others."""

@@ -1,0 +1,1 @@
+"""Runs that start after others: their jobs, and what ends them."""

@@ -1,0 +1,64 @@
+"""What a run gets from those that it starts after: their checkpoints, directories and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.run.chain.upstreams import Upstream
+from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.chain.references import Reference
+from slurmtrain.runtime.chain.turn import read_upstream_runs
+from slurmtrain.runtime.checkpoint.files import newest_published
+
+
+def find_facts(run: RunDir, upstreams: Sequence[Upstream], references: Sequence[Reference]) -> dict[str, Any]:
+    """What the references of a run stand for, by their text.
+
+    Args:
+        run: The run.
+        upstreams: The runs that it starts after, which have ended.
+        references: To facts of these.
+
+    Raises:
+        SlurmtrainError: An upstream has no such fact.
+    """
+    if not references:
+        return {}
+    runs, root = read_upstream_runs(run, upstreams), RunsRoot(run.path.parent)
+    by_name = {upstream.name: upstream for upstream in upstreams}
+    facts = {}
+    for reference in references:
+        upstream = by_name.get(reference.run)
+        ended = None if upstream is None else runs.get(upstream.run)
+        value = None if ended is None else _fact(root.run(ended.id), ended, reference.field)
+        if value is None:
+            raise SlurmtrainError(f"{reference}: run {upstream or reference.run} has no {_noun(reference.field)}")
+        facts[str(reference)] = value
+    return facts
+
+
+def _fact(directory: RunDir, run: Run, field: str) -> Any:
+    newest = run.checkpoint
+    step = run.step if run.step is not None or newest is None else newest.step
+    facts: Mapping[str, Any] = {"id": run.id, "dir": str(directory.path), "step": step}
+    if field == "checkpoint":
+        checkpoint = _newest_checkpoint(directory, run)
+        return None if checkpoint is None else str(checkpoint)
+    return run.metrics.get(field.removeprefix("metrics.")) if field.startswith("metrics.") else facts[field]
+
+
+def _newest_checkpoint(directory: RunDir, run: Run) -> Path | None:
+    """The newest complete checkpoint: the library's own, else one that the script saved itself."""
+    published = newest_published(directory.checkpoints)
+    if published is not None:
+        return published
+    complete = [directory.path / each.path for each in reversed(run.checkpoints) if each.on_disk and each.complete]
+    return next((path for path in complete if path.exists()), None)
+
+
+def _noun(field: str) -> str:
+    return f"metric {field.removeprefix('metrics.')!r}" if field.startswith("metrics.") else field

@@ -1,0 +1,46 @@
+"""How the runs stand that another one starts after."""
+
+from __future__ import annotations
+
+from slurmtrain.model.run.chain.upstreams import Standing, Upstream, describe_wait, standing
+from slurmtrain.model.run.run import Run
+
+PRETRAIN = Upstream("0000000001", "pretrain")
+ANY = Upstream("0000000002", "0000000002", any=True)
+
+
+def run(upstream: Upstream, state: str, reason: str = "") -> dict[str, Run]:
+    return {upstream.run: Run(id=upstream.run, name="x", state=state, reason=reason, executor="slurm")}
+
+
+def test_a_run_is_ready_once_all_others_have_ended_as_they_must() -> None:
+    assert standing([PRETRAIN, ANY], run(PRETRAIN, "completed") | run(ANY, "failed")).is_ready
+    assert standing([], {}).is_ready
+    waits = standing([PRETRAIN, ANY], run(PRETRAIN, "requeued") | run(ANY, "running"))
+    assert waits == Standing([PRETRAIN, ANY])
+    assert not waits.is_ready
+
+
+def test_an_end_that_is_no_completion_is_a_problem_however_the_others_stand() -> None:
+    for state, words in (
+        ("failed", "run 0000000001 (pretrain) failed: out of memory"),
+        ("lost", "run 0000000001 (pretrain) was lost: out of memory"),
+        ("cancelled", "run 0000000001 (pretrain) was cancelled"),
+    ):
+        stands = standing([ANY, PRETRAIN], run(PRETRAIN, state, "out of memory") | run(ANY, "running"))
+        assert stands.problem == words
+        assert not stands.is_ready
+
+
+def test_a_deleted_run_will_never_complete() -> None:
+    assert standing([PRETRAIN], {}).problem == "the directory of run 0000000001 (pretrain) was deleted"
+    assert standing([ANY], {}).is_ready
+
+
+def test_a_wait_is_described_by_what_the_other_run_does() -> None:
+    assert describe_wait(PRETRAIN, "running", 120) == "after pretrain (running, step 120)"
+    assert describe_wait(PRETRAIN, "pending", 120) == "after pretrain (pending)"
+
+
+def test_an_upstream_survives_its_json() -> None:
+    assert [Upstream.from_dict(each.to_dict()) for each in (PRETRAIN, ANY)] == [PRETRAIN, ANY]

@@ -24,7 +24,8 @@ _OVERRIDES = ("params.lr=0.5", "resources.nodes=1", "name=x", "checkpoint.every.
               "tracking.live=x", "setup=[a]", "launcher=node", "resources.time=9999999999999",
               "tracking.tensorboard={enabled: true, dir: ../elsewhere}", "tracking.wandb.mode=online", "tracking.csv=5",
               "tracking.plugins={csv: {}}", "tracking.plugins.nope={a: 1}",
-              "tracking.mlflow.experiment=\x1b[31m")  # fmt: skip
+              "tracking.mlflow.experiment=\x1b[31m", "after=[x]", "after=afterany:", "after=[1]", "spec.yaml",
+              "after=@last", "params.x=${run.x.checkpoint}", "params.x=${run.x.}", "name=${run.x.id}")  # fmt: skip
 _NODES = ("n0", "n1", "n[0-3]", "n[3-1]", "n[0-99999999999]", "", "[[", "\x1b[31m", "n[0-9]" * 9)
 
 
@@ -141,6 +142,8 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
         return random.choice(
             ["model.pt", "model.safetensors", "notes.txt", "nowhere/x.pt", ".", "runs/x.pt", "x.\x1b[1m.pt"]
         )
+    if option == "--after":
+        return random.choice(["afterany:@last", "afterok:x", "afterwards:x", "\x1b[31m", id_of(random.choice(STATES))])
     if option == "--sweep":
         return random.choice(
             [

@@ -19,6 +19,7 @@ from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.system.inherited import current_directory
 
 Texts = str | Sequence[str]
+Source = str | os.PathLike[str] | Mapping[str, Any]
 """One text, or several."""
 
 
@@ -135,20 +136,24 @@ class Registry:
 
     def submit(
         self,
-        spec: str | os.PathLike[str] | Mapping[str, Any],
+        spec: Source | Sequence[Source],
         overrides: Overrides = (),
         *,
         sweep: Mapping[str, Any] | Sequence[str] = (),
+        after: str | RunHandle | Sequence[str | RunHandle] = (),
         executor: str | None = None,
         key: str | None = None,
     ) -> list[RunHandle]:
         """Submit the runs of a spec: one, or all of a sweep, in its order.
 
         Args:
-            spec: A YAML file, or what would be in it; then it has a ``name``.
+            spec: A YAML file, or what would be in it; then it has a ``name``. Of several, the runs of each start after
+                those that its ``after`` names.
             overrides: Keys of the spec to change, such as ``{"params.lr": 0.1}``.
             sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value. What else the section
                 ``sweep`` may have, such as ``zip``, is possible here too.
+            after: Runs that must have completed first, also names and ``afterany:NAME``, in addition to those of the
+                spec.
             executor: ``slurm`` or ``local``; None: as configured, else slurm if sbatch is found.
             key: An idempotency key: if something was submitted with it before, those runs are returned.
 
@@ -157,17 +162,22 @@ class Registry:
             SubmitFailed: Something failed after runs were created; ``error.run_ids`` names them.
             SlurmtrainError: Nothing was submitted.
         """
-        from slurmtrain.ops.submit import load, submit_spec
+        from slurmtrain.ops.submit import load_all, merge_specs, submit_specs
         from slurmtrain.ops.submit.recent import find_recent
 
         with calling(self._config) as call:
-            source = spec if isinstance(spec, Mapping) else Path(os.fspath(spec))
-            limit = call.workspace.config.sweep_max_runs
-            loaded = load(source, assignments(overrides), assignments(sweep), max_runs=limit)
-            if key is None and (recent := find_recent(call.workspace, loaded)) is not None:
+            sources = [spec] if isinstance(spec, str | os.PathLike | Mapping) else spec
+            loaded = load_all(
+                [each if isinstance(each, Mapping) else Path(os.fspath(each)) for each in sources],
+                assignments(overrides),
+                assignments(sweep),
+                _ids(after),
+                max_runs=call.workspace.config.sweep_max_runs,
+            )
+            if key is None and (recent := find_recent(call.workspace, merge_specs(loaded))) is not None:
                 call.notes.append(f"{recent}; key=... keeps a repeated call from submitting twice")
             chosen = self._config.choose_executor(executor)
-            submitted = submit_spec(call.workspace, loaded, executor=chosen, key=key)
+            submitted = submit_specs(call.workspace, loaded, executor=chosen, key=key)
             call.notes += submitted.notes
             return handles_of(self._config, call, submitted.run_ids)
 
@@ -207,3 +217,9 @@ class Registry:
 
 def _texts(texts: Texts) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _ids(runs: str | RunHandle | Sequence[str | RunHandle]) -> list[str]:
+    """The ids of runs, or what else names them."""
+    every = [runs] if isinstance(runs, str | RunHandle) else runs
+    return [each.id if isinstance(each, RunHandle) else each for each in every]

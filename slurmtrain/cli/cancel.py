@@ -34,11 +34,13 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
     any machine of the cluster.
     """
     from slurmtrain.ops.cancel import cancel
+    from slurmtrain.ops.shared.chain.waiting import describe_blocked, open_dependents
 
     run_ids, before = _choose(workspace, names, all_runs=all_runs)
     if len(run_ids) > len(names) and not yes:
         _confirm(before, run_ids)
     over = {run_id for run_id, listed in before.runs.fetch(run_ids).items() if listed.ended}
+    waiting = open_dependents(workspace, before, run_ids)
     ended = cancel(workspace, run_ids, force=force)
     if as_json:
         output.print_json(_as_json(workspace, ended))
@@ -50,6 +52,8 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
                 f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else ""),
                 err=True,
             )
+    for line in describe_blocked(workspace, waiting):
+        output.echo(line, err=True)
     for line in _others_of_these_names(before, run_ids, names):
         output.echo(line, err=True)
     return 0 if all(run.ended for run in ended.values()) else 1

@@ -10,7 +10,7 @@ import click
 
 from slurmtrain.cli.describe import attempt_problems, check_tables, node_lists
 from slurmtrain.cli.shared import formatting, options, output, tables, times
-from slurmtrain.model.run.lineage import Parent
+from slurmtrain.model.run.lineage import AFTER, Parent
 from slurmtrain.ops.shared.workspace import Workspace
 
 _GARBAGE_SHOWN = 5
@@ -90,8 +90,10 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "ended", times.when(run["ended_at"])
     yield "command", run["command"]
     yield "sweep", run["sweep"]
-    yield "from", "; ".join(Parent.from_dict(parent).phrase for parent in run["parents"])
-    yield "led to", _children(run["children"])
+    yield "from", "; ".join(Parent.from_dict(parent).phrase for parent in _without_chain(run["parents"]))
+    yield "led to", _children(_without_chain(run["children"]))
+    yield "after", _chain(run["after"])
+    yield "before", _chain(run["before"])
     yield "tags", " ".join(run["tags"])
     yield "note", run["note"]
     yield "archived", "'status' lists it with --all only" if run["archived"] else ""
@@ -113,6 +115,24 @@ def _children(children: Sequence[dict[str, Any]]) -> str:
 def _relation(child: dict[str, Any]) -> str:
     step = child["step"]
     return str(child["relation"]) if step is None else f"{child['relation']} at step {step}"
+
+
+def _without_chain(relatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are not merely before or after a run, which lines of their own say."""
+    return [relative for relative in relatives if relative["relation"] != AFTER]
+
+
+def _chain(others: Sequence[dict[str, Any]]) -> str:
+    more = len(others) - _CHILDREN_SHOWN
+    return ", ".join(_chained(each) for each in others[:_CHILDREN_SHOWN]) + (f", {more} more" if more > 0 else "")
+
+
+def _chained(other: dict[str, Any]) -> str:
+    """A run that this one starts after, or that starts after this one."""
+    if other["state"] is None:
+        return f"{other['id']} (deleted)"
+    at = f", step {other['step']}" if other["step"] is not None and other["state"] == "running" else ""
+    return f"{other['id']} {other['name']} ({other['state']}{at})"
 
 
 def _print_checkpoints(run: dict[str, Any], *, limit: int | None) -> None:

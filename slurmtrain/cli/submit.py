@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import complete, options, output
 from slurmtrain.cli.spec_command import SpecCommand
 from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed, UserError
 from slurmtrain.ops.shared.workspace import Workspace
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     ),
 )
 @options.spec_argument
-@options.overrides_argument
+@options.specs_and_overrides_argument
 @options.sweep_option
 @click.option("--parallel", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at once.")
 @click.option(
     "--pack", type=click.IntRange(min=2), metavar="N", help="Let N runs of the sweep share a job, on one node of Slurm."
+)
+@click.option(
+    "--after",
+    metavar="RUN",
+    multiple=True,
+    help="Start after this run has completed, as the key 'after' says it; repeatable.",
+    shell_complete=complete.complete_run,
 )
 @options.executor_option
 @click.option(
@@ -49,6 +56,7 @@ def command(
     sweep: tuple[str, ...],
     parallel: int | None,
     pack: int | None,
+    after: tuple[str, ...],
     executor: str | None,
     key: str | None,
     dry_run: bool,
@@ -58,17 +66,21 @@ def command(
 ) -> int:
     """Submit the runs of SPEC, a YAML file, with KEY=VALUE overrides such as resources.nodes=2.
 
+    Several SPECs are submitted together: each may name others in its key 'after', whose runs it starts after.
+
     Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
     ids printed are those of the runs that exist all the same.
     """
-    from slurmtrain.ops.submit import load, submit_spec
+    from slurmtrain.ops.submit import load_all, merge_specs, split_words, submit_specs
     from slurmtrain.ops.unmirrored import describe_next
 
     if parallel is not None:
         sweep = (*sweep, f"parallel={parallel}")
     if pack is not None:
         sweep = (*sweep, f"pack={pack}")
-    loaded = load(spec, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
+    more, keys = split_words(overrides)
+    specs = load_all([spec, *more], keys, sweep, after, max_runs=workspace.config.sweep_max_runs)
+    loaded = merge_specs(specs)
     chosen = workspace.config.choose_executor(executor)
     if dry_run:
         return _print_preview(loaded, chosen, as_json=as_json)
@@ -76,7 +88,7 @@ def command(
         output.echo("nothing was submitted", err=True)
         return 1
     try:
-        run_ids, notes, swept = submit_spec(workspace, loaded, executor=chosen, key=key)
+        run_ids, notes, swept = submit_specs(workspace, specs, executor=chosen, key=key)
     except SubmitFailed as error:
         if error.run_ids:
             print_submitted(workspace, error.run_ids, as_json=as_json)

@@ -25,6 +25,7 @@ def command(workspace: Workspace, as_json: bool) -> int:
         "started": synced.started,
         "released": synced.released,
         "cancelled": synced.cancelled,
+        "ended": synced.ended,
         "mirrored": synced.mirrored,
     }
     if as_json:

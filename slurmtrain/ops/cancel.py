@@ -12,6 +12,7 @@ from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.arrays.packs import is_needed_by_others, leave
+from slurmtrain.ops.shared.chain.ending import dependents, end_blocked
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
@@ -69,7 +70,8 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
     """End runs, from any terminal of the machine or cluster that they run on; returns their final state.
 
     Runs that have already ended, and those that cannot be read, are left unchanged. The request is journaled first: if
-    this is killed, ``sync`` finishes it. A run whose request cannot be journaled is ended all the same.
+    this is killed, ``sync`` finishes it. A run whose request cannot be journaled is ended all the same. Runs that wait
+    for one of them to complete are ended too.
 
     Args:
         workspace: where the runs are.
@@ -97,6 +99,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
         workspace, {run_id: runs.get(run_id) for run_id in unrecorded}, unrecorded, force=force
     )
     ended |= finish_cancel(workspace, [run_id for run_id in run_ids if run_id not in ended], force=force)
+    end_blocked(workspace, dependents(workspace, run_ids))
     return {run_id: ended[run_id] for run_id in run_ids}
 
 

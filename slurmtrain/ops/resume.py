@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
+from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
+from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
@@ -60,11 +62,14 @@ def resume(
     with _locked_now(directory) as lock:
         earlier = cancels(directory)
         run = observe_run(workspace, run_id, ask_slurm=True)
+        observe_upstreams(workspace, directory)
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides, read_options)
         wait_for_exits(run)
-        if run.attempts and not from_start:
+        if problem := upstream_problem(workspace, directory):
+            raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
+        if not from_start and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts):
             check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         check_trackers([planned.plan])
@@ -91,7 +96,14 @@ def resume(
             cancels=earlier,
         )
         notes += start(workspace, directory, lock, attempt, command="resume")
-    return run_id, notes
+    return run_id, [*notes, *_dependents_to_resume(workspace, run_id)]
+
+
+def _dependents_to_resume(workspace: Workspace, run_id: str) -> list[str]:
+    """Notes on runs that ended because this one had failed: a person decides whether they are still wanted."""
+    waiting = dependents(workspace, [run_id])
+    ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
+    return [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
 
 
 @contextlib.contextmanager

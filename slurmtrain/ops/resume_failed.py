@@ -19,6 +19,7 @@ from slurmtrain.ops.resume import check_checkpoint, wait_for_exits
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
+from slurmtrain.ops.shared.chain.ending import upstream_problem
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
@@ -119,6 +120,9 @@ def _elements(
         run = runs.get(directory.id)
         if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
             notes.append(f"run {directory.id} is not one to resume any more; left as it is")
+            continue
+        if problem := upstream_problem(workspace, directory):
+            notes.append(f"run {directory.id} cannot start: {problem}; left as it is")
             continue
         attempt = _next_attempt(workspace, directory, run, overrides)
         if not _has_checkpoint(directory, run, attempt):

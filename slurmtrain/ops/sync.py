@@ -15,12 +15,14 @@ from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
+from slurmtrain.ops.shared.chain.ending import end_blocked
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
@@ -47,6 +49,7 @@ class Synced:
     started: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     mirrored: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -67,6 +70,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     _end_leftovers(workspace, only, synced)
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
     acted += _finish_requeues(workspace, only, synced)
+    acted += _finish_chains(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
     if track:
@@ -224,6 +228,19 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
         except (SlurmtrainError, OSError) as error:
             synced.problems.append(f"run {run_id} cannot be started again: {error}")
     return acted
+
+
+def _finish_chains(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
+    """End runs that wait for one that will not complete."""
+    waiting = [
+        run_id
+        for run_id, listed in _open_runs(synced, only)
+        if listed.state in ("pending", "requeued") and any(each.get("relation") == AFTER for each in listed.parents)
+    ]
+    ended = end_blocked(workspace, waiting)
+    synced.ended += ended
+    synced.notes += [f"run {run_id} was ended: {why}" for run_id, why in ended.items()]
+    return synced.ended
 
 
 def _held(listed: Listed) -> str:

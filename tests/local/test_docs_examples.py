@@ -32,9 +32,9 @@ class Typed:
     shown: str
 
 
-def typed() -> Iterator[Typed]:
+def typed(page: Path = PAGE) -> Iterator[Typed]:
     """The commands of the page's console blocks, in order."""
-    for language, _, text in _BLOCK.findall(PAGE.read_text()):
+    for language, _, text in _BLOCK.findall(page.read_text()):
         if language == "console":
             for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
@@ -77,6 +77,18 @@ def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -
     environ = environment(site.path)
     commands = list(typed())
     assert [step.command for step in commands if "resume" in step.command], "the page shows no resume"
+    run_all(site, commands, environ)
+
+
+@pytest.mark.slow
+def test_the_commands_on_the_page_about_chains_print_what_it_shows(site: Site) -> None:
+    page = PAGE.with_name("chains.md")
+    assert "evaluate.yaml" in save_files(site.path, page)
+    run_all(site, list(typed(page)), environment(site.path))
+
+
+def run_all(site: Site, commands: list[Typed], environ: dict[str, str]) -> None:
+    """Run commands of a page, each of which must print what the page shows."""
     for step in commands:
         completed = subprocess.run(
             ["bash", "-c", step.command],

@@ -166,6 +166,13 @@ def _override_items(context: click.Context, incomplete: str) -> list[CompletionI
     return _unique(complete_override(incomplete, _spec(context)))
 
 
+def _spec_or_override_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Another spec, or a key of the first one."""
+    with contextlib.suppress(OSError):
+        return [*_override_items(context, incomplete), *_spec_items(context, incomplete)]
+    return _override_items(context, incomplete)
+
+
 def _spec(context: click.Context) -> Mapping[str, Any]:
     """The spec that the command line names, or that of the run that it names; empty if it cannot be read."""
     path = context.params.get("spec")
@@ -199,3 +206,4 @@ complete_params = _completing(_in_lists(_param_items))
 complete_states = _completing(_in_lists(_state_items))
 complete_spec = _completing(_spec_items)
 complete_override = _completing(_override_items)
+complete_spec_or_override = _completing(_spec_or_override_items)

@@ -105,6 +105,12 @@ spec_argument = click.argument(
 overrides_argument = click.argument(
     "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete.complete_override
 )
+specs_and_overrides_argument = click.argument(
+    "overrides",
+    metavar="[SPEC]... [KEY=VALUE]...",
+    nargs=-1,
+    shell_complete=complete.complete_spec_or_override,
+)
 sweep_option = click.option(
     "--sweep",
     metavar="KEY=VALUE,VALUE",

@@ -13,6 +13,7 @@ from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -37,6 +38,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     return {
         **run_json(workspace, listed),
         "children": _children(workspace, run.id),
+        **chain_json(workspace, run.id),
         "seconds": _seconds(summed(run.attempts)),
         "code": _code(directory, run),
         "attempts": [

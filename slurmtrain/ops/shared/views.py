@@ -40,6 +40,7 @@ class RunRecord(Mapping[str, Any]):
     """
 
     def __init__(self, workspace: Workspace, listed: Listed) -> None:
+        self.workspace = workspace
         self.listed = listed
         self.directory = workspace.root.run(listed.id)
         self.measures: Mapping[str, Callable[[RunRecord], float | None]] = {}
@@ -78,7 +79,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "id": lambda run: run.listed.id,
     "name": lambda run: run.listed.name,
     "state": lambda run: run.listed.state,
-    "reason": lambda run: _reason(run.listed),
+    "reason": lambda run: _reason(run.workspace, run.listed),
     "executor": lambda run: run.listed.row["executor"] or None,
     "job_id": lambda run: run.listed.job_id,
     "attempt": lambda run: run.listed.attempt,
@@ -143,7 +144,7 @@ def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
     return checkpoint_json(run.directory, checkpoint) if checkpoint else None
 
 
-def _reason(listed: Listed) -> str:
+def _reason(workspace: Workspace, listed: Listed) -> str:
     """What is known about the run and, if it has not begun to train, what Slurm says about its job.
 
     For a run that trains, this includes a problem with saving.
@@ -154,7 +155,14 @@ def _reason(listed: Listed) -> str:
         return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
     if listed.state == "running":
         return "; ".join(filter(None, (reason, listed.row["save_problem"])))
-    if live is None or listed.state not in ("pending", "requeued"):
+    if listed.state not in ("pending", "requeued"):
+        return reason
+    from slurmtrain.ops.shared.chain.waiting import describe_waits
+
+    if waits := describe_waits(workspace, listed):
+        # It says more than Slurm's 'Dependency', and than an earlier start that came too soon.
+        return waits
+    if live is None:
         return reason
     starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
     scheduler = live.reason + (f" on {live.nodes}" if live.nodes else "") + starts

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RegistryFailed
+from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.ids import run_id
@@ -18,6 +19,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.ops.submit.provenance import Provenance, find_provenance
+from slurmtrain.runtime.chain.files import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
@@ -44,22 +46,28 @@ class Batch:
     """Runs that are created together.
 
     ``spec``: where they are from. ``runs``: those of its runs that are to be created. ``executor``: ``slurm`` or
-    ``local``. ``sweep``: the id that they share; None for a single run.
+    ``local``. ``sweep``: the id that they share; None for a single run. ``upstreams``: for each of ``runs``, the runs
+    that it starts after; empty: none of them starts after any.
     """
 
     spec: SpecFile
     runs: Sequence[PlannedRun]
     executor: str
     sweep: str | None
+    upstreams: Sequence[Sequence[Upstream]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run that has been created, but has no job yet. ``lock``: the file descriptor of its lock, which is held."""
+    """A run that has been created, but has no job yet.
+
+    ``lock``: the file descriptor of its lock, which is held. ``upstreams``: the runs that it starts after.
+    """
 
     directory: RunDir
     lock: int
     planned: PlannedRun
+    upstreams: Sequence[Upstream] = ()
 
     @property
     def id(self) -> str:
@@ -141,10 +149,14 @@ def create(
         # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
         ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
         announce(ids)
+        upstreams = batch.upstreams or [()] * len(ids)
         runs = [
-            NewRun(workspace.root.run(name), lock, planned)
-            for name, (_, lock), planned in zip(ids, built, batch.runs, strict=True)
+            NewRun(workspace.root.run(name), lock, planned, after)
+            for name, (_, lock), planned, after in zip(ids, built, batch.runs, upstreams, strict=True)
         ]
+        for (unborn, _), run in zip(built, runs, strict=True):
+            if run.upstreams:
+                _link(workspace, unborn, run)
         for (unborn, _), run in zip(built, runs, strict=True):
             unborn.path.rename(run.directory.path)
             visible.append(run.directory)
@@ -158,6 +170,13 @@ def create(
             raise _unwritable(workspace, error) from error
         raise
     return runs
+
+
+def _link(workspace: Workspace, unborn: RunDir, run: NewRun) -> None:
+    """Record after which runs a new one starts, in its directory and in theirs. Raises OSError."""
+    write_upstreams(unborn, run.upstreams)
+    for upstream in run.upstreams:
+        note_dependent(workspace.root.run(upstream.run), run.id)
 
 
 def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:

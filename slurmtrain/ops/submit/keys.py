@@ -27,7 +27,8 @@ class KeyRecord:
     """What was submitted with a key.
 
     ``plans``: the hashes of the plans, in order. ``runs``: the ids of their runs, in the same order; empty before they
-    are known. ``complete``: whether all of them were submitted. ``sweep``: the id that the runs share, if they do.
+    are known. ``complete``: whether all of them were submitted. ``sweeps``: for each spec, the id that its runs share,
+    if they do.
     """
 
     key: str
@@ -35,7 +36,7 @@ class KeyRecord:
     plans: Sequence[str]
     runs: Sequence[str] = ()
     complete: bool = False
-    sweep: str | None = None
+    sweeps: Sequence[str | None] = ()
 
 
 class HeldKey:
@@ -61,9 +62,12 @@ class HeldKey:
             )
         return existing
 
-    def store(self, runs: Sequence[str], sweep: str | None, *, complete: bool = False) -> None:
-        """Record the ``runs`` of a ``sweep``; ``complete``: all of them have been submitted. Raises OSError."""
-        self.record = replace(self.record, runs=tuple(runs), sweep=sweep, complete=complete)
+    def store(self, runs: Sequence[str], sweeps: Sequence[str | None], *, complete: bool = False) -> None:
+        """Record the ``runs``, and the ``sweeps`` of the specs. Raises OSError.
+
+        ``complete``: all of them have been submitted.
+        """
+        self.record = replace(self.record, runs=tuple(runs), sweeps=tuple(sweeps), complete=complete)
         write_json(self._path, asdict(self.record))
 
     def forget(self) -> None:
@@ -119,6 +123,6 @@ def _record_of(data: dict[str, Any]) -> KeyRecord:
         plans=tuple(map(str, data["plans"])),
         runs=tuple(map(str, data["runs"])),
         complete=bool(data["complete"]),
-        # Records of earlier versions have none.
-        sweep=str(data["sweep"]) if data.get("sweep") else None,
+        # Records of earlier versions have one, or none.
+        sweeps=tuple(str(sweep) if sweep else None for sweep in data.get("sweeps") or [data.get("sweep")]),
     )

@@ -9,11 +9,12 @@ is the original one.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from slurmtrain.errors import (
     SubmitFailed,
     SubmitInterrupted,
 )
+from slurmtrain.model.run.chain.upstreams import Upstream
+from slurmtrain.model.run.lineage import AFTER, Parent
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
@@ -35,6 +38,7 @@ from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.chain import Chain
 from slurmtrain.ops.submit.code import with_snapshots
 from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
@@ -58,7 +62,12 @@ class Submission(NamedTuple):
 
 
 def load(
-    spec: Path | Mapping[str, Any], overrides: Sequence[str], sweep: Sequence[str], *, max_runs: int = MAX_RUNS
+    spec: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    sweep: Sequence[str],
+    *,
+    max_runs: int = MAX_RUNS,
+    after: Sequence[str] = (),
 ) -> SpecFile:
     """Read a spec, using this working directory and the ``python`` on this PATH.
 
@@ -67,13 +76,21 @@ def load(
         overrides: ``KEY=VALUE`` for all runs.
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
         max_runs: how many runs the sweep may have.
+        after: runs to start after, in addition to those that the spec names.
 
     Raises:
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
     site = SiteRules(read_options, max_runs)
-    return load_spec(spec, overrides, sweep, cwd=current_directory(), python=which_python(), site=site)
+    cwd, python = current_directory(), which_python()
+    loaded = load_spec(spec, overrides, sweep, cwd=cwd, python=python, site=site)
+    if not after:
+        return loaded
+    entries = dict.fromkeys([*loaded.runs[0].plan.spec.after, *after])
+    # Quoted, since an id may look like a number.
+    more = [*overrides, f"after={json.dumps(list(entries))}"]
+    return load_spec(spec, more, sweep, cwd=cwd, python=python, site=site)
 
 
 def which_python() -> str:
@@ -102,14 +119,27 @@ def submit(
 
 
 def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str | None = None) -> Submission:
-    """Submit all runs of a spec that has been read.
+    """Submit all runs of a ``spec`` that has been read: :func:`submit_specs` with one spec.
+
+    ``workspace``: where the runs go. ``executor``: ``slurm`` or ``local``. ``key``: an idempotency key.
+    """
+    return submit_specs(workspace, [spec], executor=executor, key=key)
+
+
+def submit_specs(
+    workspace: Workspace, specs: Sequence[SpecFile], *, executor: str, key: str | None = None
+) -> Submission:
+    """Submit all runs of specs that have been read, each after those that its runs start after.
 
     Args:
         workspace: where the runs go.
-        spec: the spec.
+        specs: the specs, in any order.
         executor: ``slurm`` or ``local``.
         key: an idempotency key: if something was submitted with it before, those runs are returned, and what a killed
             command left undone is done.
+
+    Returns:
+        The runs in the order of the specs; a sweep only of a single spec.
 
     Raises:
         UserError: something is wrong with the input; nothing was created.
@@ -117,44 +147,50 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str
         SubmitFailed: as above, or something else failed, but runs exist; it names them.
         SubmitInterrupted: the same after SIGINT or SIGTERM.
     """
+    chain = Chain(workspace, specs, executor)
+    order = chain.order()
     if key is None:
-        return _submit(
-            workspace, Batch(spec=spec, runs=spec.runs, executor=executor, sweep=_new_sweep(workspace, spec))
-        )
+        chain.resolve(order)
+        sweeps = [_new_sweep(workspace, spec) for spec in specs]
+        ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
+        return _Work(
+            workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
+        ).submit()
     workspace.prepare()
-    with held_key(workspace, key, [planned.plan.hash for planned in spec.runs], executor) as held:
-        return _submit_with_key(workspace, spec, executor, held)
+    with held_key(workspace, key, [run.plan.hash for spec in specs for run in spec.runs], executor) as held:
+        return _submit_with_key(workspace, specs, executor, held, chain, order)
 
 
-def _submit_with_key(workspace: Workspace, spec: SpecFile, executor: str, held: HeldKey) -> Submission:
+def _submit_with_key(
+    workspace: Workspace, specs: Sequence[SpecFile], executor: str, held: HeldKey, chain: Chain, order: Sequence[int]
+) -> Submission:
     existing = held.existing(workspace)
     present = [run_id for run_id in existing if run_id is not None]
     notes = _complete(workspace, present)
-    sweep = held.record.sweep or _new_sweep(workspace, spec)
-    missing = [planned for planned, run_id in zip(spec.runs, existing, strict=True) if run_id is None]
-
-    def all_runs(created: Sequence[str]) -> list[str]:
-        rest = iter(created)
-        return [run_id or next(rest) for run_id in existing]
-
+    recorded = held.record.sweeps or [None] * len(specs)
+    sweeps = [sweep or _new_sweep(workspace, spec) for sweep, spec in zip(recorded, specs, strict=True)]
+    rest = iter(existing)
+    ids = [[next(rest) for _ in spec.runs] for spec in specs]
     run_ids = present
-    if missing:
+    if None in existing:
+        missing = [number for number in order if None in ids[number]]
+        chain.resolve(missing)
+        work = _Work(
+            workspace=workspace, specs=specs, executor=executor, chain=chain, order=missing, sweeps=sweeps, ids=ids,
+            held=held,
+        )  # fmt: skip
         try:
-            submitted = _submit(
-                workspace,
-                Batch(spec=spec, runs=missing, executor=executor, sweep=sweep),
-                announce=lambda created: held.store(all_runs(created), sweep),
-            )
+            submitted = work.submit()
         except SlurmtrainError as error:
             if not present and not isinstance(error, SubmitFailed):
                 held.forget()
-            raise _with_earlier(error, present, len(missing)) from error
-        run_ids, notes = all_runs(submitted.run_ids), [*notes, *submitted.notes]
+            raise _with_earlier(error, present, existing.count(None)) from error
+        run_ids, notes = submitted.run_ids, [*notes, *submitted.notes]
     if not held.record.complete:
         # If that fails, the runs are found all the same, only not missed if they are deleted.
         with contextlib.suppress(OSError):
-            held.store(run_ids, sweep, complete=True)
-    return Submission(run_ids, notes, held.record.sweep)
+            held.store(run_ids, sweeps, complete=True)
+    return Submission(run_ids, notes, held.record.sweeps[0] if len(specs) == 1 else None)
 
 
 def _new_sweep(workspace: Workspace, spec: SpecFile) -> str | None:
@@ -185,42 +221,105 @@ def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     ]
 
 
-def _submit(
-    workspace: Workspace, batch: Batch, *, announce: Callable[[Sequence[str]], None] = lambda _: None
-) -> Submission:
-    """Submit some runs of a spec.
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """The runs of a submission that are to be created and started, spec by spec.
 
-    Args:
-        workspace: where the runs go.
-        batch: the runs to submit.
-        announce: called with the ids before any of the runs can be seen.
+    ``chain``: what they start after, resolved for the specs in ``order``: the numbers of those of which runs are to be
+    created. ``sweeps``: for each spec, the id that its runs share, if they do. ``ids``: for each spec, the ids of its
+    runs, None for one that is to be created. ``held``: the idempotency key, if there is one.
     """
-    for planned in batch.runs:
-        _check_workdir(planned.plan)
-        secret_values(planned.plan, planned.secrets)
-    check_executor(workspace, batch.executor, [planned.plan for planned in batch.runs], batch.spec.pack)
-    check_trackers(planned.plan for planned in batch.runs)
-    for planned in batch.runs:
-        check_script(planned.plan, batch.executor)
-    workspace.prepare()
-    check_room(workspace, len(batch.runs))
-    if batch.executor == "slurm":
-        # Updates the node ledger: what the journals of other runs say about nodes by now.
-        observe(workspace, ask_slurm=False)
-    batch, notes = _with_code(workspace, batch)
-    plans = [planned.plan for planned in batch.runs]
-    notes = [
-        *map(str, batch.spec.warnings),
-        *notes_on_pack(batch.spec.pack, batch.executor),
-        *notes_on(workspace, plans, batch.executor),
-        *notes,
+
+    workspace: Workspace
+    specs: Sequence[SpecFile]
+    executor: str
+    chain: Chain
+    order: Sequence[int]
+    sweeps: Sequence[str | None]
+    ids: list[list[str | None]]
+    held: HeldKey | None = None
+
+    def submit(self) -> Submission:
+        """Create the missing runs, and submit their jobs; returns all runs. Raises as :func:`submit_specs`."""
+        workspace, executor = self.workspace, self.executor
+        batches = [self._batch(number) for number in self.order]
+        plans = [planned.plan for batch in batches for planned in batch.runs]
+        self._check(batches, plans)
+        if executor == "slurm":
+            # Updates the node ledger: what the journals of other runs say about nodes by now.
+            observe(workspace, ask_slurm=False)
+        notes: list[str] = []
+        for index, batch in enumerate(batches):
+            batches[index], about_code = _with_code(workspace, batch)
+            plans = [planned.plan for planned in batches[index].runs]
+            notes += [
+                *map(str, batch.spec.warnings),
+                *notes_on_pack(batch.spec.pack, executor),
+                *notes_on(workspace, plans, executor),
+                *about_code,
+            ]
+        make_room(sum(len(batch.runs) for batch in batches))
+        with ExitStack() as locks:
+            # From here on something may exist: an interruption is carried out between two runs, and says what does.
+            stop = locks.enter_context(StopSignal())
+            runs = self._create(batches, locks)
+            created = list(zip(batches, runs, strict=True))
+            submitted = _Starts(workspace, created, list(dict.fromkeys(notes))).start_all(stop)
+        run_ids = [run_id for ids in self.ids for run_id in ids if run_id is not None]
+        return Submission(run_ids, submitted.notes, self.sweeps[0] if len(self.specs) == 1 else None)
+
+    def _batch(self, number: int) -> Batch:
+        """The runs of a spec that are to be created."""
+        spec = self.specs[number]
+        missing = [run for run, run_id in zip(spec.runs, self.ids[number], strict=True) if run_id is None]
+        return Batch(spec=spec, runs=missing, executor=self.executor, sweep=self.sweeps[number])
+
+    def _check(self, batches: Sequence[Batch], plans: Sequence[Plan]) -> None:
+        """Check all that can be checked before anything is created. Raises SlurmtrainError."""
+        for batch in batches:
+            for planned in batch.runs:
+                _check_workdir(planned.plan)
+                secret_values(planned.plan, planned.secrets)
+            check_executor(self.workspace, self.executor, [run.plan for run in batch.runs], batch.spec.pack)
+        check_trackers(plans)
+        for plan in plans:
+            check_script(plan, self.executor)
+        self.workspace.prepare()
+        check_room(self.workspace, len(plans))
+
+    def _create(self, batches: Sequence[Batch], locks: ExitStack) -> list[list[NewRun]]:
+        """Create the runs of all batches, or none. Raises PathError."""
+        created: list[list[NewRun]] = []
+        try:
+            for number, batch in zip(self.order, batches, strict=True):
+                places = [index for index, run_id in enumerate(self.ids[number]) if run_id is None]
+                linked = _linked(batch, self._upstreams(number, places))
+
+                def announce(run_ids: Sequence[str], number: int = number, places: Sequence[int] = places) -> None:
+                    for index, run_id in zip(places, run_ids, strict=True):
+                        self.ids[number][index] = run_id
+                    if self.held is not None:
+                        self.held.store([run_id or "" for ids in self.ids for run_id in ids], self.sweeps)
+
+                created.append(create(self.workspace, linked, locks, announce=announce))
+        except BaseException:
+            remove(self.workspace, [run.directory for batch in created for run in batch])
+            raise
+        return created
+
+    def _upstreams(self, number: int, places: Sequence[int]) -> list[list[Upstream]]:
+        # Specs before this one have been created by now.
+        ids = [[run_id or "" for run_id in each] for each in self.ids]
+        return [self.chain.upstreams((number, index), ids) for index in places]
+
+
+def _linked(batch: Batch, upstreams: Sequence[Sequence[Upstream]]) -> Batch:
+    """The runs with those that they start after, which they come from."""
+    runs = [
+        replace(planned, parents=(*planned.parents, *(Parent(upstream.run, AFTER) for upstream in after)))
+        for planned, after in zip(batch.runs, upstreams, strict=True)
     ]
-    make_room(len(batch.runs))
-    with ExitStack() as locks:
-        # From here on something may exist: an interruption is carried out between two runs, and says what does.
-        stop = locks.enter_context(StopSignal())
-        runs = create(workspace, batch, locks, announce=announce)
-        return _Starts(workspace, batch, runs, notes).start_all(stop)._replace(sweep=batch.sweep)
+    return replace(batch, runs=runs, upstreams=upstreams)
 
 
 def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
@@ -235,10 +334,12 @@ def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
 class _Starts:
     """The submissions of the jobs of new runs, one after the other; a job array is one submission."""
 
-    def __init__(self, workspace: Workspace, batch: Batch, runs: Sequence[NewRun], notes: list[str]) -> None:
+    def __init__(
+        self, workspace: Workspace, batches: Sequence[tuple[Batch, Sequence[NewRun]]], notes: list[str]
+    ) -> None:
         self._workspace = workspace
-        self._batch = batch
-        self._runs = runs
+        self._batches = batches
+        self._runs = [run for _, runs in batches for run in runs]
         self._notes = notes
         self._submitted: set[str] = set()
         # The run that was started last.
@@ -246,60 +347,65 @@ class _Starts:
 
     def start_all(self, stop: StopSignal) -> Submission:
         """Submit the job of each run, until the first failure or until ``stop`` is raised."""
-        groups = self._groups()
-        sizes = [len(group) for group in groups]
-        limit = self._batch.spec.parallel
-        if self._batch.executor == "slurm":
-            self._note(describe_excess(limit, sizes))
-        for group, at_once in zip(groups, share_limit(limit, sizes), strict=True):
-            if stop.raised is not None:
-                raise self._give_up(SubmitInterrupted("interrupted"))
-            try:
-                self._start(group[0]) if len(group) == 1 else self._start_array(group, at_once)
-            except RunCancelled as error:
-                # The run is there, as the user wants it; the others of its sweep were not cancelled.
-                self._notes.append(str(error))
-            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (whatever it is, it says what exists)
-                failure = self._give_up(error, group)
-                raise failure from (None if failure is error else error)
-            self._submitted |= {run.id for run in group}
+        for batch, runs in self._batches:
+            self._behind = None
+            groups = self._groups(batch, runs)
+            sizes = [len(group) for group in groups]
+            limit = batch.spec.parallel
+            if batch.executor == "slurm":
+                self._note(describe_excess(limit, sizes))
+            for group, at_once in zip(groups, share_limit(limit, sizes), strict=True):
+                if stop.raised is not None:
+                    raise self._give_up(SubmitInterrupted("interrupted"))
+                self._start_group(batch, group, at_once)
         if stop.raised is not None:
             raise self._give_up(SubmitInterrupted("interrupted"))
         return Submission(self._ids(), self._notes)
 
-    def _groups(self) -> Sequence[Sequence[NewRun]]:
-        """The runs that share a submission, in the order of the first of each."""
-        if self._batch.executor != "slurm" or len(self._runs) == 1:
-            return [[run] for run in self._runs]
-        keyed = [(request_key(run.planned.plan, self._secrets(run)), run) for run in self._runs]
-        pack = self._batch.spec.pack
-        size = pack.runs if pack is not None else 1
+    def _start_group(self, batch: Batch, group: Sequence[NewRun], at_once: int | None) -> None:
+        """Submit runs that share a submission."""
+        try:
+            self._start(batch, group[0]) if len(group) == 1 else self._start_array(batch, group, at_once)
+        except RunCancelled as error:
+            # The run is there, as the user wants it; the others of its sweep were not cancelled.
+            self._notes.append(str(error))
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (whatever it is, it says what exists)
+            failure = self._give_up(error, group)
+            raise failure from (None if failure is error else error)
+        self._submitted |= {run.id for run in group}
+
+    def _groups(self, batch: Batch, runs: Sequence[NewRun]) -> Sequence[Sequence[NewRun]]:
+        """The runs of a spec that share a submission, in the order of the first of each."""
+        if batch.executor != "slurm" or len(runs) == 1:
+            return [[run] for run in runs]
+        keyed = [(request_key(run.planned.plan, self._secrets(run), run.upstreams), run) for run in runs]
+        size = batch.spec.pack.runs if batch.spec.pack is not None else 1
         return split_groups(keyed, self._workspace.scheduler.max_array_size(), size)
 
     def _ids(self) -> list[str]:
         """The ids of the runs that have been submitted, in the order of the sweep."""
         return [run.id for run in self._runs if run.id in self._submitted]
 
-    def _start(self, run: NewRun) -> None:
-        notes = start(self._workspace, run.directory, run.lock, self._attempt(run), command="submit")
+    def _start(self, batch: Batch, run: NewRun) -> None:
+        notes = start(self._workspace, run.directory, run.lock, self._attempt(batch, run), command="submit")
         self._behind = run.id
         self._note([*notes, *adopted_checkpoint(run.directory, run.planned.plan)])
 
-    def _start_array(self, runs: Sequence[NewRun], at_once: int | None) -> None:
-        elements = [Element(run.directory, run.lock, self._attempt(run)) for run in runs]
-        pack = pack_of_group(self._batch.spec.pack, len(elements))
+    def _start_array(self, batch: Batch, runs: Sequence[NewRun], at_once: int | None) -> None:
+        elements = [Element(run.directory, run.lock, self._attempt(batch, run)) for run in runs]
+        pack = pack_of_group(batch.spec.pack, len(elements))
         self._note(start_array(self._workspace, elements, command="submit", at_once=at_once, pack=pack))
         for run in runs:
             self._note(adopted_checkpoint(run.directory, run.planned.plan))
 
-    def _attempt(self, run: NewRun) -> NewAttempt:
-        limit = SweepLimit(self._batch.sweep, self._batch.spec.parallel, self._batch.spec.pack)
+    def _attempt(self, batch: Batch, run: NewRun) -> NewAttempt:
+        limit = SweepLimit(batch.sweep, batch.spec.parallel, batch.spec.pack)
         return NewAttempt(
             plan=run.planned.plan,
-            executor=self._batch.executor,
+            executor=batch.executor,
             number=1,
             secrets=self._secrets(run),
-            turn=limit.turn(self._batch.executor, self._behind),
+            turn=limit.turn(batch.executor, self._behind),
         )
 
     @staticmethod

@@ -16,7 +16,8 @@ import torch.distributed as dist
 import slurmtrain
 
 # From ``slow_from`` on, steps of the first attempt take so long that whatever is to interrupt it comes before its end.
-PARAMS = {"steps": 20, "step_ms": 0, "slow_from": 1 << 30, "crash_rank": -1, "crash_step": -1}
+# ``init``: a checkpoint whose weights it begins with.
+PARAMS = {"steps": 20, "step_ms": 0, "slow_from": 1 << 30, "crash_rank": -1, "crash_step": -1, "init": ""}
 SLOW_MS = 300
 
 
@@ -26,6 +27,8 @@ def train() -> None:
         torch.manual_seed(1)
         model = torch.nn.Linear(4, 1)
         torch.manual_seed(100 + run.rank)
+        if params["init"]:
+            begin_with(model, params["init"])
         run.checkpoint(model=model)
         for step in run.steps(params["steps"]):
             loss = model(torch.randn(8, 4)).square().mean()
@@ -45,6 +48,14 @@ def train() -> None:
         print(f"weights {digest} of rank {run.rank}\n", end="", flush=True)
         if os.environ.get("PRINT_LENGTH"):
             print(len(os.environ["MY_TOKEN"]), flush=True)
+
+
+def begin_with(model: torch.nn.Module, checkpoint: str) -> None:
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    weights = {f"model.{name}": value for name, value in model.state_dict().items()}
+    load(weights, storage_reader=FileSystemReader(checkpoint), no_dist=True)
+    print(f"began with {Path(checkpoint).name}\n", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -158,13 +158,13 @@ def test_what_is_submitted_is_what_was_given(
 ) -> None:
     submitted: list[tuple[submission.SpecFile, str, str | None]] = []
 
-    def submit_spec(
-        _: Workspace, spec: submission.SpecFile, *, executor: str, key: str | None
+    def submit_specs(
+        _: Workspace, specs: list[submission.SpecFile], *, executor: str, key: str | None
     ) -> submission.Submission:
-        submitted.append((spec, executor, key))
+        submitted.extend((spec, executor, key) for spec in specs)
         return submission.Submission(["0000000002", "0000000001"], ["a note"], "s")
 
-    monkeypatch.setattr(submit_package, "submit_spec", submit_spec)
+    monkeypatch.setattr(submit_package, "submit_specs", submit_specs)
     spec = {"name": "x", "command": "python x.py", "params": {"lr": 1e-5, "word": "1e-3", "empty": None}}
     overrides = {"params.word": "2e-3", "+params.new": (1, "a")}
     with pytest.warns(SlurmtrainWarning, match="a note"):
@@ -175,6 +175,10 @@ def test_what_is_submitted_is_what_was_given(
     plans = [planned.plan.spec.params for planned in loaded.runs]
     assert plans == [{"lr": lr, "word": "2e-3", "empty": None, "new": [1, "a"]} for lr in (0.1, 1e-6)]
     assert "word: '1e-3'" in loaded.text
+    with pytest.warns(SlurmtrainWarning, match="a note"):
+        registry.submit([spec, {**spec, "name": "y", "after": "x"}], after=[runs[0], "afterany:z"], executor="local")
+    afters = [[loaded.runs[0].plan.spec.name, *loaded.runs[0].plan.spec.after] for loaded, *_ in submitted[1:]]
+    assert afters == [["x", runs[0].id, "afterany:z"], ["y", "x", runs[0].id, "afterany:z"]]
 
 
 def test_waiting_ends_at_the_limit_and_names_what_has_not_ended(registry: slurmtrain.Registry) -> None:

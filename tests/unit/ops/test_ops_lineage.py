@@ -51,7 +51,7 @@ def test_a_run_names_where_it_comes_from_and_what_came_from_it_also_after_a_rebu
         ]  # fmt: skip
         assert runs[OTHER]["children"] == [{"run": CHILD, "relation": "after", "step": None}]
         print_run(runs[CHILD])
-        assert f"fork of {PARENT} at step 40; after {OTHER}" in capsys.readouterr().out
+        assert f"fork of {PARENT} at step 40\n" in capsys.readouterr().out
         print_run(runs[PARENT])
         assert f"{CHILD} (fork at step 40), {OTHER} (rerun)" in capsys.readouterr().out
         rebuild(workspace)

@@ -1,0 +1,114 @@
+"""Ending runs that wait for one that will not complete: their reason says which, and nothing waits for ever.
+
+Jobs of Slurm would find out themselves once they start, which may take days in a full queue. The agents of local runs
+see it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+
+from slurmtrain.errors import PathError, SlurmDown
+from slurmtrain.model.run.chain.upstreams import Upstream, standing
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.locks import locked
+
+
+def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:
+    """End those of these waiting runs of Slurm's that can never start, and those that wait for them in turn.
+
+    Args:
+        workspace: Where they are.
+        run_ids: Runs; what is known of them and of those that they wait for is up to date.
+
+    Returns:
+        Why, by the ids of the runs that it has ended.
+    """
+    ended: dict[str, str] = {}
+    candidates = list(run_ids)
+    while candidates:
+        blocked = {run_id: why for run_id in candidates if (why := _end_if_blocked(workspace, run_id))}
+        ended |= blocked
+        if blocked:
+            observe(workspace, list(blocked), ask_slurm=False)
+        candidates = [run_id for run_id in dependents(workspace, blocked) if run_id not in ended]
+    return ended
+
+
+def dependents(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
+    """The runs that start after any of these, and exist."""
+    from slurmtrain.runtime.chain.files import dependents_of
+
+    ids = dict.fromkeys(each for run_id in run_ids for each in dependents_of(workspace.root.run(run_id)))
+    present = workspace.present(ids)
+    return [run_id for run_id in ids if run_id in present]
+
+
+def observe_upstreams(workspace: Workspace, directory: RunDir) -> None:
+    """Bring what is known of the runs that a run starts after up to date."""
+    from slurmtrain.runtime.chain.files import read_upstreams
+
+    ids = [upstream.run for upstream in read_upstreams(directory)]
+    if ids:
+        observe(workspace, ids)
+
+
+def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
+    """Why a run cannot start, as far as the registry knows those that it starts after; empty if it may."""
+    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
+
+    upstreams = read_upstreams(directory)
+    if not upstreams or has_begun(directory):
+        return ""
+    return standing(upstreams, _upstream_runs(workspace, upstreams)).problem
+
+
+def _upstream_runs(workspace: Workspace, upstreams: Collection[Upstream]) -> Mapping[str, Run]:
+    ids = {upstream.run for upstream in upstreams}
+    present = workspace.present(ids)
+    return {run_id: run for run_id, run in workspace.store.load_all(ids).items() if run_id in present}
+
+
+def _end_if_blocked(workspace: Workspace, run_id: str) -> str:
+    """End a waiting run if it can never start; returns why, or nothing."""
+    directory = workspace.root.run(run_id)
+    with contextlib.suppress(PathError):
+        if not upstream_problem(workspace, directory):
+            return ""
+        with locked(directory.lock, wait=False) as lock:
+            if lock is None:
+                return ""
+            observe(workspace, [run_id], ask_slurm=False)
+            run = workspace.store.load(run_id)
+            # Again: somebody may have started the other run meanwhile.
+            problem = upstream_problem(workspace, directory)
+            if problem and run is not None and _waits(run):
+                _end(workspace, directory, run, problem)
+                return problem
+    return ""
+
+
+def _waits(run: Run) -> bool:
+    """Whether a run waits in Slurm's queue."""
+    newest = run.newest
+    if newest is None or run.executor != "slurm" or run.ended or run.unreadable or not newest.job_id:
+        return False
+    return newest.restarted_by is not None or (newest.state in ("pending", "requeued") and not newest.hosts)
+
+
+def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> None:
+    from slurmtrain.model.run.events.command import UpstreamFailed
+    from slurmtrain.runtime.job import lease
+
+    newest = run.newest
+    assert newest is not None
+    with contextlib.suppress(OSError), workspace.journal(directory, "chain") as journal:
+        journal.write(UpstreamFailed(job_id=newest.job_id, restart=newest.restart, reason=problem))
+        # If Slurm starts the job all the same, its agents see that the run is over, and end at once.
+        lease.close(directory, None, "failed")
+        with contextlib.suppress(SlurmDown):
+            workspace.scheduler.cancel([newest.job_id], force=False)

@@ -1,0 +1,92 @@
+"""What people see of runs that start after others: what they wait for, and what waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.errors import PathError
+from slurmtrain.model.run.chain.upstreams import UPSTREAM, Upstream, describe_wait
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import AFTER
+from slurmtrain.ops.shared.chain.ending import dependents
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
+
+# In which a run may wait for others.
+WAITING = frozenset({"created", "pending", "requeued"})
+
+
+def upstreams_of(directory: RunDir) -> list[Upstream]:
+    """The runs that one starts after; empty if that cannot be read."""
+    from slurmtrain.runtime.chain.files import read_upstreams
+
+    with contextlib.suppress(PathError):
+        return read_upstreams(directory)
+    return []
+
+
+def describe_waits(workspace: Workspace, listed: Listed) -> str:
+    """What a run waits for, such as ``after pretrain (running, step 120)``; empty if it waits for no run."""
+    if listed.state not in WAITING or not any(parent.get("relation") == AFTER for parent in listed.parents):
+        return ""
+    directory = workspace.root.run(listed.id)
+    if directory.upstream_facts.exists():
+        return ""
+    upstreams = upstreams_of(directory)
+    runs = workspace.store.listed([upstream.run for upstream in upstreams])
+    present = [(upstream, runs[upstream.run]) for upstream in upstreams if upstream.run in runs]
+    waits = [describe_wait(each, run.state, run.row["step"]) for each, run in present if not run.ended]
+    return ", ".join(waits[:3]) + (f" and {len(waits) - 3} more" if len(waits) > 3 else "")
+
+
+def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """The runs that one starts after, and those that start after it, as ``show --json`` has them."""
+    directory = workspace.root.run(run_id)
+    upstreams = upstreams_of(directory)
+    after = dependents(workspace, [run_id])
+    if not upstreams and not after:
+        return {"after": [], "before": []}
+    runs = observe(workspace, [*(upstream.run for upstream in upstreams), *after], ask_slurm=False).runs
+    return {
+        "after": [
+            {**_facts(runs.fetch([each.run]), each.run), "condition": "afterany" if each.any else "afterok"}
+            for each in upstreams
+        ],
+        "before": [_facts(runs.fetch([each]), each) for each in after],
+    }
+
+
+def _facts(runs: Mapping[str, Listed], run_id: str) -> dict[str, Any]:
+    listed = runs.get(run_id)
+    if listed is None:
+        return {"id": run_id, "name": None, "state": None, "step": None}
+    return {"id": run_id, "name": listed.name, "state": listed.state, "step": listed.row["step"]}
+
+
+def open_dependents(workspace: Workspace, observed: Observed, run_ids: Sequence[str]) -> list[str]:
+    """The runs that start after any of these, and those that start after them in turn, that have not ended.
+
+    Args:
+        workspace: Where they are.
+        observed: What is known of them.
+        run_ids: The runs.
+    """
+    queue, following = list(run_ids), dict.fromkeys(run_ids)
+    while queue:
+        queue = [each for each in dependents(workspace, queue) if each not in following]
+        following |= dict.fromkeys(queue)
+    listed = observed.runs.fetch(each for each in following if each not in run_ids)
+    return [run_id for run_id, run in listed.items() if not run.ended]
+
+
+def describe_blocked(workspace: Workspace, run_ids: Sequence[str]) -> Iterator[str]:
+    """A line for each of these runs that has ended because one that it waited for did."""
+    if run_ids:
+        for run_id, listed in observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids).items():
+            if listed.row["cause"] == UPSTREAM:
+                yield f"run {run_id} is {listed.state}: {listed.reason}"

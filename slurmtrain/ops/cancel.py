@@ -171,8 +171,8 @@ def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str]) -> dict[str, R
 
 def _load(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
     observe(workspace, run_ids, ask_slurm=ask_slurm)
-    loaded = {run_id: workspace.store.load(run_id) for run_id in run_ids}
-    return {run_id: run for run_id, run in loaded.items() if run is not None}
+    loaded = workspace.store.load_all(run_ids)
+    return {run_id: loaded[run_id] for run_id in run_ids if run_id in loaded}
 
 
 def _check_reachable(run: Run) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
@@ -42,13 +43,24 @@ class SlurmLook:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Answers:
     """What Slurm has answered. ``asked_at``: the earliest time it was asked, in seconds since 1970."""
 
     queue: Queue
     accounting: Accounting | None
     asked_at: float
+
+    @cached_property
+    def jobs(self) -> Mapping[str, Job]:
+        """The newest start of each job of squeue and sacct, by id."""
+        starts = self.accounting.starts if self.accounting is not None else {}
+        return {**{job_id: rows[-1] for job_id, rows in starts.items() if rows}, **self.queue.jobs}
+
+    @cached_property
+    def arrays(self) -> Mapping[str, str]:
+        """The ids of these jobs, by the last words of their names: once for all runs that are searched for."""
+        return job_arrays(self.jobs)
 
 
 def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
@@ -183,9 +195,7 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
     newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None
     claimed = {attempt.job_id for attempt in run.attempts}
-    starts = accounting.starts if accounting is not None else {}
-    listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
-    job_id = _find_job({**listed, **queue.jobs}, directory.submission(newest.submission), claimed)
+    job_id = _find_job(answers, directory.submission(newest.submission), claimed)
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
@@ -201,13 +211,13 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
     return True
 
 
-def _find_job(jobs: Mapping[str, Job], submission: SubmissionDir, claimed: Collection[str]) -> str | None:
-    """The id of the job of a submission that was killed, among these ``jobs`` and not the ``claimed`` ones."""
+def _find_job(answers: _Answers, submission: SubmissionDir, claimed: Collection[str]) -> str | None:
+    """The id of the job of a submission that was killed, among those of ``answers`` that are not ``claimed``."""
     element = _element(submission)
     if element is None:
-        return find_unclaimed_job(jobs, submission.run.id, claimed)
+        return find_unclaimed_job(answers.jobs, submission.run.id, claimed)
     # One call of sbatch makes all elements, whichever of them are listed by now.
-    array = job_arrays(jobs).get(element[0])
+    array = answers.arrays.get(element[0])
     return None if array is None else f"{array}_{element[1]}"
 
 

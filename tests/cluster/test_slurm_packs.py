@@ -79,7 +79,7 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("launcher", ["ranks", "node"])
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("node", marks=pytest.mark.slow)])
 def test_runs_of_a_pack_have_gpus_and_cores_of_their_own(site: ClusterSite, launcher: str) -> None:
     # All cores of this machine together: a job that has all that its processes may use divides them.
     cores = len(os.sched_getaffinity(0)) // 2
@@ -111,7 +111,7 @@ def test_a_run_that_is_cancelled_before_its_pack_starts_never_trains(site: Clust
     assert [run["state"] for run in site.json("status")["runs"]].count("cancelled") == 1
 
 
-@pytest.mark.parametrize("within", ["slurmtrain", "slurmtrain.slurm.launcher"])
+@pytest.mark.parametrize("within", ["slurmtrain", pytest.param("slurmtrain.slurm.launcher", marks=pytest.mark.slow)])
 def test_a_killed_submit_leaves_one_place_in_a_pack_for_each_run(
     site: ClusterSite, cluster: Cluster, within: str
 ) -> None:

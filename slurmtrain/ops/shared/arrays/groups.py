@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sweep.pack import packing_problem
 from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit
@@ -24,7 +26,7 @@ def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[S
     limits = read_limits(workspace, [each.run.id for each in elements])
     bounded: dict[SweepLimit, list[Element]] = {}
     for each in elements:
-        limit = limits[each.run.id]
+        limit = _possible(limits[each.run.id], each.attempt.plan)
         # Runs without a limit may share an array, whichever sweep they are of.
         bounded.setdefault(limit if limit.parallel else SweepLimit(pack=limit.pack), []).append(each)
     largest = workspace.scheduler.max_array_size()
@@ -37,3 +39,10 @@ def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[S
         for group, at_once in zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True):
             groups.append((group, replace(limit, parallel=at_once, pack=pack_of_group(limit.pack, len(group)))))
     return groups
+
+
+def _possible(limit: SweepLimit, plan: Plan) -> SweepLimit:
+    """The limit without its pack, if an override of the run's has made it too large for one."""
+    if limit.pack is None or not packing_problem(plan.spec.resources, limit.pack, plan.spec.slurm):
+        return limit
+    return replace(limit, pack=None)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import RequestRefused, SpecError, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.cancel import cancel
+from slurmtrain.ops.resume_failed import find_failed, resume_failed
 from slurmtrain.ops.shared.arrays import start_array
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -198,3 +201,31 @@ def test_a_local_sweep_says_that_its_runs_share_no_gpus(workspace: Workspace, sp
         preview(load(spec, ["resources.gpus_per_node=1"], sweep), executor).notes for executor in ("local", "slurm")
     ]
     assert [any("share_gpu" in note for note in each) for each in notes] == [True, False]
+
+
+@pytest.mark.parametrize(("overrides", "together"), [([], True), (["resources.nodes=2"], False)])
+def test_failed_runs_share_a_job_again_unless_an_override_makes_them_too_large(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, overrides: list[str], together: bool
+) -> None:
+    run_ids = submit(workspace, spec, sweep=["params.a=1,2", "pack=2"], executor="slurm").run_ids
+    for run_id in run_ids:
+        SimulatedRun(workspace.root.run(run_id), job="8_0", now=time.time()).started().crashed()
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    assert resume_failed(workspace, find_failed(workspace, run_ids), overrides).run_ids == run_ids
+    launches = [read_launch(workspace.root.run(run_id).submission(2)) for run_id in run_ids]
+    assert [launch and launch.pack for launch in launches] == [Pack(2) if together else None] * 2
+
+
+def test_what_the_batch_script_of_a_pack_printed_explains_runs_whose_agents_never_started(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    run_ids = submit(workspace, spec, sweep=["params.a=1,2", "pack=2"], executor="slurm").run_ids
+    [array] = workspace.root.arrays.iterdir()
+    (array / "submitit" / "8_0_0_log.out").write_text("module: error: no such module\n")
+    failed = squeue_line("8_0", run_id=array.name).replace("PENDING", "FAILED ")
+    slurm.replies("squeue", failed)
+    runs = runs_of(workspace)
+    assert [run.id for run in runs] == run_ids
+    for run in runs:
+        assert run.state == "failed"
+        assert "no such module" in run.reason

@@ -181,6 +181,29 @@ class Registry:
             call.notes += submitted.notes
             return handles_of(self._config, call, submitted.run_ids)
 
+    def rerun(
+        self, name: str, overrides: Overrides = (), *, executor: str | None = None, code_of_now: bool = False
+    ) -> list[RunHandle]:
+        """Submit a run, or all runs of a sweep, again, as ``slurmtrain rerun`` does; returns the new runs.
+
+        Args:
+            name: The run, as for :meth:`run`, or the id of a sweep.
+            overrides: Keys of the spec to change, such as ``{"seed": 8}``.
+            executor: ``slurm`` or ``local``; None: as the old runs.
+            code_of_now: Execute the code as it is now, not as it was when they were submitted.
+
+        Raises:
+            RunNotFound: There is no such run.
+            SubmitFailed: Something failed after runs were created; ``error.run_ids`` names them.
+            SlurmtrainError: Nothing was submitted.
+        """
+        from slurmtrain.ops.rerun import rerun
+
+        with calling(self._config) as call:
+            submitted = rerun(call.workspace, name, assignments(overrides), executor=executor, code_of_now=code_of_now)
+            call.notes += submitted.notes
+            return handles_of(self._config, call, submitted.run_ids)
+
     def wait(self, runs: Sequence[RunHandle], timeout: float | None = None) -> list[RunHandle]:
         """Wait until all these runs have ended, restarting those that are interrupted, and return them.
 

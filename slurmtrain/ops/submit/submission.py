@@ -283,7 +283,9 @@ class _Work:
             check_executor(self.workspace, self.executor, [run.plan for run in batch.runs], batch.spec.pack)
         check_trackers(plans)
         for plan in plans:
-            check_script(plan, self.executor)
+            # With a snapshot from before, what is in the working directory now is not what it runs.
+            if plan.code is None:
+                check_script(plan, self.executor)
         self.workspace.prepare()
         check_room(self.workspace, len(plans))
 

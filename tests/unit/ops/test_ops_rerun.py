@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.errors import PathError, RunNotFound, SpecError, UserError
+import slurmtrain
+from slurmtrain.errors import PathError, RunNotFound, SlurmtrainWarning, SpecError, UserError
 from slurmtrain.model.run.lineage import RERUN, Parent
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
@@ -33,7 +34,7 @@ def test_the_same_plan_and_code_are_submitted_as_a_new_run(
     workspace: Workspace, project: Path, submitted: Submitted
 ) -> None:
     [first] = submitted("params.lr=0.2")
-    (project / "train.py").write_text("new\n")
+    (project / "train.py").unlink()
     (project / "spec.yaml").unlink()
     [second] = rerun(workspace, "digits").run_ids
     plans = [read_plan(workspace.root.run(each).plan) for each in (first, second)]
@@ -53,6 +54,13 @@ def test_overrides_change_the_new_run_and_are_listed_after_those_of_the_old_one(
     assert planned.overrides == ("params.lr=0.2", "params.lr=0.5", "name=other", "seed=null")
     assert planned.parents == (Parent(first, RERUN),)
     assert notes == []
+
+
+def test_programs_submit_runs_again_too(workspace: Workspace, project: Path, submitted: Submitted) -> None:
+    [first] = submitted()
+    with pytest.warns(SlurmtrainWarning, match="this machine's own"):
+        [handle] = slurmtrain.Registry(workspace.root.path).rerun(first, {"params.lr": 0.7})
+    assert (handle.name, handle.params) == ("digits", {"lr": 0.7})
 
 
 def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(

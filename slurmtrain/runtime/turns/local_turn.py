@@ -48,7 +48,7 @@ def wait_for_turn(
     else:
         needed = resources.allocated.max * resources.gpus_per_node
         slots = Slots(attempt.run.slots(socket.gethostname()), turn.sweep, turn.count)
-        request = SlotRequest(attempt.run.id, environment.local_gpus(), needed, _is_to_come(attempt.run, turn.behind))
+        request = SlotRequest(attempt.run.id, environment.local_gpus(), needed, is_to_come(attempt.run, turn.behind))
         waiting = WaitingForSlot(count=turn.count, gpus=needed)
         gpus = take_slot(slots, request, held, give_up=give_up, note=lambda: journal.write(waiting))
         if gpus is not None:
@@ -58,8 +58,13 @@ def wait_for_turn(
     return held
 
 
-def _is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
-    """Whether the run before this one has neither begun nor a place in the line, but will have one."""
+def is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
+    """Whether the run before this one has neither begun nor a place in the line, but will have one.
+
+    Args:
+        run: this run.
+        behind: the id of the one before it; None: there is none.
+    """
     if behind is None:
         return lambda: False
     before = RunDir(run.path.parent / behind)
@@ -68,7 +73,10 @@ def _is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
         if any(before.attempts.glob("*/turn.json")):
             return False
         newest = read_run(before).newest
-        return newest is not None and any(Process.from_dict(each).alive() for each in newest.processes)
+        # With an agent it is pending only while it waits for a run outside of the sweep: this one may pass it then.
+        if newest is None or (newest.hosts and newest.state == "pending"):
+            return False
+        return any(Process.from_dict(each).alive() for each in newest.processes)
 
     return is_to_come
 

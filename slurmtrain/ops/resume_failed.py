@@ -161,7 +161,7 @@ def _has_checkpoint(directory: RunDir, run: Run, attempt: NewAttempt) -> bool:
 
 
 def _start_all(workspace: Workspace, elements: Sequence[Element], notes: list[str]) -> Resumed:
-    """Start attempts: those whose last job is still about to end by themselves, since only then they wait for it."""
+    """Start attempts; those whose last job is about to end by themselves: a job waits for one of the same name."""
     alone: list[Element] = []
     together: list[Element] = []
     for each in elements:

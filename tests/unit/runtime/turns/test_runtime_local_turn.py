@@ -11,7 +11,7 @@ from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.runtime.turns.local_turn import is_to_come
 from slurmtrain.system.process import this_process
 
-BEFORE, THIS = "0000000001", "0000000002"
+BEFORE, WAITING = "0000000001", "0000000002"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def before(root: RunsRoot) -> SimulatedRun:
 
 
 def is_waited_for(root: RunsRoot) -> bool:
-    return is_to_come(root.run(THIS), BEFORE)()
+    return is_to_come(root.run(WAITING), BEFORE)()
 
 
 def test_a_run_that_has_just_been_started_is_waited_for(root: RunsRoot, before: SimulatedRun) -> None:
@@ -54,4 +54,4 @@ def test_a_run_whose_processes_are_dead_or_that_is_gone_is_not(root: RunsRoot) -
     sim = SimulatedRun(root.run(BEFORE), spec={"name": "n"}, executor="local", job="local-a")
     sim.created(sweep="sweep").submitted(process=gone)
     assert not is_waited_for(root)
-    assert not is_to_come(root.run(THIS), None)()
+    assert not is_to_come(root.run(WAITING), None)()

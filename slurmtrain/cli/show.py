@@ -16,6 +16,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 _GARBAGE_SHOWN = 5
 _CHECKPOINTS_SHOWN = 5
 _CHILDREN_SHOWN = 5
+# Of so many runs the lines 'after' and 'before' say all.
+_SMALL_CHAIN = 2
 # Cells before the text of a fact.
 _INDENT = 12
 
@@ -65,6 +67,11 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
     for each in run["attempts"]:
         attempt = {**each, "code": None} if has_one else each
         _print_attempt(attempt, newest=each is run["attempts"][-1], each_node=each_node)
+    if len(run["chain"]) > _SMALL_CHAIN:
+        output.echo("", "chain")
+        for each in run["chain"]:
+            mark = "  <" if each["id"] == run["id"] else ""
+            output.echo("  " * (each["depth"] + 1) + _chained(each) + mark)
     if lines := check_tables.finding_lines(run["attempts"]):
         output.echo("", "findings")
         for line in lines:

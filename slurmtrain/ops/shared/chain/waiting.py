@@ -17,6 +17,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
 
+# How many runs of a chain are listed.
+_MOST_RUNS = 100
 # In which a run may wait for others.
 WAITING = frozenset({"created", "pending", "requeued"})
 
@@ -50,15 +52,42 @@ def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
     upstreams = upstreams_of(directory)
     after = dependents(workspace, [run_id])
     if not upstreams and not after:
-        return {"after": [], "before": []}
-    runs = observe(workspace, [*(upstream.run for upstream in upstreams), *after], ask_slurm=False).runs
+        return {"after": [], "before": [], "chain": []}
+    tree = _tree(workspace, run_id)
+    runs = observe(workspace, [*(upstream.run for upstream in upstreams), *after, *tree], ask_slurm=False).runs
     return {
         "after": [
             {**_facts(runs.fetch([each.run]), each.run), "condition": "afterany" if each.any else "afterok"}
             for each in upstreams
         ],
         "before": [_facts(runs.fetch([each]), each) for each in after],
+        "chain": [{**_facts(runs.fetch([each]), each), "depth": depth} for each, depth in tree.items()],
     }
+
+
+def _tree(workspace: Workspace, run_id: str) -> dict[str, int]:
+    """All runs of a run's chain, each below the first of those that it starts after, with how deep it is there."""
+    tree: dict[str, int] = {}
+    waiting = [(root, 0) for root in reversed(_roots(workspace, run_id))]
+    while waiting and len(tree) < _MOST_RUNS:
+        each, depth = waiting.pop()
+        if each not in tree:
+            tree[each] = depth
+            waiting += [(below, depth + 1) for below in reversed(dependents(workspace, [each]))]
+    return tree
+
+
+def _roots(workspace: Workspace, run_id: str) -> list[str]:
+    """The first runs of a run's chain: those before it, or before any of these, that start after none."""
+    roots, visited, queue = [], {run_id}, [run_id]
+    while queue and len(visited) < _MOST_RUNS:
+        each = queue.pop()
+        above = [upstream.run for upstream in upstreams_of(workspace.root.run(each))]
+        if not above:
+            roots.append(each)
+        queue += [run for run in above if run not in visited]
+        visited.update(above)
+    return sorted(roots)
 
 
 def _facts(runs: Mapping[str, Listed], run_id: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.site import until
 
 from slurmtrain.model.run.ids import RUN_ID
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.runtime.chain.files import read_upstreams
 
 TESTS = Path(__file__).resolve().parents[3]
 SPREAD = 3
@@ -24,7 +26,7 @@ SPREAD = 3
 
 @dataclass
 class Submitter:
-    """Submits a sweep of two runs to a fake Slurm, and dies at a chosen effect."""
+    """Submits a sweep of two runs, and a run that starts after it, to a fake Slurm, and dies at a chosen effect."""
 
     path: Path
     slurm: SlurmCommands
@@ -43,7 +45,8 @@ class Submitter:
             "KILL_LOG": str(self.path / "effects"),
         }
         (self.path / "effects").unlink(missing_ok=True)
-        arguments = ["submit", str(self.spec), "--sweep", "params.a=1,2", "--executor", "slurm", "--json"]
+        specs = [str(self.spec.with_name("after.yaml")), str(self.spec)]
+        arguments = ["submit", *specs, "--executor", "slurm", "--json"]
         return subprocess.run(
             [sys.executable, "-m", "slurmtrain", *arguments, "--idempotency-key", key],
             env={**os.environ, "SLURMTRAIN_RUNS": str(self.runs), **hooks},
@@ -92,6 +95,8 @@ def _elements(place: Path) -> list[str]:
 
 @pytest.fixture
 def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path) -> Submitter:
+    spec.with_name("after.yaml").write_text(spec.read_text().replace("name: x", "name: y\nafter: x"))
+    spec.write_text(spec.read_text() + "sweep: {params.a: [1, 2]}\n")
     return Submitter(tmp_path, slurm, spec)
 
 
@@ -110,7 +115,7 @@ def test_a_killed_submit_with_a_key_is_completed_by_the_same_command(submitter: 
         assert submitter.submit(key).returncode == 0
     submitter.let_launchers_end()
     effects = submitter.effects()
-    expected = 4
+    expected = 6
     for point in points(effects):
         assert submitter.submit(f"k{point}", kill_at=point).returncode == -9, (point, effects[point - 1])
         submitter.let_launchers_end()
@@ -118,10 +123,13 @@ def test_a_killed_submit_with_a_key_is_completed_by_the_same_command(submitter: 
         assert again.returncode == 0, (point, effects[point - 1], again.stderr)
         ids = [run["id"] for run in json.loads(again.stdout)["runs"]]
         submitter.let_launchers_end()
-        expected += 2
+        expected += 3
         jobs = submitter.submitted()
         present = sorted(path.name for path in submitter.runs.iterdir() if RUN_ID.fullmatch(path.name))
         assert jobs == present, (point, effects[point - 1])
         assert len(jobs) == expected
         assert set(ids) <= set(present)
-        assert len(ids) == 2
+        assert len(ids) == 3
+        last, *before = ids
+        upstreams = read_upstreams(RunsRoot(submitter.runs).run(last))
+        assert [upstream.run for upstream in upstreams] == before, (point, effects[point - 1])

@@ -1,0 +1,131 @@
+"""Whether it is a run's turn, and what it gets from those before it: from their files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.simulated_run import SimulatedRun
+
+from slurmtrain.errors import PathError, SlurmtrainError
+from slurmtrain.model.run.chain.upstreams import Upstream
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.chain.references import Reference
+from slurmtrain.runtime.chain import files, turn
+from slurmtrain.runtime.chain.facts import find_facts
+from slurmtrain.runtime.chain.turn import standing_of, unfinished_jobs, wait_for_turn
+
+FIRST, SECOND = "0000000001", "0000000002"
+UPSTREAM = Upstream(FIRST, "pretrain")
+RULES: dict[str, Any] = {"requeue": {"max_failures": 0}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run that starts after another."""
+    directory = RunDir(tmp_path / SECOND)
+    directory.path.mkdir()
+    files.write_upstreams(directory, [UPSTREAM])
+    return directory
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> SimulatedRun:
+    """The run before it, whose job runs."""
+    return SimulatedRun(RunDir(tmp_path / FIRST), spec=RULES).submitted().started()
+
+
+def test_a_run_waits_for_one_that_will_be_started_again_and_for_its_newest_job(
+    run: RunDir, first: SimulatedRun
+) -> None:
+    assert standing_of(run, [UPSTREAM]).waits == [UPSTREAM]
+    assert unfinished_jobs(run, [UPSTREAM]) == ["7"]
+    first.stopped()
+    assert standing_of(run, [UPSTREAM]).waits == [UPSTREAM]
+    first.job = "9"
+    first.submitted(2).started(submission=2)
+    assert unfinished_jobs(run, [UPSTREAM]) == ["9"]
+    first.ended("completed")
+    assert standing_of(run, [UPSTREAM]).is_ready
+    assert unfinished_jobs(run, [UPSTREAM]) == []
+
+
+def test_a_job_of_slurm_looks_for_a_moment_only_and_a_local_run_as_long_as_it_takes(
+    run: RunDir, first: SimulatedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(turn, "_POLL_S", 0.001)
+    noted: list[Upstream] = []
+    early = wait_for_turn(run, [UPSTREAM], patient=False, note=noted.append, give_up=lambda: False)
+    assert (early.is_ready, noted) == (False, [])
+
+    def complete(upstream: Upstream) -> None:
+        noted.append(upstream)
+        first.ended("completed")
+
+    assert wait_for_turn(run, [UPSTREAM], patient=True, note=complete, give_up=lambda: False).is_ready
+    assert noted == [UPSTREAM]
+
+
+def test_a_run_whose_upstream_failed_waits_no_longer(run: RunDir, first: SimulatedRun) -> None:
+    first.crashed()
+    stands = wait_for_turn(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: False)
+    assert stands.problem.startswith(f"run {FIRST} (pretrain) failed: rank 0 exited with code 1")
+
+
+def test_a_stop_ends_the_wait(run: RunDir, first: SimulatedRun) -> None:
+    assert wait_for_turn(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: True).waits
+
+
+def test_facts_are_those_of_the_run_when_it_has_ended(run: RunDir, first: SimulatedRun) -> None:
+    published = first.directory.checkpoints / "step-40"  # type: ignore[union-attr]
+    published.mkdir()
+    (published / "MANIFEST.json").write_text("{}")
+    first.reached(40, loss=0.25).saved(40).ended("completed")
+    names = ("checkpoint", "dir", "id", "step", "metrics.loss")
+    facts = find_facts(run, [UPSTREAM], [Reference("pretrain", name) for name in names])
+    assert list(facts.values()) == [str(published), str(published.parents[1]), FIRST, 40, 0.25]
+    assert next(iter(facts)) == "${run.pretrain.checkpoint}"
+    with pytest.raises(SlurmtrainError, match=rf"run {FIRST} \(pretrain\) has no metric 'acc'"):
+        find_facts(run, [UPSTREAM], [Reference("pretrain", "metrics.acc")])
+
+
+def test_a_checkpoint_may_be_one_that_the_script_saved_itself_unless_it_is_gone(
+    run: RunDir, first: SimulatedRun, tmp_path: Path
+) -> None:
+    older, newer = tmp_path / "ck-10.pt", tmp_path / "ck-20.pt"
+    older.write_bytes(b"")
+    for step, path in ((10, older), (20, newer)):
+        first.node(
+            "found", path=str(path), step=step, bytes=1, saved_at=float(step), format="torch", fingerprint=f"{step}"
+        )
+    first.ended("completed")
+    reference = Reference("pretrain", "checkpoint")
+    assert find_facts(run, [UPSTREAM], [reference]) == {str(reference): str(older)}
+    older.unlink()
+    with pytest.raises(SlurmtrainError, match="has no checkpoint"):
+        find_facts(run, [UPSTREAM], [reference])
+
+
+def test_what_a_run_began_with_is_kept(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_SEEN_S", 0.0)
+    assert not files.has_begun(run)
+    with pytest.raises(PathError, match="is not there"):
+        files.read_facts(run)
+    files.write_facts(run, {"${run.pretrain.step}": 40})
+    assert files.has_begun(run)
+    assert files.read_facts(run) == {"${run.pretrain.step}": 40}
+    assert files.read_facts(RunDir(tmp_path / "none")) == {}
+    run.upstreams.write_text('{"upstreams": 5}')
+    with pytest.raises(PathError, match="is not what slurmtrain wrote there"):
+        files.read_upstreams(run)
+
+
+def test_dependents_are_noted_once_each_and_other_files_are_none(run: RunDir, first: SimulatedRun) -> None:
+    assert first.directory is not None
+    assert files.dependents_of(first.directory) == []
+    for _ in range(2):
+        files.note_dependent(first.directory, SECOND)
+    (first.directory.dependents / "notes.txt").write_text("")
+    assert files.dependents_of(first.directory) == [SECOND]

@@ -15,6 +15,7 @@ from slurmtrain.model.run.lineage import RERUN, Parent
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import submitted_software
 from slurmtrain.ops.shared.find import find_all, is_pattern
@@ -111,7 +112,13 @@ def plan_again(
             notes += more
         runs.append(replace(planned, plan=replace(plan, code=codes[key])))
     file = Path(first.created.spec_file) if first.created.spec_file else None
-    spec = SpecFile(text=_text(first.directory), runs=tuple(runs), path=file)
+    spec = SpecFile(
+        text=_text(first.directory),
+        runs=tuple(runs),
+        path=file,
+        parallel=first.created.parallel if len(runs) > 1 else None,
+        pack=_pack(first.created, runs),
+    )
     return Repetition(spec, first.run.executor, list(dict.fromkeys(notes)))
 
 
@@ -147,6 +154,18 @@ def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
         parents=(Parent(original.run.id, RERUN),),
         has_code=not takes_code,
     )
+
+
+def _pack(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:
+    """How the new runs share jobs, as the old ones did. Raises UserError if overrides make that impossible."""
+    pack = Pack.from_dict(created.pack) if created.pack is not None else None
+    if pack is None or len(runs) < pack.runs:
+        return None
+    specs = [run.plan.spec for run in runs]
+    problem = next(filter(None, (packing_problem(spec.resources, pack, spec.slurm) for spec in specs)), None)
+    if problem:
+        raise UserError(f"the runs were packed, {pack.runs} in a job, which is not possible now: {problem}")
+    return pack
 
 
 def _later_overrides(run: Run) -> list[str]:

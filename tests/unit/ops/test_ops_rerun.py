@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.simulated_run import SimulatedRun
 
 import slurmtrain
 from slurmtrain.errors import PathError, RunNotFound, SlurmtrainWarning, SpecError, UserError
 from slurmtrain.model.run.lineage import RERUN, Parent
+from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -73,6 +76,14 @@ def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(
     assert [run.plan.spec.params["lr"] for run in planned] == [1, 2, 3]
     assert [run.varies for run in planned] == [{"params.lr": value} for value in (1, 2, 3)]
     assert [run.parents[0].run for run in planned] == ids
+    packed = submitted(sweep=("params.lr=1,2,3,4", "parallel=2", "pack=2"))
+    of_packed = observe(workspace, ask_slurm=False).runs[packed[0]].sweep
+    assert of_packed is not None
+    spec = plan_again(workspace, of_packed).spec
+    assert (spec.parallel, spec.pack) == (2, Pack(2))
+    with pytest.raises(UserError, match="which is not possible now"):
+        plan_again(workspace, of_packed, ["resources.nodes=2"])
+    assert plan_again(workspace, packed[0]).spec.pack is None
     [alone], _ = again(workspace, ids[1])
     assert alone.plan.spec.params["lr"] == 2
 
@@ -115,6 +126,20 @@ def test_a_run_whose_python_is_gone_takes_the_one_of_now(
     [planned], notes = again(workspace, first)
     assert planned.plan.python == sys.executable
     assert f"the Python of run {first}, /gone/bin/python, is gone: this takes {sys.executable}" in notes
+
+
+def test_a_run_whose_files_were_deleted_is_repeated_as_long_as_its_code_is_kept(
+    workspace: Workspace, submitted: Submitted
+) -> None:
+    [first] = submitted()
+    SimulatedRun(workspace.root.run(first), job="8", now=2_000_000_000.0).started().ended("completed")
+    observe(workspace, ask_slurm=False)
+    deletable = find_deletable(workspace, [first], forget=False)
+    delete(workspace, deletable, forget=False)
+    assert not workspace.root.run(first).checkpoints.exists()
+    [planned], notes = again(workspace, first)
+    assert planned.plan.spec.params == {"lr": 0.1}
+    assert notes == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "no contents"])

@@ -73,6 +73,7 @@ def command(
             _explain_nothing(workspace, selection)
         show(question, selection)
         if show is _as_table:
+            _describe_sweeps(names, selection)
             for line in describe_unmirrored(workspace, selection.runs):
                 output.note(line)
         return 0
@@ -94,6 +95,16 @@ def _look(workspace: Workspace, question: Question) -> Selection:
     selection = select(workspace, observed.runs, question)
     output.warn(selection.notes)
     return selection
+
+
+def _describe_sweeps(names: Sequence[str], selection: Selection) -> None:
+    """Summarize the sweeps that were named, below their runs."""
+    from slurmtrain.model.query.folding import describe_sweep
+
+    for name in names:
+        runs = [run for run in selection.runs if run["sweep"] == name]
+        if runs:
+            output.note(describe_sweep(runs))
 
 
 def _explain_nothing(workspace: Workspace, selection: Selection) -> None:

@@ -44,6 +44,18 @@ def fold_sweep(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def describe_sweep(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many runs of a sweep are in each state, and its best values: a line below a list of them.
+
+    Args:
+        runs: RUN of the JSON of each.
+    """
+    best = best_metrics([run["metrics"] for run in runs])
+    values = ", ".join(f"{name}={value:.6g}" for name, value in best.items())
+    states = count_states([run["state"] for run in runs])
+    return f"sweep {runs[0]['sweep']}: {states}" + (f"; best {values}" if values else "")
+
+
 def count_states(states: Sequence[str]) -> str:
     """How many there are of each of these states, such as ``2 failed, 5 running``."""
     counts = Counter(states)

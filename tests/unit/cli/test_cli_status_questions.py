@@ -207,5 +207,6 @@ def test_a_sweep_is_unfolded_where_its_runs_are_asked_for(root: Path, capsys: py
     assert "6 runs; 'slurmtrain status 00000000sw' lists them" in lines[1]
     for question in ([SWEEP], ["--no-fold"], ["cnn*"], ["--state", "completed"], ["--sort", "id"]):
         assert SWEEP not in status(root, capsys, *question)[1], question
+    assert f"sweep {SWEEP}: 1 running, 5 completed; best acc=0.91, loss=0.01" in status(root, capsys, SWEEP)[2]
     assert len(status(root, capsys, "--no-fold")[1].splitlines()) == 1 + 7
     assert len(json.loads(status(root, capsys, "--json")[1])["runs"]) == 7

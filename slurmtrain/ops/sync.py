@@ -108,11 +108,12 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
 
     On Slurm those that request the same share a job array.
     """
-    created = [
+    # Oldest first: a run is created after those that it waits for.
+    created = sorted(
         run_id
         for run_id, listed in _open_runs(synced, only)
         if listed.state == "created" and not listed.row["cancelled"]
-    ]
+    )
     make_room(len(created))
     with contextlib.ExitStack() as locks:
         elements: list[Element] = []

@@ -144,8 +144,10 @@ def create(
     try:
         # Until they are renamed nobody sees them: what a power failure takes of them was never there.
         with durable_together(workspace.root.path) if len(batch.runs) > 1 else nullcontext():
-            for planned in batch.runs:
+            for planned, after in zip(batch.runs, batch.upstreams or [()] * len(batch.runs), strict=True):
                 built.append(_build(workspace, batch, planned, provenance, locks))
+                if after:
+                    write_upstreams(built[-1][0], after)
         # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
         ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
         announce(ids)
@@ -154,9 +156,9 @@ def create(
             NewRun(workspace.root.run(name), lock, planned, after)
             for name, (_, lock), planned, after in zip(ids, built, batch.runs, upstreams, strict=True)
         ]
-        for (unborn, _), run in zip(built, runs, strict=True):
-            if run.upstreams:
-                _link(workspace, unborn, run)
+        for run in runs:
+            for upstream in run.upstreams:
+                note_dependent(workspace.root.run(upstream.run), run.id)
         for (unborn, _), run in zip(built, runs, strict=True):
             unborn.path.rename(run.directory.path)
             visible.append(run.directory)
@@ -170,13 +172,6 @@ def create(
             raise _unwritable(workspace, error) from error
         raise
     return runs
-
-
-def _link(workspace: Workspace, unborn: RunDir, run: NewRun) -> None:
-    """Record after which runs a new one starts, in its directory and in theirs. Raises OSError."""
-    write_upstreams(unborn, run.upstreams)
-    for upstream in run.upstreams:
-        note_dependent(workspace.root.run(upstream.run), run.id)
 
 
 def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:

@@ -17,8 +17,12 @@ from test_slurm_kills import Killing, _launchers
 
 from slurmtrain.model.run.layout import is_run_id
 
+# How many runs share a job, of twice as many.
+PACK = 4 if int(os.environ.get("TEST_PREEMPTIONS", "1")) > 1 else 2
 # What does not change the weights.
-SWEEP = ("--sweep", "params.step_ms=50,51,52,53,54,55,56,57")
+SWEEP = ("--sweep", f"params.step_ms=range(50,{50 + 2 * PACK})", f"--pack={PACK}")
+# Submissions of packs and of other arrays have the process that calls sbatch in common.
+WITHIN = ("slurmtrain", "slurmtrain.slurm.launcher") if os.environ.get("TEST_KILLS") == "all" else ("slurmtrain",)
 
 
 def submit_packs(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -36,15 +40,17 @@ def test_runs_of_a_preempted_pack_all_complete_with_the_weights_of_undisturbed_r
     alone = site.light("alone", params={"steps": STEPS, "step_ms": 0})
     [undisturbed] = digests(site, submit_packs(site, alone, "--wait")[0]["id"])
     spec = site.light(params={"steps": STEPS, "step_ms": 50}, slurm=SPOT, checkpoint={"every": {"steps": 10}})
-    runs = submit_packs(site, spec, *SWEEP, "--pack=4")
+    runs = submit_packs(site, spec, *SWEEP)
     [array] = {job.partition("_")[0] for job in job_ids(runs)}
-    assert job_ids(runs) == [f"{array}_0"] * 4 + [f"{array}_1"] * 4
+    assert job_ids(runs) == [f"{array}_0"] * PACK + [f"{array}_1"] * PACK
     for run in runs:
         until_trains(site, run["id"], starts=1)
     preempt(cluster, lambda: all(events(site, run["id"], "end") for run in runs))
     site.call("wait", *(run["id"] for run in runs), code=None)
     shown = [site.show(run["id"]) for run in runs]
-    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 8, [r["reason"] for r in shown]
+    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 2 * PACK, [
+        r["reason"] for r in shown
+    ]
     for run in shown:
         assert [attempt["restart"] for attempt in run["attempts"]] == [0, 1]
         assert run["attempts"][0]["cause"] == "preempted"
@@ -79,14 +85,13 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("launcher", ["ranks", pytest.param("node", marks=pytest.mark.slow)])
-def test_runs_of_a_pack_have_gpus_and_cores_of_their_own(site: ClusterSite, launcher: str) -> None:
+def test_runs_of_a_pack_have_gpus_and_cores_of_their_own(site: ClusterSite) -> None:
     # All cores of this machine together: a job that has all that its processes may use divides them.
     cores = len(os.sched_getaffinity(0)) // 2
     variables = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']"
     spec = site.commanding(
         f'python -c "import json, os; print(json.dumps([{variables}, sorted(os.sched_getaffinity(0))]))"',
-        launcher=launcher,
+        launcher="node",
         resources={"nodes": 1, "gpus_per_node": 1, "cpus_per_proc": cores, "time": "00:05:00"},
         params={"a": 1},
     )
@@ -111,7 +116,7 @@ def test_a_run_that_is_cancelled_before_its_pack_starts_never_trains(site: Clust
     assert [run["state"] for run in site.json("status")["runs"]].count("cancelled") == 1
 
 
-@pytest.mark.parametrize("within", ["slurmtrain", pytest.param("slurmtrain.slurm.launcher", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("within", WITHIN)
 def test_a_killed_submit_leaves_one_place_in_a_pack_for_each_run(
     site: ClusterSite, cluster: Cluster, within: str
 ) -> None:

@@ -34,6 +34,7 @@ LONGEST = (
     "cluster/test_slurm_interruptions.py",
     "local/test_runs.py",
     "cluster/test_slurm_runs.py",
+    "cluster/test_slurm_chains.py",
     "local/test_launchers.py",
     "local/test_drill.py",
     "cluster/test_slurm_ledger.py",

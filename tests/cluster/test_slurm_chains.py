@@ -11,6 +11,9 @@ from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, digests, events, preempt, until_trains
 from helpers.site import ONE_PROCESS, until
 
+thorough = pytest.mark.skipif(
+    os.environ.get("TEST_CHAINS") != "all", reason="only with TEST_CHAINS=all: chains of runs take half a minute each"
+)
 SLOW: dict[str, Any] = {"step_ms": 20, "slow_from": 15}
 
 
@@ -83,6 +86,7 @@ def test_a_chain_survives_a_preemption_of_each_of_its_runs(
     assert [each["id"] for each in shown["before"]] == evaluations
 
 
+@thorough
 def test_what_waits_for_a_failed_run_says_so_and_ends_and_can_be_resumed(site: ClusterSite, cluster: Cluster) -> None:
     ids = chain(site, pretrain={"steps": 60, "crash_rank": 0, "crash_step": 0})
     [pretrain], [finetune], evaluations = ids.values()
@@ -114,6 +118,7 @@ def test_cancelling_a_run_ends_at_once_what_waits_for_it(site: ClusterSite, clus
     assert not any(site.show(each)["attempts"][0]["nodes"] for each in (finetune, *evaluations))
 
 
+@thorough
 def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
     site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
 ) -> None:

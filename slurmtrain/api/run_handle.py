@@ -324,12 +324,20 @@ class RunHandle:
             self._read(call)
         return self
 
-    def resume(self, overrides: Overrides = (), *, from_start: bool = False, code_of_now: bool = False) -> Self:
+    def resume(
+        self,
+        overrides: Overrides = (),
+        *,
+        from_start: bool = False,
+        step: int | None = None,
+        code_of_now: bool = False,
+    ) -> Self:
         """Start its next attempt, from its newest complete checkpoint; returns itself.
 
         Args:
             overrides: Keys of the spec to change in this attempt and later ones.
             from_start: Put its checkpoints aside, and begin again.
+            step: Go on from the checkpoint of this step, and put later ones aside; None: from the newest.
             code_of_now: Execute the code as it is now, not as it was when the run was submitted.
 
         Raises:
@@ -341,7 +349,12 @@ class RunHandle:
 
         with calling(self._config) as call:
             _, notes = resume(
-                call.workspace, self.id, assignments(overrides), from_start=from_start, code_of_now=code_of_now
+                call.workspace,
+                self.id,
+                assignments(overrides),
+                from_start=from_start,
+                step=step,
+                code_of_now=code_of_now,
             )
             call.notes += notes
             self._read(call)

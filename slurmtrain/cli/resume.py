@@ -20,6 +20,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 @options.overrides_argument
 @click.option("--from-start", is_flag=True, help="Set the run's checkpoints aside and start from the beginning.")
 @click.option(
+    "--step", type=click.IntRange(min=1), metavar="N", help="Go on from step N, and set later checkpoints aside."
+)
+@click.option(
     "--code", type=click.Choice(["now"]), help="Execute the code as it is now, not as it was when RUN was submitted."
 )
 @click.option(
@@ -35,6 +38,7 @@ def command(
     run: str,
     overrides: tuple[str, ...],
     from_start: bool,
+    step: int | None,
     code: str | None,
     failed: bool,
     cancelled: bool,
@@ -59,7 +63,9 @@ def command(
         raise click.UsageError("--cancelled and --dry-run are for --failed")
     from slurmtrain.ops.resume import resume
 
-    run_id, notes = resume(workspace, run, overrides, from_start=from_start, code_of_now=code == "now")
+    if from_start and step is not None:
+        raise click.UsageError("--from-start and --step exclude each other")
+    run_id, notes = resume(workspace, run, overrides, from_start=from_start, step=step, code_of_now=code == "now")
     output.warn(notes)
     if waits:
         from slurmtrain.cli.shared.wait_for_runs import wait_for_runs

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     help="Start after this run has completed, as the key 'after' says it; repeatable.",
     shell_complete=complete.complete_run,
 )
+@click.option("--from", "start_from", metavar="RUN[:STEP|:best]", help="Begin with a checkpoint of another run.")
+@click.option("--weights-only", is_flag=True, help="With --from: begin at step 0, with the checkpoint's weights.")
 @options.executor_option
 @click.option(
     "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
@@ -57,6 +59,8 @@ def command(
     parallel: int | None,
     pack: int | None,
     after: tuple[str, ...],
+    start_from: str | None,
+    weights_only: bool,
     executor: str | None,
     key: str | None,
     dry_run: bool,
@@ -79,6 +83,7 @@ def command(
     if pack is not None:
         sweep = (*sweep, f"pack={pack}")
     more, keys = split_words(overrides)
+    keys = [*keys, *_start_overrides(start_from, weights_only=weights_only)]
     specs = load_all([spec, *more], keys, sweep, after, max_runs=workspace.config.sweep_max_runs)
     loaded = merge_specs(specs)
     chosen = workspace.config.choose_executor(executor)
@@ -106,6 +111,18 @@ def command(
         output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
         output.note(describe_next(workspace, [run.plan for run in loaded.runs]))
     return 0
+
+
+def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]:
+    """What --from and --weights-only change in the spec. Raises click.UsageError."""
+    if start_from is None:
+        if weights_only:
+            raise click.UsageError("--weights-only needs --from RUN")
+        return []
+    if not weights_only:
+        return [f"start_from={start_from}"]
+    run, _, step = start_from.partition(":")
+    return [f"start_from={{run: {run}, step: {step or 'null'}, load: weights}}"]
 
 
 def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:

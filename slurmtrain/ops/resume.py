@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
@@ -39,6 +40,7 @@ def resume(
     overrides: Sequence[str] = (),
     *,
     from_start: bool = False,
+    step: int | None = None,
     code_of_now: bool = False,
 ) -> tuple[str, list[str]]:
     """Start the next attempt of a run; returns the run's id, and notes for the user.
@@ -48,11 +50,13 @@ def resume(
         name: its id, a prefix of the id, its name, or ``@last``.
         overrides: ``KEY=VALUE``, for this attempt and all later ones.
         from_start: move the run's checkpoints aside and begin again.
+        step: go on from the checkpoint of this step, and move later ones aside; None: from the newest.
         code_of_now: execute the code as it is now, and not as it was when the run was submitted.
 
     Raises:
         RunBusy: the run is active.
         NoCheckpoint: there is none to continue from.
+        NotAvailable: with ``step``, its script writes its checkpoints itself.
         UserError: an override is wrong, or a secret's value is missing.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`.
     """
@@ -63,7 +67,8 @@ def resume(
         earlier = cancels(directory)
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
-        _check_state(run, overrides, from_start=from_start)
+        _check_state(run, overrides, goes_back=from_start or step is not None)
+        later = [] if step is None else _later_checkpoints(workspace, directory, run, step)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides, read_options)
         wait_for_exits(run)
@@ -83,6 +88,8 @@ def resume(
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
+        elif step is not None:
+            _put_later_aside(workspace, directory, run, step, later)
         attempt = NewAttempt(
             plan=planned.plan,
             executor=run.executor,
@@ -120,12 +127,12 @@ def _locked_now(directory: RunDir) -> Iterator[int]:
         yield lock
 
 
-def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:
+def _check_state(run: Run, overrides: Sequence[str], *, goes_back: bool) -> None:
     if not run.idle and run.attempts:
         raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
     if run.deleted_at is not None:
         raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
-    if run.state == "completed" and not overrides and not from_start:
+    if run.state == "completed" and not overrides and not goes_back:
         raise RunBusy(
             f"run {run.id} has completed; to train it further, give it more to do, for example "
             f"'slurmtrain resume {run.id} params.steps=...'"
@@ -151,10 +158,11 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
         return
     from slurmtrain.runtime.checkpoint.files import newest_published, sweep
+    from slurmtrain.runtime.checkpoint.start_point import start_point
 
     # A complete one counts even if its publisher was killed before the rename: the sweep renames it.
     sweep(directory.checkpoints, attempt="")
-    if newest_published(directory.checkpoints) is None:
+    if newest_published(directory.checkpoints) is None and start_point(directory) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
 
 
@@ -191,10 +199,42 @@ def wait_for_exits(run: Run) -> None:
         time.sleep(0.05)
 
 
+def _later_checkpoints(workspace: Workspace, directory: RunDir, run: Run, step: int) -> list[Path]:
+    """The published checkpoints after that of a ``step``. Raises NoCheckpoint if there is none of it; NotAvailable."""
+    from slurmtrain.ops.shared.checkpoints import choose_checkpoints, refuse_external
+    from slurmtrain.runtime.checkpoint.files import published
+
+    refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
+    choose_checkpoints(workspace, run, step, to="continue from")
+    return [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
+
+
+def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int, later: Sequence[Path]) -> None:
+    """Move checkpoints aside that are later than the ``step`` to go on from."""
+    if not later:
+        return
+    aside = make_directory(_aside(directory, run), private=True)
+    # Journaled first, and the newest moved first: if this is killed in between, the run goes on from what is newest
+    # then, and the next observation of the disk reverts the events of those that were not moved.
+    from slurmtrain.runtime.checkpoint.files import relative_path
+
+    with workspace.journal(directory, "resume") as journal:
+        for path in later:
+            why = f"the run goes on from step {step}"
+            journal.write(CheckpointPruned(path=relative_path(path), step=checkpoint_step(path.name), why=why))
+    for path in later:
+        path.rename(aside / path.name)
+
+
+def _aside(directory: RunDir, run: Run) -> Path:
+    """Where checkpoints are moved that the next attempt must not find."""
+    return directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
+
+
 def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) -> None:
     if not any(directory.checkpoints.glob("*")):
         return
-    aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
+    aside = _aside(directory, run)
     if aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
     # Journaled first: if this is killed before the rename, the next observation of the disk reverts these events.

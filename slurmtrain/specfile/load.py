@@ -256,8 +256,14 @@ def replan(
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     # A run keeps its snapshot, unless an override says that it is to have none any more.
+    spec = _as_it_began(plan.spec, planned.plan.spec)
     code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
-    return replace(planned, plan=replace(planned.plan, workdir=workdir, code=code))
+    return replace(planned, plan=replace(planned.plan, spec=spec, workdir=workdir, code=code))
+
+
+def _as_it_began(spec: Spec, later: Spec) -> Spec:
+    """A ``later`` spec of a run with the checkpoint that its first ``spec`` names, since the run has begun with it."""
+    return replace(later, start_from=spec.start_from)
 
 
 def _plan_all(

@@ -249,6 +249,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def start(self) -> Path:
+        """The checkpoint of another run that it begins with, if any: as it was published there."""
+        return self.path / "start"
+
+    @property
     def submissions(self) -> Path:
         """The directories of the submissions, by number."""
         return self.path / "submissions"

@@ -31,7 +31,7 @@ def reasons(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
             why[step].append(f"every {keep.every_steps} steps")
     if keep.best is not None:
         count = f"best {keep.best.n} of" if keep.best.n > 1 else "best"
-        for step, value in _best(ordered, keep.best).items():
+        for step, value in best_steps(ordered, keep.best).items():
             why[step].append(f"{count} {keep.best.metric} ({value:.4g})")
     return {step: ", ".join(rules) for step, rules in why.items() if rules}
 
@@ -53,8 +53,13 @@ def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
     return [step for multiple, step in firsts.items() if multiple > 0]
 
 
-def _best(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
-    """The steps with the ``n`` best values of the metric, if it is a number; of equal values the later step wins."""
+def best_steps(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
+    """The steps with the best values of a metric that are numbers, the best first; of equal values the later step wins.
+
+    Args:
+        ordered: Checkpoints, each step once.
+        best: The metric, whether larger values are better, and how many steps.
+    """
     values = {saved.step: value for saved in ordered if (value := _number(saved.metrics.get(best.metric))) is not None}
     sign = 1 if best.mode == "min" else -1
     ranked = sorted(values, key=lambda step: (sign * values[step], -step))

@@ -24,7 +24,7 @@ SCHEMA = 1
 REDACTED = "<redacted>"
 # Keys that are newer than the first plans: the hash leaves them out while they have their default, so that the same
 # spec has the same hash in all versions.
-LATER_KEYS: Sequence[KeyPath] = (("code",), ("seed",), ("deterministic",), ("after",))
+LATER_KEYS: Sequence[KeyPath] = (("code",), ("seed",), ("deterministic",), ("after",), ("start_from",))
 
 
 def canonical_json(data: object) -> str:

@@ -13,6 +13,7 @@ from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.chain.dependencies import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, read_every
 from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, OWN, check_step_pattern
+from slurmtrain.model.spec.checkpoint.start_from import StartFromSection, StartFromSpec
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.kinds import (
     Conflict,
@@ -407,6 +408,9 @@ class Spec:
     )
     checkpoint: CheckpointSpec = declare_key(
         CheckpointSpec(), Section(CheckpointSpec), "When to save checkpoints, and which to keep."
+    )
+    start_from: StartFromSpec | None = declare_key(
+        None, StartFromSection(), "The checkpoint of another run to begin with; null: none."
     )
     requeue: RequeueSpec = declare_key(RequeueSpec(), Section(RequeueSpec), "What happens to an interrupted run.")
     tracking: TrackingSpec = declare_key(TrackingSpec(), Section(TrackingSpec), "Experiment tracking.")

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RegistryFailed
@@ -19,6 +19,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.ops.submit.provenance import Provenance, find_provenance
+from slurmtrain.ops.submit.start_points import StartPoints
 from slurmtrain.runtime.chain.files import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
@@ -47,7 +48,8 @@ class Batch:
 
     ``spec``: where they are from. ``runs``: those of its runs that are to be created. ``executor``: ``slurm`` or
     ``local``. ``sweep``: the id that they share; None for a single run. ``upstreams``: for each of ``runs``, the runs
-    that it starts after; empty: none of them starts after any.
+    that it starts after; empty: none of them starts after any. ``start_points``: the
+    checkpoints that they begin with, by what their plans say.
     """
 
     spec: SpecFile
@@ -55,6 +57,7 @@ class Batch:
     executor: str
     sweep: str | None
     upstreams: Sequence[Sequence[Upstream]] = ()
+    start_points: StartPoints = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,10 @@ def _build(
         ):
             if content:
                 write_new(path, content)
+        start_from = planned.plan.spec.start_from
+        # Without one, the run starts after that which it begins with, and finds it then.
+        if start_from is not None and (point := batch.start_points.get(start_from)) is not None:
+            point.take_over(unborn)
         with Journal(unborn.journals / "created.jsonl") as journal:
             journal.write(
                 RunCreated(

@@ -44,6 +44,7 @@ from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, ne
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
+from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec
@@ -242,7 +243,7 @@ class _Work:
     def submit(self) -> Submission:
         """Create the missing runs, and submit their jobs; returns all runs. Raises as :func:`submit_specs`."""
         workspace, executor = self.workspace, self.executor
-        batches = [self._batch(number) for number in self.order]
+        batches = [_with_start_points(workspace, self._batch(number)) for number in self.order]
         plans = [planned.plan for batch in batches for planned in batch.runs]
         self._check(batches, plans)
         if executor == "slurm":
@@ -322,6 +323,14 @@ def _linked(batch: Batch, upstreams: Sequence[Sequence[Upstream]]) -> Batch:
         for planned, after in zip(batch.runs, upstreams, strict=True)
     ]
     return replace(batch, runs=runs, upstreams=upstreams)
+
+
+def _with_start_points(workspace: Workspace, batch: Batch) -> Batch:
+    """The runs with the checkpoints of other runs that they are to begin with."""
+    if all(planned.plan.spec.start_from is None for planned in batch.runs):
+        return batch
+    runs, points = with_start_points(workspace, batch.runs)
+    return replace(batch, runs=runs, start_points=points)
 
 
 def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:

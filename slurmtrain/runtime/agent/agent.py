@@ -277,7 +277,7 @@ class _Agent:
         upstreams = read_upstreams(run) if local or self._node.index == 0 else []
         if not upstreams or has_begun(run):
             return None
-        from slurmtrain.runtime.chain.facts import find_facts
+        from slurmtrain.runtime.chain.facts import find_facts, link_upstream
         from slurmtrain.runtime.chain.turn import wait_for_turn
 
         stands = wait_for_turn(
@@ -291,6 +291,8 @@ class _Agent:
             return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
         try:
             facts = find_facts(run, upstreams, references_of(self._plan.spec))
+            if self._node.index == 0 and self._plan.spec.start_from is not None:
+                link_upstream(run, upstreams, self._plan.spec.start_from)
         except SlurmtrainError as error:
             return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
         if self._node.index == 0:
@@ -389,7 +391,8 @@ class _Agent:
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
         from_start = self._node.from_start and self._rounds_begun == 1
         self._checkpoints.resumed_at = None
-        resume_from, self._resumed = (None, Newest()) if from_start else self._checkpoints.choose()
+        choose = self._checkpoints.choose_start if from_start else self._checkpoints.choose
+        resume_from, self._resumed = choose()
         return resume_from, self._resumed
 
     def resumed_at(self) -> float | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.model.spec.checkpoint.formats import OWN
+from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all, newest
 from slurmtrain.runtime.checkpoint.files import newest_published
+from slurmtrain.runtime.checkpoint.start_point import start_point
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.system.journal import Journal
 
@@ -42,23 +47,44 @@ class CheckpointFinder:
         Of a script's own checkpoints, those that are passed over and the chosen one are journaled.
         """
         if self._search is None:
-            published = newest_published(self._attempt.run.checkpoints)
+            published = newest_published(self._attempt.run.checkpoints) or start_point(self._attempt.run)
             return str(published) if published else None, self.newest()
         if self._plan.spec.checkpoint.format == OWN:
             return None, self._note(self._newest_external())
         self._read_history()
         checkpoint, passed_over = self._select()
+        if checkpoint is None:
+            return self.choose_start()
         for each, fingerprint, why in passed_over:
             self._journal.write(
                 CheckpointPassedOver(path=str(each.path), step=each.step, fingerprint=fingerprint, why=why)
             )
         return str(checkpoint.path) if checkpoint else None, self._note(checkpoint)
 
+    def choose_start(self) -> tuple[str | None, Newest]:
+        """The checkpoint of another run that the run begins with, as :meth:`choose` returns one."""
+        run = self._attempt.run
+        if self._search is None:
+            start = start_point(run)
+            return str(start) if start else None, self._at_start(start)
+        pattern = str(Path(glob.escape(str(run.start))) / "*")
+        start_of_script = newest(replace(self._search, pattern=pattern, since=None))
+        return str(start_of_script.path) if start_of_script else None, self._note(start_of_script)
+
+    def _at_start(self, start: Path | None) -> Newest:
+        """Where training begins with another run's checkpoint."""
+        spec = self._plan.spec.start_from
+        if start is None or (spec is not None and spec.load == WEIGHTS):
+            return Newest()
+        return Newest(checkpoint_step(start.name) or 0)
+
     def newest(self) -> Newest:
         """The newest checkpoint, of those that are not passed over."""
         if self._search is None:
             published = newest_published(self._attempt.run.checkpoints)
-            return Newest((checkpoint_step(published.name) if published else None) or 0)
+            if published is None:
+                return self._at_start(start_point(self._attempt.run))
+            return Newest(checkpoint_step(published.name) or 0)
         return _describe(self._newest_external())
 
     def note_newest(self) -> None:

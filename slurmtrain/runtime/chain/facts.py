@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.errors import NoCheckpoint, PathError, SlurmtrainError
 from slurmtrain.model.run.chain.upstreams import Upstream
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot, checkpoint_name
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.chain.references import Reference
+from slurmtrain.model.spec.checkpoint.start_from import StartFromSpec
 from slurmtrain.runtime.chain.turn import read_upstream_runs
-from slurmtrain.runtime.checkpoint.files import newest_published
+from slurmtrain.runtime.checkpoint.files import newest_published, published
+from slurmtrain.runtime.checkpoint.start_point import link_checkpoint, start_point
+from slurmtrain.system.files import describe_os_error
 
 
 def find_facts(run: RunDir, upstreams: Sequence[Upstream], references: Sequence[Reference]) -> dict[str, Any]:
@@ -39,6 +43,36 @@ def find_facts(run: RunDir, upstreams: Sequence[Upstream], references: Sequence[
             raise SlurmtrainError(f"{reference}: run {upstream or reference.run} has no {_noun(reference.field)}")
         facts[str(reference)] = value
     return facts
+
+
+def link_upstream(run: RunDir, upstreams: Sequence[Upstream], start_from: StartFromSpec) -> None:
+    """Let a run begin with a checkpoint of one of the runs that it starts after, if it has not been given one before.
+
+    Args:
+        run: The run.
+        upstreams: The runs that it starts after, which have ended.
+        start_from: Which checkpoint of which run.
+
+    Raises:
+        SlurmtrainError: The upstream has no such checkpoint of slurmtrain's format, or it cannot be linked.
+    """
+    upstream = next((each for each in upstreams if start_from.run in (each.name, each.run)), None)
+    if upstream is None or start_point(run) is not None:
+        return
+    checkpoints = RunsRoot(run.path.parent).run(upstream.run).checkpoints
+    name = None if start_from.step is None else checkpoint_name(int(start_from.step))
+    path = next((each for each in published(checkpoints) if name in (None, each.name)), None)
+    if path is None:
+        of_step = "" if start_from.step is None else f" of step {start_from.step}"
+        raise NoCheckpoint(
+            f"run {upstream} has no checkpoint{of_step} to begin with that slurmtrain.session() can read"
+        )
+    try:
+        # A killed attempt may have linked only some of its files.
+        shutil.rmtree(run.start, ignore_errors=True)
+        link_checkpoint(path, run)
+    except OSError as error:
+        raise PathError(f"cannot link {path} into {run.start}: {describe_os_error(error)}") from error
 
 
 def _fact(directory: RunDir, run: Run, field: str) -> Any:

@@ -21,6 +21,7 @@ from slurmtrain.model.interruption.interval import (
 from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, EverySteps, SaveMoment
+from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
@@ -62,6 +63,8 @@ class Checkpointer:
         self._ranks = ranks
         self._objects = objects
         self._saver = Saver(attempt, objects, policy, ranks, journal)
+        start = plan.spec.start_from
+        self._weights_only = start is not None and start.load == WEIGHTS
         self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
         nodes = max(1, ranks.world_size // plan.spec.resources.local_world_size)
         self._schedule = Schedule(self._saver.run, spec.every, history, nodes, journal)
@@ -76,12 +79,14 @@ class Checkpointer:
         """Stop the background work, waiting for it to finish unless training has ``failed``. Affects only this rank."""
         self._saver.close(failed=failed)
 
-    def restore(self) -> Restored | None:
+    def restore(self, *, from_start: bool = False) -> Restored | None:
         """Load the newest usable checkpoint; None if there are no checkpoints.
+
+        With ``from_start``, only another run's with which this one begins counts.
 
         Raises CheckpointError if there are checkpoints but none is usable.
         """
-        restored = self._restorer.restore()
+        restored = self._restorer.restore(from_start=from_start, weights_only=self._weights_only)
         if restored is not None:
             self.saved_step = restored.step
             if self._ranks.rank == 0:

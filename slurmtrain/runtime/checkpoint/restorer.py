@@ -18,11 +18,12 @@ import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored
+from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, WeightsLoaded
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
-from slurmtrain.runtime.checkpoint import files, rng
+from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.checkpoint.states.rank_parts import (
     MISSING,
     SPLIT,
@@ -73,6 +74,7 @@ class Restorer:
         ``journal``: rank 0's; None on other ranks. ``hashes``: whether verifying reads the files to hash them.
         ``plan_hash``: part of the seed of random numbers if a rank's generator states were not saved.
         """
+        self._attempt = attempt
         self._run = attempt.run
         self._objects = objects
         self._ranks = ranks
@@ -80,8 +82,11 @@ class Restorer:
         self._hashes = hashes
         self._plan_hash = plan_hash
 
-    def restore(self) -> Restored | None:
+    def restore(self, *, from_start: bool = False, weights_only: bool = False) -> Restored | None:
         """Load the newest checkpoint whose files are as they were written; None if none was ever published.
+
+        If the run has none of its own, or with ``from_start``, it is that of another run which the run begins with.
+        Of that, with ``weights_only``, only modules are loaded.
 
         Newer ones that cannot be used are renamed, or a later attempt might continue from one of them. Raises
         CheckpointError if there are checkpoints but none can be used, and leaves all of them in place: silently
@@ -90,9 +95,11 @@ class Restorer:
         """
         began = time.monotonic()
         # Rank 0's listing counts: nodes may see different states of a directory on a file server.
-        checkpoints = [
-            Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))
-        ]
+        own = [] if from_start else files.published(self._run.checkpoints)
+        listed = own or files.published(self._run.start)[:1]
+        checkpoints = [Path(path) for path in self._ranks.broadcast(list(map(str, listed)))]
+        if weights_only and checkpoints and checkpoints[0].parent == self._run.start:
+            return self._load_weights(checkpoints[0], began)
         problems: dict[Path, str] = {}
         for directory in checkpoints:
             problem, manifest = self._check(directory)
@@ -140,8 +147,29 @@ class Restorer:
 
     # --- loading ------------------------------------------------------------------------------------------------------
 
+    def _load_weights(self, directory: Path, began: float) -> Restored:
+        """Load the modules of another run's checkpoint, to begin at step 0. Raises CheckpointError."""
+        problem, manifest = self._check(directory)
+        if manifest is None or problem:
+            raise CheckpointError(f"the weights to begin with cannot be used: {problem}")
+        modules = self._objects.modules()
+        if not any(True for _ in modules):
+            raise CheckpointError("'start_from.load: weights' needs a module that the script registers")
+        loader = Restorer(self._attempt, modules, self._ranks, None, hashes=self._hashes, plan_hash=None)
+        loader._load_shared(directory, manifest)
+        if self._journal is not None:
+            took_s = round(time.monotonic() - began, 6)
+            self._journal.write(WeightsLoaded(path=files.relative_path(directory), step=manifest.step, took_s=took_s))
+        return Restored(0, None)
+
     def _load(self, directory: Path, manifest: files.Manifest) -> Restored:
         """Load a verified checkpoint. Raises _Unreadable if its files cannot be read in spite of that."""
+        index, unfit = self._load_shared(directory, manifest)
+        own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
+        return Restored(manifest.step, own, rederived=rederived)
+
+    def _load_shared(self, directory: Path, manifest: files.Manifest) -> tuple[Index, str]:
+        """Load what ranks share; returns the index, and what to say if the rest does not fit."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
         shared = self._read_shared(index, manifest)
@@ -153,8 +181,7 @@ class Restorer:
             raise _Unreadable(f"it cannot be read: {_describe(error)}") from error
         own_names = self._own_names(manifest)
         self._together(lambda: self._objects.load(tensors, shared, own_names), CheckpointError, unfit)
-        own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
-        return Restored(manifest.step, own, rederived=rederived)
+        return index, unfit
 
     def _together(self, work: Callable[[], T], failure: type[CheckpointError], problem: str) -> T:
         """Do ``work`` on all ranks; if it raises on any, all raise ``failure``, saying ``problem`` and why."""

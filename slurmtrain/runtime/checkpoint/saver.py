@@ -37,11 +37,11 @@ import torch
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.interruption.interval import Publication, Vote
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
 from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup

@@ -134,6 +134,10 @@ class Objects:
         """Prefixes of the names of tensors that exist only after an optimizer has made a step."""
         return tuple(f"{name}.state." for name in self._optimizers)
 
+    def modules(self) -> Objects:
+        """The modules alone."""
+        return Objects({name: obj for name, obj in self._all.items() if isinstance(obj, nn.Module)})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
 

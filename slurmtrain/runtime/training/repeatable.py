@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.job.environment import Worker
 
 # How torch begins the end of its message about an operation that has no deterministic implementation.

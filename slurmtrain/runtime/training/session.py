@@ -29,7 +29,8 @@ from slurmtrain.model.run.events.rank import (
     TrainingCompleted,
     TrainingStarted,
 )
-from slurmtrain.runtime.checkpoint import files, rng
+from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 from slurmtrain.runtime.job.environment import Worker
@@ -269,9 +270,8 @@ class Session:
             self._journal.write(StateRegistered(objects=sorted(objects)))
             files.sweep(attempt.run.checkpoints, attempt.owner)
         self._registered = tuple(objects.values())
-        restored = None
-        if not self._worker.from_start:
-            restored = self._outside_step(lambda checkpointer: checkpointer.restore())
+        from_start = self._worker.from_start
+        restored = self._outside_step(lambda checkpointer: checkpointer.restore(from_start=from_start))
         if restored is not None:
             self.step = restored.step
             self._restored_rng = restored.rng

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from helpers.disturbed_commands import DisturbedHome, disturbed_copy, memory_folder
 from helpers.forked_commands import import_everything
-from helpers.sample_home import SampleHome, id_of, make_home
+from helpers.sample_home import SAVED, SampleHome, id_of, make_home
 
 SPREAD = 2
 COMMANDS = (
     ("submit", "spec.yaml"),
     ("submit", "spec.yaml", "--executor", "slurm"),
+    ("submit", "spec.yaml", "--from", f"{id_of('completed')}:{SAVED[0]}"),
+    ("resume", id_of("crashed"), "--step", str(SAVED[0])),
     ("resume", id_of("crashed"), "requeue.max_failures=1"),
     ("resume", id_of("crashed"), "--from-start"),
     ("rerun", id_of("completed"), "--executor", "slurm"),

@@ -89,6 +89,20 @@ class CheckpointRestored(CheckpointRecord):
 
 
 @payload
+class WeightsLoaded(Payload):
+    """Training begins at step 0 with the weights of another run's checkpoint."""
+
+    KIND: ClassVar[str] = "weights"
+
+    path: str = ""
+    """The path of the checkpoint, relative to the run directory."""
+    step: int | None = None
+    """The step at which the other run had saved it."""
+    took_s: float = 0.0
+    """How long loading took, in seconds."""
+
+
+@payload
 class CheckpointRejected(Payload):
     """A damaged checkpoint was skipped."""
 
@@ -202,6 +216,6 @@ class QuotaExceeded(Payload):
 
 
 CHECKPOINT_EVENTS: Sequence[type[Payload]] = (
-    SaveIntervalChosen, CheckpointSaved, SaveFailed, CheckpointRestored, CheckpointRejected, CheckpointFound,
-    CheckpointPassedOver, CheckpointVerified, CheckpointPruned, QuotaExceeded,
+    SaveIntervalChosen, CheckpointSaved, SaveFailed, CheckpointRestored, WeightsLoaded, CheckpointRejected,
+    CheckpointFound, CheckpointPassedOver, CheckpointVerified, CheckpointPruned, QuotaExceeded,
 )  # fmt: skip

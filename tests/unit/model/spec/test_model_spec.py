@@ -159,7 +159,8 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
     keep = {"best": {"metric": "loss"}}
     tracking = {"metrics": {"file": "metrics.csv"}}
-    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking}))
+    data = {"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, "start_from": "a"}
+    plain = write_spec(good(data))
     for path, _ in walk_keys():
         inside: Any = plain
         for key in path:

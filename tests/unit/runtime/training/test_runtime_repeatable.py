@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import slurmtrain
-from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.job.environment import environment_of_helper, this_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
 

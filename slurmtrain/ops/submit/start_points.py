@@ -1,0 +1,173 @@
+"""Which checkpoints of other runs new runs begin with, and the new runs' own copies of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
+from slurmtrain.model.run.lineage import FORK, Parent
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.chain.references import dependencies_of
+from slurmtrain.model.spec.checkpoint.formats import OWN
+from slurmtrain.model.spec.checkpoint.start_from import BEST, WEIGHTS, StartFromSpec
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.specfile import PlannedRun
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """A checkpoint that runs begin with.
+
+    ``start_from``: the run by its id, and the step. ``path``: where it is. ``of_script``: a script has written it.
+    """
+
+    start_from: StartFromSpec
+    path: Path
+    of_script: bool
+
+    def take_over(self, run: RunDir) -> None:
+        """Let a ``run`` that is being created begin with it. Raises NoCheckpoint; OSError."""
+        from slurmtrain.runtime.checkpoint.start_point import copy_checkpoint, link_checkpoint
+
+        try:
+            (copy_checkpoint if self.of_script else link_checkpoint)(self.path, run)
+        except FileNotFoundError as error:
+            raise NoCheckpoint(f"{self.path} was deleted a moment ago; submit again, or name another step") from error
+        except CheckpointError as error:
+            raise NoCheckpoint(f"no run can begin with {self.path}: {error}") from error
+
+
+StartPoints = Mapping[StartFromSpec, StartPoint]
+
+
+def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], StartPoints]:
+    """Runs whose plans name checkpoints that exist, and these checkpoints by what names them then.
+
+    The runs that have saved them become the parents of the runs.
+
+    Args:
+        workspace: where runs are looked for.
+        runs: the runs of a submission.
+
+    Raises:
+        RunNotFound: a run does not exist.
+        NoCheckpoint: it has no such checkpoint.
+        UserError: it cannot be used for what the spec asks for.
+    """
+    points: dict[StartFromSpec, StartPoint] = {}
+    resolved = []
+    for planned in runs:
+        request = planned.plan.spec.start_from
+        if request is None or _is_awaited(planned.plan, request):
+            resolved.append(planned)
+            continue
+        if request not in points:
+            points[request] = find_start_point(workspace, request)
+        point = points[request]
+        _check_formats(planned.plan, point)
+        start_from = point.start_from
+        plan = replace(planned.plan, spec=replace(planned.plan.spec, start_from=start_from))
+        step = start_from.step if isinstance(start_from.step, int) else None
+        parents = [*planned.parents, Parent(start_from.run, FORK, step)]
+        resolved.append(replace(planned, plan=plan, parents=parents))
+    return resolved, {point.start_from: point for point in points.values()}
+
+
+def _is_awaited(plan: Plan, start_from: StartFromSpec) -> bool:
+    """Whether this run starts after the one that it begins with: its checkpoint is found then. Raises UserError."""
+    if start_from.run not in {dependency.name for dependency in dependencies_of(plan.spec)}:
+        return False
+    if start_from.step == BEST:
+        raise UserError(
+            f"'start_from: {start_from}' is not available for a run that has yet to end; name a step, or none"
+        )
+    return True
+
+
+def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint:
+    """The checkpoint that a spec asks for.
+
+    Args:
+        workspace: where runs are looked for.
+        request: the run, by any of its names, and the step.
+
+    Raises:
+        RunNotFound: there is no such run.
+        NoCheckpoint: it has no such checkpoint.
+        UserError: it has none that can be the best.
+    """
+    from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
+
+    [run_id], _ = find(workspace, [request.run], ask_slurm=False)
+    run = workspace.store.load(run_id)
+    assert run is not None
+    directory = workspace.root.run(run_id)
+    if run.deleted_at is not None:
+        raise NoCheckpoint(f"the files of run {run_id} were deleted, its checkpoints too")
+    own = find_own(directory, run)
+    if own is None:
+        path = _published(workspace, directory, run, request.step)
+        return StartPoint(replace(request, run=run_id, step=checkpoint_step(path.name)), path, of_script=False)
+    if request.step == BEST:
+        raise UserError(f"'best' is unknown of the checkpoints that the script of run {run_id} writes; name a step")
+    step = request.step if isinstance(request.step, int) else None
+    chosen = next((each for each in choose_own(run, own, step, to="begin with") if each.complete), None)
+    if chosen is None:
+        raise NoCheckpoint(f"run {run_id} has no complete checkpoint to begin with")
+    return StartPoint(replace(request, run=run_id, step=chosen.step), chosen.path, of_script=True)
+
+
+def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | str | None) -> Path:
+    """A published checkpoint of a run: of a step, the best, or the newest. Raises NoCheckpoint; UserError."""
+    from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+
+    if step == BEST:
+        return _best(directory, choose_checkpoints(workspace, run, None, to="begin with"), run)
+    return choose_checkpoints(workspace, run, step if isinstance(step, int) else None, to="begin with")[0]
+
+
+def _best(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
+    from slurmtrain.model.run.retention import Saved, best_steps
+    from slurmtrain.ops.shared.current_plan import current_plan
+    from slurmtrain.runtime.checkpoint.files import read_manifest
+
+    best = current_plan(directory, run).spec.checkpoint.keep.best
+    if best is None:
+        raise UserError(
+            f"run {run.id} does not say which checkpoint is its best: it has no 'checkpoint.keep.best'; name a step, "
+            f"'slurmtrain checkpoints {run.id}' lists them"
+        )
+    manifests = {path: read_manifest(path) for path in published}
+    steps = best_steps([Saved(manifest.step, manifest.metrics) for manifest in manifests.values()], best)
+    if not steps:
+        raise UserError(f"no checkpoint of run {run.id} has a value of {best.metric!r}; name a step")
+    return next(path for path, manifest in manifests.items() if manifest.step == next(iter(steps)))
+
+
+def _check_formats(plan: Plan, point: StartPoint) -> None:
+    """Raise UserError if a run cannot read the checkpoint that it is to begin with."""
+    checkpoint = plan.spec.checkpoint
+    if point.of_script and checkpoint.glob is None:
+        raise UserError(
+            f"{point.path} was written by a script, and only a script with 'checkpoint.glob' gets such a checkpoint, "
+            "as {resume_from}; name its path in a parameter instead"
+        )
+    if not point.of_script and checkpoint.glob is not None:
+        raise UserError(
+            f"{point.path} can be read by slurmtrain.session() only, and this spec has 'checkpoint.glob'; "
+            "'slurmtrain export' writes its weights to a file, which a parameter can name"
+        )
+    if point.of_script and point.start_from.load == WEIGHTS:
+        raise NotAvailable(
+            "'start_from.load: weights' is not available for checkpoints that a script writes: only the script knows "
+            "which of it are weights; name the path in a parameter instead"
+        )
+    if checkpoint.format == OWN:
+        raise NotAvailable(
+            "'start_from' is not available with 'checkpoint.format: own': the script finds its checkpoints itself"
+        )

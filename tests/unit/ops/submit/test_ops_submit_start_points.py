@@ -1,0 +1,108 @@
+"""Runs that begin with a checkpoint of another run: which one, and what of it is theirs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.saved_runs import copy_run, cut
+
+from slurmtrain.errors import NoCheckpoint, RunNotFound, UserError
+from slurmtrain.model.run.layout import MANIFEST, RunDir
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
+from slurmtrain.runtime.checkpoint import start_point
+from slurmtrain.runtime.job.plan_file import read_plan
+
+pytestmark = pytest.mark.usefixtures("slurm")
+
+
+@pytest.fixture
+def parent(workspace: Workspace, saved_runs: Path) -> RunDir:
+    """A run that has ended, with the checkpoints of steps 10 to 40."""
+    return copy_run(saved_runs / "ended", workspace)
+
+
+def submitted(workspace: Workspace, spec: Path, start_from: str) -> list[RunDir]:
+    run_ids, _, _ = submit(workspace, spec, [f"start_from={start_from}"], executor="slurm")
+    return [workspace.root.run(run_id) for run_id in run_ids]
+
+
+@pytest.mark.parametrize(("word", "step"), [("", 40), (":20", 20)])
+def test_a_run_begins_with_links_to_the_newest_checkpoint_or_to_that_of_a_step(
+    workspace: Workspace, spec: Path, parent: RunDir, word: str, step: int
+) -> None:
+    [child] = submitted(workspace, spec, f"{parent.id[:-1]}{word}")
+    plan = read_plan(child.plan)
+    assert plan is not None
+    assert plan.spec.start_from is not None
+    assert (plan.spec.start_from.run, plan.spec.start_from.step) == (parent.id, step)
+    [start] = child.start.iterdir()
+    source = parent.checkpoints / f"step-{step}"
+    assert start.name == source.name
+    assert {path.name: path.stat().st_ino for path in start.iterdir()} == {
+        path.name: path.stat().st_ino for path in source.iterdir()
+    }
+    assert start_point.start_point(child) == start
+    shutil.rmtree(parent.checkpoints)
+    assert (start / MANIFEST).read_bytes()
+
+
+def test_all_runs_of_a_sweep_begin_with_it_each_with_its_own_copy_where_there_are_no_links(
+    workspace: Workspace, spec: Path, parent: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuse)
+        run_ids, _, _ = submit(workspace, spec, [f"start_from={parent.id}:30"], ["params.a=1,2"], executor="slurm")
+    for run_id in run_ids:
+        files = {path.name: path.read_bytes() for path in (workspace.root.run(run_id).start / "step-30").iterdir()}
+        assert files == {path.name: path.read_bytes() for path in (parent.checkpoints / "step-30").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "message"),
+    [
+        ("nobody", RunNotFound, "there is no run 'nobody'"),
+        ("{id}:15", NoCheckpoint, r"no checkpoint of step 15; there are those of step 10, 20, 30, 40"),
+        ("{id}:best", UserError, "it has no 'checkpoint.keep.best'; name a step"),
+    ],
+)
+def test_what_no_run_can_begin_with_is_refused_and_nothing_is_created(
+    workspace: Workspace, spec: Path, parent: RunDir, word: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        submitted(workspace, spec, word.format(id=parent.id))
+    assert workspace.run_ids() == [parent.id]
+
+
+def test_a_damaged_checkpoint_and_one_that_is_pruned_meanwhile_leave_nothing(
+    workspace: Workspace, spec: Path, parent: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(parent.checkpoints / "step-40" / "__0_0.distcp")
+    with pytest.raises(NoCheckpoint, match=r"step-40: .* bytes, its manifest says"):
+        submitted(workspace, spec, parent.id)
+    link = os.link
+
+    def prune_first(source: Path, target: Path, **more: bool) -> None:
+        shutil.rmtree(parent.checkpoints / "step-30", ignore_errors=True)
+        link(source, target, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", prune_first)
+        with pytest.raises(NoCheckpoint, match="step-30 was deleted a moment ago"):
+            submitted(workspace, spec, f"{parent.id}:30")
+    assert workspace.run_ids() == [parent.id]
+    assert [path.name for path in workspace.root.path.glob(".new-*")] == []
+
+
+def test_a_script_that_finds_its_own_checkpoints_cannot_begin_with_one_of_a_session(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    spec.write_text(spec.read_text() + "checkpoint: {glob: out/*.pt}\n")
+    with pytest.raises(UserError, match=r"this spec has 'checkpoint\.glob'"):
+        submitted(workspace, spec, parent.id)

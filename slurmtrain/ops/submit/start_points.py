@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
-from slurmtrain.model.run.lineage import FORK, Parent
+from slurmtrain.model.run.lineage import FORK, RERUN, Parent
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.chain.references import dependencies_of
 from slurmtrain.model.spec.checkpoint.formats import OWN
@@ -66,7 +66,7 @@ def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple
             resolved.append(planned)
             continue
         if request not in points:
-            points[request] = find_start_point(workspace, request)
+            points[request] = _of_first_run(workspace, planned) or find_start_point(workspace, request)
         point = points[request]
         _check_formats(planned.plan, point)
         start_from = point.start_from
@@ -75,6 +75,18 @@ def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple
         parents = [*planned.parents, Parent(start_from.run, FORK, step)]
         resolved.append(replace(planned, plan=plan, parents=parents))
     return resolved, {point.start_from: point for point in points.values()}
+
+
+def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | None:
+    """What a run that is repeated began with: its own copy, as the run that has saved it may have pruned it."""
+    from slurmtrain.runtime.checkpoint.start_point import start_point
+
+    start_from = planned.plan.spec.start_from
+    for parent in planned.parents:
+        path = start_point(workspace.root.run(parent.run)) if parent.relation == RERUN else None
+        if path is not None and start_from is not None and start_from.step == checkpoint_step(path.name):
+            return StartPoint(start_from, path, of_script=False)
+    return None
 
 
 def _is_awaited(plan: Plan, start_from: StartFromSpec) -> bool:

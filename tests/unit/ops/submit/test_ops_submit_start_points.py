@@ -11,6 +11,8 @@ from helpers.saved_runs import copy_run, cut
 
 from slurmtrain.errors import NoCheckpoint, RunNotFound, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
+from slurmtrain.ops.rerun import rerun
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.checkpoint import start_point
@@ -106,3 +108,16 @@ def test_a_script_that_finds_its_own_checkpoints_cannot_begin_with_one_of_a_sess
     spec.write_text(spec.read_text() + "checkpoint: {glob: out/*.pt}\n")
     with pytest.raises(UserError, match=r"this spec has 'checkpoint\.glob'"):
         submitted(workspace, spec, parent.id)
+
+
+def test_a_fork_is_repeated_from_its_own_copy_after_its_parent_has_pruned_the_checkpoint(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    [child] = submitted(workspace, spec, f"{parent.id}:20")
+    shutil.rmtree(parent.checkpoints / "step-20")
+    [again] = rerun(workspace, child.id).run_ids
+    assert (workspace.root.run(again).start / "step-20" / MANIFEST).samefile(child.start / "step-20" / MANIFEST)
+    assert [parent["relation"] for parent in observe_run(workspace, again, ask_slurm=False).parents] == [
+        "rerun",
+        "fork",
+    ]

@@ -11,6 +11,7 @@ SlurmtrainError            something failed                                     
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
+|   +-- NoSnapshot         code of which no snapshot can be taken: too much, or no project's
 |   +-- PathError          a file or directory that cannot be used
 |   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
 |   |   +-- RunUnreadable  a run whose journals cannot be read
@@ -115,6 +116,10 @@ class NotAvailable(UserError):
 
 class RequestRefused(UserError):
     """The scheduler refuses the request, or could never satisfy it."""
+
+
+class NoSnapshot(UserError):
+    """There is too much in a directory for a snapshot of code, or it is not the directory of a project."""
 
 
 class PathError(UserError):

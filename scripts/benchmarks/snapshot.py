@@ -15,6 +15,7 @@ from _measure import Report, in_turns
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.runtime.code.tree import make_tree
+from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.store import take
 
 FILES = 10_000
@@ -31,17 +32,18 @@ def run(arguments: argparse.Namespace) -> Report:
         make_repository(repository)
         runs = RunsRoot(Path(folder) / "runs")
         runs.path.mkdir()
+        source = CodeSource(workdir=repository, spec=CodeSpec())
         time.sleep(SETTLING_S)
 
         def unchanged() -> None:
-            take(runs, repository, NO_PYTHON, CodeSpec(mode="snapshot"))
+            take(runs, source, NO_PYTHON)
 
         def first() -> None:
             shutil.rmtree(runs.snapshots, ignore_errors=True)
             unchanged()
 
         def copied() -> None:
-            snapshot, _ = take(runs, repository, NO_PYTHON, CodeSpec(mode="snapshot"))
+            snapshot, _ = take(runs, source, NO_PYTHON)
             began = time.perf_counter()
             make_tree(runs.run("copy"), snapshot)
             copies.append(time.perf_counter() - began)

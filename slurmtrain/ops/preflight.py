@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurmtrain.model.spec.code.section import NONE, CodeSpec
 from slurmtrain.model.spec.plan import make_plan
 from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
 from slurmtrain.model.spec.values import Nodes
@@ -75,6 +76,7 @@ def _checks_only(spec: Spec, nodes: int | None) -> Spec:
         checkpoint=CheckpointSpec(),
         requeue=RequeueSpec(enabled=False),
         tracking=TrackingSpec(mlflow=MlflowSpec(enabled=False)),
+        code=CodeSpec(mode=NONE),
     )
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from slurmtrain.errors import NoSnapshot
 
 # In the syntax of .gitignore: what tools, environments and training leave next to code.
 RULES = """
@@ -34,6 +38,21 @@ wandb/
 """.split()  # noqa: SIM905 (a list of names to read, not of strings)
 # Each is in the root of an environment: of venv, and of conda.
 MARKS = ("pyvenv.cfg", "conda-meta/history")
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 (nothing is written there)
+# A listing that takes longer is of far more than a project, or on a dead file server.
+_TIMEOUT_S = 30.0
+
+
+def why_no_project(directory: Path) -> str:
+    """Why a directory is certainly not that of a project, as the end of a sentence; empty if it may be."""
+    home = Path.home().resolve()
+    if directory == home:
+        return "is your home directory"
+    if home.is_relative_to(directory):
+        return "holds your home directory"
+    if directory in map(Path, (*_SHARED, tempfile.gettempdir())):
+        return "is for temporary files of all users"
+    return ""
 
 
 def list_files(root: Path, ignored: Callable[[str], bool]) -> Iterator[str]:
@@ -42,9 +61,17 @@ def list_files(root: Path, ignored: Callable[[str], bool]) -> Iterator[str]:
     Args:
         root: The directory.
         ignored: Whether a path, which ends in a slash for a directory, is left out.
+
+    Raises:
+        NoSnapshot: It takes too long.
     """
-    top = str(root)
+    top, deadline = str(root), time.monotonic() + _TIMEOUT_S
     for folder, directories, files in os.walk(top):
+        if time.monotonic() > deadline:
+            raise NoSnapshot(
+                f"the files of {root} have not been listed within {_TIMEOUT_S:.0f} s; set 'workdir' to the directory "
+                "of the code, or set 'code: none'"
+            )
         if folder != top and not {"pyvenv.cfg", "conda-meta"}.isdisjoint([*directories, *files]):
             directories.clear()
             continue

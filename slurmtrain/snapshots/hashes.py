@@ -39,7 +39,10 @@ def hash_files(root: Path, files: Mapping[str, os.stat_result], cache: Path) -> 
         if row is not None and row[:-1] == identity:
             file = CodeFile(path, kind_of(status), str(row[-1]), status.st_size)
         else:
-            file = read(root, path, status)
+            try:
+                file = read(root, path, status)
+            except FileNotFoundError:
+                continue  # deleted since it was listed
         hashed.append(file)
         if file.kind != LINK and max(status.st_mtime_ns, status.st_ctime_ns) < now - _TICK_NS:
             fresh[path] = [*identity, file.digest]

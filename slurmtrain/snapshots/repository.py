@@ -5,18 +5,27 @@ Their contents are those of the work tree. Neither the index nor anything else o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from slurmtrain.errors import PathError, UserError
+from slurmtrain.errors import NoSnapshot, UserError
 
-# A listing of very many files may take long; one that takes longer is of a home directory, or on a dead file server.
-_TIMEOUT_S = 120.0
+# A listing that takes longer is of a home directory, or on a dead file server.
+_TIMEOUT_S = 30.0
 _SUBMODULE = b"160000"
 _SHOWN = 3
+# What is in git's directory meanwhile (git status, wt-status.c).
+_UNFINISHED = {
+    "rebase-merge": "a rebase",
+    "rebase-apply": "a rebase",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+    "MERGE_HEAD": "a merge",
+}
 # A hook, or a command in it, has these for the repository that it belongs to (git rev-parse --local-env-vars).
 _OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX",
                "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")  # fmt: skip
@@ -41,48 +50,56 @@ def find_root(directory: Path) -> Path:
     return root
 
 
-def list_files(root: Path) -> tuple[list[str], list[str]]:
-    """The files of a work tree, and of its submodules and nested repositories: tracked ones, and others.
+class Listing(NamedTuple):
+    """The files of a work tree: those that git tracks, and others; and the submodules that are not there."""
+
+    tracked: list[str]
+    others: list[str]
+    absent: list[str]
+
+
+def list_files(root: Path) -> Listing:
+    """The files of a work tree, and of its submodules and nested repositories, relative to it; none that git ignores.
 
     Args:
-        root: The work tree, which the paths are relative to.
+        root: The work tree.
 
     Raises:
         UserError: there are conflicts of a merge.
         NoGit: git does not answer.
-        PathError: it takes too long.
+        NoSnapshot: it takes too long.
     """
-    tracked: list[str] = []
-    others: list[str] = []
-    for path, is_tracked in _list(root, b""):
-        (tracked if is_tracked else others).append(os.fsdecode(path))
-    return tracked, others
+    listing = Listing([], [], [])
+    _list(root, b"", listing)
+    return listing
 
 
-def _list(root: Path, prefix: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Paths, with whether git tracks them."""
+def _list(root: Path, prefix: bytes, listing: Listing) -> None:
+    """Add the files of a work tree, with this prefix before their paths."""
     conflicts: list[bytes] = []
-    inner: list[bytes] = []
+    submodules: list[bytes] = []
     for entry in _lines(root, "ls-files", "-s", "-z"):
         facts, _, path = entry.partition(b"\t")
         mode, _, stage = facts.split(b" ")
         if stage != b"0":
             conflicts.append(path)
         elif mode == _SUBMODULE:
-            inner.append(path)
+            submodules.append(path)
         else:
-            yield prefix + path, True
+            listing.tracked.append(os.fsdecode(prefix + path))
     if conflicts:
         raise UserError(_describe(root, sorted({os.fsdecode(path) for path in conflicts})))
+    nested: list[bytes] = []
     for path in _lines(root, "ls-files", "-o", "--exclude-standard", "-z"):
         if path.endswith(b"/"):
-            inner.append(path.rstrip(b"/"))
+            nested.append(path.rstrip(b"/"))
         else:
-            yield prefix + path, False
-    for path in inner:
-        nested = root / os.fsdecode(path)
-        if _is_part(nested):
-            yield from _list(nested, prefix + path + b"/")
+            listing.others.append(os.fsdecode(prefix + path))
+    for path in (*submodules, *nested):
+        if _is_part(root / os.fsdecode(path)):
+            _list(root / os.fsdecode(path), prefix + path + b"/", listing)
+        elif path in submodules:
+            listing.absent.append(os.fsdecode(prefix + path))
 
 
 def _is_part(nested: Path) -> bool:
@@ -96,10 +113,20 @@ def _is_part(nested: Path) -> bool:
         return False
 
 
+def unfinished(root: Path) -> str:
+    """What somebody is in the middle of in a work tree, such as ``a merge``; empty if that is nothing."""
+    git = root / ".git"
+    with contextlib.suppress(OSError):
+        if git.is_file():
+            git = root / git.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
+    return next((operation for name, operation in _UNFINISHED.items() if (git / name).exists()), "")
+
+
 def _describe(root: Path, conflicts: list[str]) -> str:
     more = f" and {len(conflicts) - _SHOWN} more" if len(conflicts) > _SHOWN else ""
+    operation = unfinished(root) or "a merge"
     return (
-        f"the repository {root} is in the middle of a merge: {', '.join(conflicts[:_SHOWN])}{more} have conflicts; "
+        f"the repository {root} is in the middle of {operation}: {', '.join(conflicts[:_SHOWN])}{more} have conflicts; "
         "resolve them, or set 'code: none' to run whatever is there when the job starts"
     )
 
@@ -113,7 +140,7 @@ def _ask(root: Path, *arguments: str) -> bytes:
 
 
 def _run(root: Path, *arguments: str) -> bytes:
-    """What git prints. Raises NoGit; PathError if it does not end."""
+    """What git prints. Raises NoGit; NoSnapshot if it does not end."""
     environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
     try:
         completed = subprocess.run(
@@ -127,7 +154,7 @@ def _run(root: Path, *arguments: str) -> bytes:
     except FileNotFoundError:
         raise NoGit("there is no git on PATH") from None
     except subprocess.TimeoutExpired:
-        raise PathError(
+        raise NoSnapshot(
             f"git has not listed the files of {root} within {_TIMEOUT_S:.0f} s; set 'workdir' to the directory of the "
             "code, or set 'code: none'"
         ) from None

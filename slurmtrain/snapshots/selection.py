@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from slurmtrain.errors import PathError, UserError
+from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.spec.code.section import CodeSpec
-from slurmtrain.model.spec.code.tree_paths import belongs_beside, names_by_directory, without_data_directories
+from slurmtrain.model.spec.code.tree_paths import (
+    belongs_beside,
+    names_by_directory,
+    relative_to_root,
+    without_data_directories,
+    without_places,
+)
 from slurmtrain.snapshots import folder, repository
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import read_readable
@@ -24,6 +30,21 @@ _MOST_FILES = 100_000
 _MOST_BESIDE = 10_000
 _SHOWN = 4
 _CURE = "set 'code: none' to run whatever is there when the job starts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSource:
+    """What a snapshot is to be taken of.
+
+    ``workdir``: where the command runs. ``spec``: which of its files are code. ``by_default``: whether the user has not
+    asked for a snapshot; there is none then of a directory that is not that of a project. ``no_code``: files and
+    directories, absolute, that are no code unless there are programs in them: what the command writes to, and the spec.
+    """
+
+    workdir: Path
+    spec: CodeSpec
+    by_default: bool = False
+    no_code: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +61,58 @@ class CodeSelection:
     notes: list[str]
 
 
-def select(workdir: Path, code: CodeSpec, runs_root: Path) -> CodeSelection:
-    """Select the files of the repository that holds ``workdir`` or, without one, of ``workdir`` itself.
+def select(source: CodeSource, runs_root: Path) -> CodeSelection:
+    """Select the files of the repository that holds the working directory or, without one, of that directory itself.
 
     Args:
-        workdir: Where the command runs.
-        code: What the spec says.
+        source: What the snapshot is to be taken of.
         runs_root: Where runs are, which is never part of their code.
 
     Raises:
-        UserError: There is too much, a pattern of ``code.include`` matches nothing, or a merge has conflicts.
+        NoSnapshot: There is too much, or it is not a project's.
+        UserError: A pattern of ``code.include`` matches nothing, or a merge has conflicts.
         PathError: A directory cannot be read.
     """
-    root, paths, notes = _listed(workdir, code, runs_root)
+    code = source.spec
+    root, paths, notes = _listed(source, runs_root)
     files = dict(_stat(root, dict.fromkeys((*paths, *_included(root, code.include)))))
-    kept = set(without_data_directories(files.keys()))
-    files = {path: status for path, status in files.items() if path in kept}
+    no_code = {path for each in source.no_code if (path := relative_to_root(each, str(root)))}
+    files = {path: files[path] for path in without_places(without_data_directories(files), no_code)}
     _check_size(root, files, code.max_size)
     return CodeSelection(root, files, _beside(root, files), notes)
 
 
-def _listed(workdir: Path, code: CodeSpec, runs_root: Path) -> tuple[Path, list[str], list[str]]:
+def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], list[str]]:
     """The root of the code, the paths of its files, and notes."""
     notes: list[str] = []
+    workdir, code = source.workdir, source.spec
     try:
         root = repository.find_root(workdir)
-        excluded = _rules(root, code.exclude)
-        tracked, others = repository.list_files(root)
-        paths = [path for path in (*tracked, *_without_litter(others)) if not excluded(path)]
-        inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
-        # Where git ignores the working directory itself, the repository around it is not what runs.
-        if any(path.startswith(inside) for path in paths):
-            return root, _outside_of(root, runs_root, paths), notes
+        # A repository of a home directory has its settings, not all that is below it.
+        if not (source.by_default and folder.why_no_project(root)):
+            excluded = _rules(root, code.exclude)
+            listing = repository.list_files(root)
+            paths = [path for path in (*listing.tracked, *_without_litter(listing.others)) if not excluded(path)]
+            inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
+            # Where git ignores the working directory itself, the repository around it is not what runs.
+            if any(path.startswith(inside) for path in paths):
+                return root, _outside_of(root, runs_root, paths), [*notes, *_notes_on(root, listing)]
     except repository.NoGit as error:
         if error.why:
             notes.append(f"git cannot list the code ({error.why}); all files in {workdir} count as code")
+    if source.by_default and (why := folder.why_no_project(workdir)):
+        raise NoSnapshot(f"{workdir} {why}; set 'workdir' to the directory of the code")
     rules = [*folder.RULES, *_lines_of(workdir / ".gitignore"), *code.exclude]
     paths = list(islice(folder.list_files(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
     return workdir, _outside_of(workdir, runs_root, paths), notes
+
+
+def _notes_on(root: Path, listing: repository.Listing) -> Iterator[str]:
+    if operation := repository.unfinished(root):
+        yield f"the repository {root} is in the middle of {operation}; the snapshot has its files as they are now"
+    if listing.absent:
+        absent = ", ".join(listing.absent)
+        yield f"not initialised, so that runs lack their files: {absent} ('git submodule update --init' in {root})"
 
 
 def _without_litter(paths: Sequence[str]) -> list[str]:
@@ -145,7 +180,7 @@ def _files_of(root: Path, path: str) -> Iterator[str]:
 
 
 def _stat(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """The files and links among these paths that are there. Raises UserError if there are too many."""
+    """The files and links among these paths that are there. Raises NoSnapshot if there are too many."""
     number, top = 0, f"{root}/"
     for path in paths:
         try:
@@ -156,14 +191,14 @@ def _stat(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_resul
             number += 1
             yield path, status
         if number > _MOST_FILES:
-            raise UserError(
+            raise NoSnapshot(
                 f"the code in {root} consists of more than {_MOST_FILES} files; exclude what is no code "
                 f"('code.exclude', or {IGNORE_FILE}), set 'workdir' to the directory of the code, or {_CURE}"
             )
 
 
 def _check_size(root: Path, files: dict[str, os.stat_result], most: int) -> None:
-    """Raise UserError if the files take too much, with the largest directories and files."""
+    """Raise NoSnapshot if the files take too much, with the largest directories and files."""
     total = sum(status.st_size for status in files.values())
     if total <= most:
         return
@@ -172,7 +207,7 @@ def _check_size(root: Path, files: dict[str, os.stat_result], most: int) -> None
         first, _, rest = path.partition("/")
         sizes[f"{first}/" if rest else first] += status.st_size
     largest = ", ".join(f"{path} {_size(size)}" for path, size in sizes.most_common(_SHOWN))
-    raise UserError(
+    raise NoSnapshot(
         f"the code in {root} takes {_size(total)}, and a snapshot at most {_size(most)} (code.max_size); the largest "
         f"are {largest}: exclude what is no code ('code.exclude', or {IGNORE_FILE}), raise the limit, or {_CURE}"
     )
@@ -183,7 +218,7 @@ def _size(count: int) -> str:
 
 
 def _beside(root: Path, files: Iterable[str]) -> dict[str, list[str]]:
-    """The names of what is next to these files, by directory. Raises UserError if that is too much."""
+    """The names of what is next to these files, by directory. Raises NoSnapshot if that is too much."""
     beside, number = {}, 0
     for directory, held in sorted(names_by_directory(files).items()):
         try:
@@ -193,7 +228,7 @@ def _beside(root: Path, files: Iterable[str]) -> dict[str, list[str]]:
         names = sorted(name for name in present if name not in held and belongs_beside(name))
         number += len(names)
         if number > _MOST_BESIDE:
-            raise UserError(
+            raise NoSnapshot(
                 f"there are {len(names)} files beside the code in {root / directory}, and a run can have links to "
                 f"{_MOST_BESIDE}; move them to a directory of their own, or {_CURE}"
             )

@@ -17,11 +17,10 @@ from typing import IO
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.hashes import hash_files, kind_of, read
-from slurmtrain.snapshots.selection import CodeSelection, select
+from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory
 from slurmtrain.system.locks import locked
 
@@ -30,20 +29,20 @@ _LITTER_S = 86400.0
 _READ_ONLY = 0o400
 
 
-def take(root: RunsRoot, workdir: Path, python: Path, code: CodeSpec) -> tuple[CodeSnapshot, list[str]]:
+def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
     """Take a snapshot of the code in a working directory; returns what plans say about it, and notes for the user.
 
     Args:
         root: Where it is stored.
-        workdir: Where the command runs.
+        source: What it is to be taken of.
         python: What the word ``python`` in the command stands for, whose installed packages are looked at.
-        code: What the spec says.
 
     Raises:
-        UserError: There is too much code, or it is in a state that cannot be meant.
+        NoSnapshot: There is too much, or it is not a project's.
+        UserError: The code is in a state that cannot be meant.
         PathError: It cannot be read or stored.
     """
-    selection = select(workdir, code, root.path)
+    selection = select(source, root.path)
     editable = find_editable(python, selection.root)
     try:
         manifest = _store(root, selection)
@@ -55,6 +54,27 @@ def take(root: RunsRoot, workdir: Path, python: Path, code: CodeSpec) -> tuple[C
         root=str(selection.root),
         files=len(manifest.files),
         bytes=manifest.size,
+        import_roots=editable.import_roots,
+        beside=selection.beside,
+    )
+    return snapshot, [*selection.notes, *editable.notes]
+
+
+def preview(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
+    """What :func:`take` would take, without a hash: no file is read or written.
+
+    Args:
+        root: Where runs are.
+        source: What a snapshot is to be taken of.
+        python: As for :func:`take`, which raises the same errors.
+    """
+    selection = select(source, root.path)
+    editable = find_editable(python, selection.root)
+    snapshot = CodeSnapshot(
+        hash="",
+        root=str(selection.root),
+        files=len(selection.files),
+        bytes=sum(status.st_size for status in selection.files.values() if kind_of(status) != LINK),
         import_roots=editable.import_roots,
         beside=selection.beside,
     )
@@ -103,7 +123,8 @@ def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:
     with _create(contents) as file:
         # Fast rather than small; without the time of day, so that the same content gives the same bytes.
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=1, mtime=0) as packed:
-            stored = [_pack(selection, path, packed) for path in sorted(selection.files)]
+            packing = (_pack(selection, path, packed) for path in sorted(selection.files))
+            stored = [packed_file for packed_file in packing if packed_file is not None]
         _flush(file)
     manifest = CodeManifest.sorted(stored)
     with _create(listed) as file:
@@ -113,17 +134,20 @@ def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:
     return manifest
 
 
-def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFile:
-    """Append the content of one file. Raises OSError, such as FileNotFoundError if it is gone meanwhile."""
+def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFile | None:
+    """Append the content of one file; None if it has been deleted since it was listed. Raises OSError."""
     status = selection.files[path]
-    if kind_of(status) == LINK:
-        return read(selection.root, path, status)
     digest, size = hashlib.sha256(), 0
-    with open(f"{selection.root}/{path}", "rb", buffering=0) as source:  # noqa: PTH123 (fast)
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-            packed.write(chunk)
-            size += len(chunk)
+    try:
+        if kind_of(status) == LINK:
+            return read(selection.root, path, status)
+        with open(f"{selection.root}/{path}", "rb", buffering=0) as source:  # noqa: PTH123 (fast)
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                packed.write(chunk)
+                size += len(chunk)
+    except FileNotFoundError:
+        return None
     return CodeFile(path, kind_of(status), digest.hexdigest(), size)
 
 

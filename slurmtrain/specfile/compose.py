@@ -29,10 +29,14 @@ _MOST_FILES = 100
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A spec with all that it extends. ``text``: the YAML of the whole, which needs no other file."""
+    """A spec with all that it extends.
+
+    ``text``: the YAML of the whole, which needs no other file. ``bases``: the files that it extends.
+    """
 
     document: YamlDocument
     text: str
+    bases: tuple[Path, ...] = ()
 
 
 def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Composition:
@@ -56,7 +60,7 @@ def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Com
         raise SpecError(layers.mistakes)
     merged = merge(layers.documents)
     sources = "".join(f"# composed of {_on_a_line(each.name)}\n" for each in layers.documents)
-    return Composition(merged, sources + write_yaml(merged.data))
+    return Composition(merged, sources + write_yaml(merged.data), tuple(layers.bases))
 
 
 class _Layers:
@@ -64,6 +68,7 @@ class _Layers:
 
     def __init__(self) -> None:
         self.documents: list[YamlDocument] = []
+        self.bases: list[Path] = []
         self.mistakes: list[Mistake] = []
 
     def add(self, document: YamlDocument, folder: Path, chain: Sequence[str]) -> None:
@@ -103,6 +108,7 @@ class _Layers:
             # It names the base, and its line.
             self.mistakes += error.mistakes
             return
+        self.bases.append(path)
         self.add(document, path.parent, (*chain, resolved))
 
 

@@ -69,9 +69,10 @@ class PlannedRun:
 class SpecFile:
     """The runs of a spec, and its text without secrets.
 
-    ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none.
-    ``parallel``: how many of the runs of its sweep may run at once; None: it does not say. ``pack``: how they share
-    jobs; None: each has its own. ``inputs``: what the plans were made from; None: a plan that exists already.
+    ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none. ``bases``: the
+    files that it extends. ``parallel``: how many of the runs of its sweep may run at once; None: it does not say.
+    ``pack``: how they share jobs; None: each has its own. ``inputs``: what the plans were made from; None: a plan that
+    exists already.
     """
 
     text: str
@@ -81,6 +82,12 @@ class SpecFile:
     parallel: int | None = None
     pack: Pack | None = None
     inputs: SpecInputs | None = None
+    bases: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that it consists of, absolute and without symbolic links."""
+        return [path.resolve() for path in (self.path, *self.bases) if path is not None]
 
     def sources(self, run: PlannedRun) -> list[ValueSource]:
         """Where each value of the plan of one of the ``runs`` comes from; empty if that is not known."""
@@ -183,7 +190,15 @@ def _load(
     written = parse_yaml(composed.text, document.name) if document.files else document
     text = without_secrets(composed.text, written)
     warned = tuple(warnings.sorted())
-    return SpecFile(text=text, runs=runs, warnings=warned, parallel=read.parallel, pack=read.pack, inputs=inputs)
+    return SpecFile(
+        text=text,
+        runs=runs,
+        warnings=warned,
+        parallel=read.parallel,
+        pack=read.pack,
+        inputs=inputs,
+        bases=composed.bases,
+    )
 
 
 def _command(script: Path) -> str:

@@ -48,6 +48,11 @@ def public_umask() -> Iterator[None]:
         _replace_umask()
 
 
+def umask_of_ranks() -> int:
+    """In a job, the umask with which ranks create files: the user's, except that their owner keeps all rights."""
+    return int(os.environ.get(UMASK_VARIABLE, f"{PRIVATE:03o}"), 8) & PRIVATE
+
+
 def _replace_umask() -> None:
     with _replacing:
         _inherited.append(_inherited[0] if _inherited else os.umask(PRIVATE))

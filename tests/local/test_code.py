@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.repositories import environment_with_editable
 from helpers.site import ONE_PROCESS, Site, until
 
 SESSION = """
@@ -39,9 +38,11 @@ import os, time
 from helper import HELP
 
 print(HELP, os.environ["SLURMTRAIN_WORKDIR"], flush=True)
+open("results/of-any-attempt", "w").write("kept")
 while not os.path.exists("data/enough"):
     time.sleep(0.02)
 """
+SETUP = ["pwd > setup-directory"]
 
 
 def git(directory: Path, *arguments: str) -> None:
@@ -56,7 +57,7 @@ def project(site: Site) -> Path:
     for path, content in {
         "train.py": SESSION,
         "plain.py": PLAIN,
-        "run.sh": "echo shell-old\npython plain.py && echo done\n",
+        "run.sh": "echo shell-old\nmkdir -p results\npython plain.py && echo done\n",
         "helper.py": "HELP = 'helper-old'\n",
         "src/package/__init__.py": "VERSION = 'package-old'\n",
         ".gitignore": "data/\n",
@@ -77,15 +78,10 @@ def edit(project: Path) -> None:
     git(project, "commit", "--quiet", "--all", "--message", "second")
 
 
-def environment_with_editable(site: Site, project: Path) -> dict[str, str]:
-    """Variables of a shell whose ``python`` has the project's package installed as editable, and all that this has."""
-    place = site.path / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
-    [packages] = place.glob("lib/python*/site-packages")
-    (packages / "_editable_package.pth").write_text(f"{project / 'src'}\n")
-    # With the .pth files that are there, since slurmtrain itself may be installed as editable.
-    (packages / "all.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    return {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+def setup_directories(site: Site, run_id: str) -> set[str]:
+    """Where the line of :data:`SETUP` was executed, relative to the run's directory, in any attempt."""
+    run = site.runs / run_id
+    return {os.path.relpath(path.read_text().strip(), run) for path in run.rglob("setup-directory")}
 
 
 def code(site: Site, run_id: str) -> Any:
@@ -95,8 +91,8 @@ def code(site: Site, run_id: str) -> Any:
 def test_a_preempted_session_goes_on_with_the_old_script_module_and_installed_package(
     site: Site, project: Path
 ) -> None:
-    env = environment_with_editable(site, project)
-    spec = site.commanding("python train.py 100", "trained", code="snapshot", workdir=str(project))
+    env = environment_with_editable(site.path / "env", project / "src", site.environment())
+    spec = site.commanding("python train.py 100", "trained", workdir=str(project))
     run_id = site.submit(spec, env=env)
     until(lambda: site.step(run_id) > 5, "training")
     edit(project)
@@ -121,8 +117,8 @@ def test_a_preempted_session_goes_on_with_the_old_script_module_and_installed_pa
 
 
 def test_a_killed_shell_script_starts_again_with_the_old_programs(site: Site, project: Path) -> None:
-    spec = site.commanding(f"bash {project}/run.sh", "shell", code="snapshot", workdir=str(project))
-    run_id = site.submit(spec)
+    command = f"bash {project}/run.sh --output-dir results"
+    run_id = site.submit(site.commanding(command, "shell", workdir=str(project), setup=SETUP))
     site.wait_for_lines(run_id, 2)
     edit(project)
     site.signal_all(run_id, signal.SIGKILL)
@@ -134,22 +130,28 @@ def test_a_killed_shell_script_starts_again_with_the_old_programs(site: Site, pr
     attempt = ["shell-old", f"helper-old {project}"]
     # The logs of jobs are in no order.
     assert sorted(site.printed(run_id)) == sorted([*attempt, *attempt, "done"])
+    # Results are where the command says, and lines of setup run where they do without a snapshot.
+    assert (project / "results" / "of-any-attempt").read_text() == "kept"
+    assert setup_directories(site, run_id) == {"submissions/1", "submissions/2"}
 
 
 def test_without_a_snapshot_a_run_executes_what_is_there(site: Site, project: Path) -> None:
     (project / "data" / "enough").touch()
-    spec = site.commanding("bash run.sh", "live", workdir=str(project))
+    spec = site.commanding("bash run.sh", "live", workdir=str(project), code="none", setup=SETUP)
     run_id = site.submit(spec, "--wait")
     assert code(site, run_id) is None
     assert not (site.runs / ".code").exists()
+    assert setup_directories(site, run_id) == {"submissions/1"}
 
 
-def test_a_command_that_starts_ranks_itself_runs_in_the_copy_on_every_node(site: Site, project: Path) -> None:
-    (project / "launched.py").write_text("import os\nprint(os.getcwd(), flush=True)\n")
-    resources = {**ONE_PROCESS, "nodes": 2}
-    keys = {"launcher": "none", "code": "snapshot", "workdir": str(project), "resources": resources}
-    run_id = site.submit(site.commanding("python launched.py", "launched", **keys), "--wait")
-    assert site.printed(run_id) == [str(site.runs / run_id / "code" / "project")] * 2
+def test_torchrun_starts_the_copy_on_every_node(site: Site, project: Path) -> None:
+    (project / "launched.py").write_text("import os, helper\nprint(os.getcwd(), helper.HELP, flush=True)\n")
+    keys = {"workdir": str(project), "resources": {**ONE_PROCESS, "nodes": 2}}
+    run_id = site.submit(site.commanding("torchrun launched.py", "launched", **keys))
+    edit(project)
+    assert site.json("wait", run_id)["runs"][0]["state"] == "completed"
+    copy = site.runs / run_id / "code" / "project"
+    assert [line for line in site.printed(run_id) if "helper" in line] == [f"{copy} helper-old"] * 2
 
 
 def test_a_mistake_is_refused_before_anything_is_created(site: Site, project: Path) -> None:

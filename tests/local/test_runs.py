@@ -354,7 +354,7 @@ def test_secrets_reach_the_script_and_no_file(site: Site) -> None:
     assert str(len("tok-4711-secret")) in site.call("logs", run_id, "--rank", "0").stdout
     holders = [
         path for path in [*(site.runs / run_id).rglob("*"), site.runs / "registry.db"]
-        if path.is_file() and b"tok-4711-secret" in path.read_bytes()
+        if path.is_file() and not path.is_symlink() and b"tok-4711-secret" in path.read_bytes()
     ]  # fmt: skip
     assert holders == []
     refused = site.call("resume", run_id, "params.steps=3", code=2)

@@ -73,7 +73,7 @@ class Tour:
         assert screens == golden, "UPDATE_GOLDEN=1 writes the screens anew if this is meant"
 
     def _without_what_varies(self, screen: str) -> str:
-        text = screen.replace(str(self._place), "/tmp/tour-AAAAAAAA")
+        text = screen.replace(self._place.name, "tour-AAAAAAAA")
         for value, word in self._ids.items():
             text = text.replace(value, word.ljust(len(value), "-"))
         for pattern, word in _VARIES:
@@ -92,11 +92,11 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def tour(site: Site) -> Iterator[Tour]:
+def tour(site: Site, tmp_path: Path) -> Iterator[Tour]:
     """A shell in a directory with a script and a spec that has two mistakes."""
     for path in FILES.iterdir():
         shutil.copy(path, site.path)
-    env = {**site.environment(), "HOME": str(site.path)}
+    env = {**site.environment(), "HOME": str(tmp_path)}
     with shell(columns=COLUMNS, lines=LINES, cwd=site.path, env=env) as typing:
         yield Tour(typing, site.path)
 

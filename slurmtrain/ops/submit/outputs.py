@@ -74,8 +74,9 @@ def _outputs_of(plan: Plan) -> Iterator[tuple[str, NamedPath]]:
 
 
 def _is_shared(path: str, named: NamedPath, code: CodeSnapshot | None) -> bool:
-    """Whether what is written to a relative path leaves a run's own copy of its code, if it has one."""
-    return code is None or named.path.startswith("/") or code.stays(path)
+    """Whether what is written leaves a run's own copy of its code, if it has one: also by links to directories."""
+    in_directory = named.option != _PATTERN or "/" in named.path
+    return code is None or in_directory or code.stays(path)
 
 
 def _outputs(words: Sequence[str], checkpoint: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, NamedPath]]:

@@ -336,7 +336,7 @@ def _with_start_points(workspace: Workspace, batch: Batch) -> Batch:
 def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
     """The runs with the snapshots of the code that they are to execute, and notes."""
     undecided = [planned for planned in batch.runs if not planned.has_code]
-    plans, notes = with_snapshots(workspace, [planned.plan for planned in undecided])
+    plans, notes = with_snapshots(workspace, [planned.plan for planned in undecided], batch.spec.files)
     snapshotted = iter(plans)
     runs = [planned if planned.has_code else replace(planned, plan=next(snapshotted)) for planned in batch.runs]
     return replace(batch, runs=runs), notes

@@ -247,10 +247,12 @@ class _Agent:
         """Make the run's own copy of its code. Other nodes need not wait: none passes the preflight without node 0."""
         code = self._plan.code
         if code is not None and self._node.index == 0:
+            from slurmtrain.runtime.code.results import link_results
             from slurmtrain.runtime.code.tree import make_tree
 
             if make_tree(self._attempt.run, code):
                 self._journal.write(CodePrepared(snapshot=code.hash, files=code.files))
+            link_results(self._plan, self._attempt.run)
 
     def _may_start(self) -> bool:
         """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""

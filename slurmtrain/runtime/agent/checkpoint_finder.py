@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from slurmtrain.model.interruption.policy import Newest, prior_ends
@@ -33,13 +34,19 @@ class CheckpointFinder:
         self._attempt = attempt
         self._plan = plan
         self._journal = journal
-        external = plan.spec.checkpoint.glob is not None
-        self._search = Search.from_plan(plan, attempt.run, since) if external else None
+        self._since = since
         self.resumed_at: float | None = None
         """When what was chosen last was saved by the script, in seconds since 1970; None if it saved nothing."""
         # Why ranks do not resume from some: by fingerprint, and by path and time of saving.
         self._suspects: Mapping[str, str] = {}
         self._damaged: Mapping[tuple[str, float], str] = {}
+
+    @cached_property
+    def _search(self) -> Search | None:
+        """Where the script's own checkpoints are: known once the run has its copy of the code. None if it has none."""
+        if self._plan.spec.checkpoint.glob is None:
+            return None
+        return Search.from_plan(self._plan, self._attempt.run, self._since)
 
     def choose(self) -> tuple[str | None, Newest]:
         """What the next ranks resume from: the path, None for the beginning or if the script looks itself; what it is.

@@ -52,7 +52,7 @@ class Search:
         assert spec.glob is not None
         began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
         return cls(
-            pattern=absolute(spec.glob, str(plan.working_directory(run.code)), run),
+            pattern=absolute(spec.glob, str(_directory_of(spec.glob, plan, run)), run),
             format=spec.format,
             step=spec.step,
             since=since,
@@ -86,6 +86,12 @@ class ExternalCheckpoint:
         with contextlib.suppress(OSError):
             return fingerprint(list_tree(self.path))
         return None
+
+
+def _directory_of(pattern: str, plan: Plan, run: RunDir) -> Path:
+    """What a pattern is relative to: not the run's own copy of its code where that has but a link for it."""
+    copy = plan.working_directory(run.code)
+    return Path(plan.workdir) if "/" in pattern and (copy / pattern.partition("/")[0]).is_symlink() else copy
 
 
 def _least_ranks(plan: Plan) -> int:

@@ -155,7 +155,7 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_created(
         contents.unlink()
     else:
         contents.chmod(0o600)
-        contents.write_bytes(contents.read_bytes()[:15])
+        contents.write_bytes(contents.read_bytes()[:12])
     with pytest.raises(
         PathError, match=r"snapshot .*; '--code now' takes the code as it is now, nothing was submitted"
     ):

@@ -10,66 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source, write
 
 from slurmtrain.errors import PathError, SlurmtrainError, UserError
-from slurmtrain.model.run.layout import RunDir, RunsRoot
-from slurmtrain.model.spec.code.section import CodeSpec
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code import tree as tree_module
-from slurmtrain.runtime.code.tree import make_tree, read_manifest, results_in_copy
+from slurmtrain.runtime.code.tree import make_tree, results_in_copy
 from slurmtrain.snapshots import hashes
 from slurmtrain.snapshots import store as store_module
 from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.store import take
-
-PYTHON = Path("/nowhere/bin/python")
-
-
-def git(directory: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
-    command = ["git", *identity, "-C", str(directory), *arguments]
-    environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    """A repository with a committed script."""
-    root = tmp_path / "home" / "repo"
-    root.mkdir(parents=True)
-    git(root, "init", "--quiet", "--initial-branch", "main")
-    write(root, "train.py", "old")
-    write(root, ".gitignore", "ignored/\n*.so\n")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "--message", "first")
-    return root
-
-
-def write(root: Path, path: str, content: str = "x") -> None:
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(content)
-
-
-def snapshot_of(root: Path, workdir: Path | None = None, **code: Any) -> tuple[CodeSnapshot, RunDir]:
-    """A snapshot of a directory, and a run that has none yet, in a runs root of its own."""
-    runs = RunsRoot(root.parent.parent / "runs")
-    runs.path.mkdir(exist_ok=True)
-    run = runs.run(f"run{len(os.listdir(runs.path))}")
-    run.path.mkdir()
-    snapshot, _ = take(runs, workdir or root, PYTHON, CodeSpec(mode="snapshot", **code))
-    return snapshot, run
-
-
-def copied(root: Path, workdir: Path | None = None, **code: Any) -> Path:
-    """The copy that a new run makes of a snapshot of this directory."""
-    snapshot, run = snapshot_of(root, workdir, **code)
-    make_tree(run, snapshot)
-    return snapshot.tree(run.code)
-
-
-def paths(snapshot: CodeSnapshot, run: RunDir) -> set[str]:
-    return {file.path for file in read_manifest(run, snapshot.hash).files}
-
 
 # --- what is taken --------------------------------------------------------------------------------------------------
 
@@ -154,7 +104,7 @@ def test_without_git_the_folder_is_taken_by_rules(repo: Path, tmp_path: Path, mo
     write(repo, ".slurmtrainignore", "secret.*\n")
     runs = RunsRoot(tmp_path / "runs")
     runs.path.mkdir()
-    snapshot, notes = take(runs, repo, PYTHON, CodeSpec(mode="snapshot"))
+    snapshot, notes = take(runs, source(repo), PYTHON)
     assert paths(snapshot, runs.run("r")) == {".gitignore", ".slurmtrainignore", "train.py"}
     assert notes == [f"git cannot list the code (there is no git on PATH); all files in {repo} count as code"]
 
@@ -180,7 +130,7 @@ def test_patterns_add_ignored_files_and_leave_others_out(repo: Path) -> None:
 def test_runs_are_no_code_wherever_they_are(repo: Path) -> None:
     runs = RunsRoot(repo / "runs")
     write(repo, "runs/abc/plan.json")
-    snapshot, _ = take(runs, repo, PYTHON, CodeSpec(mode="snapshot"))
+    snapshot, _ = take(runs, source(repo), PYTHON)
     assert paths(snapshot, runs.run("abc")) == {".gitignore", "train.py"}
     assert snapshot.beside == {"": ["runs"]}
 

@@ -18,10 +18,11 @@ class CodeSpec:
     """Which code a run executes. `code: none` is short for `code: {mode: none}`."""
 
     mode: str = declare_key(
-        NONE,
+        SNAPSHOT,
         kinds.choice(SNAPSHOT, NONE),
         "`snapshot`: the files as they are when the run is submitted, also after a requeue. `none`: whatever is in "
-        "`workdir` when an attempt starts.",
+        "`workdir` when an attempt starts. Written out, a snapshot is required; by default there is none where "
+        "`workdir` is no project's, which `submit` says.",
     )
     include: tuple[str, ...] = declare_key(
         (),

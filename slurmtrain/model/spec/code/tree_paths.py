@@ -39,6 +39,18 @@ def without_data_directories(paths: Collection[str]) -> list[str]:
     return [path for path in paths if posixpath.dirname(path) in code]
 
 
+def without_places(paths: Collection[str], places: Collection[str]) -> list[str]:
+    """Those of these paths that are neither among the ``places`` nor in a directory of them that has no programs."""
+    by_path = {path: [each for each in (path, *_parents(path)) if each in places] for path in paths} if places else {}
+    with_code = {place for path, its in by_path.items() if posixpath.splitext(path)[1] in _CODE for place in its}
+    return [path for path in paths if with_code.issuperset(by_path.get(path, ()))]
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := posixpath.dirname(path):
+        yield path
+
+
 def names_by_directory(paths: Iterable[str]) -> dict[str, set[str]]:
     """The names of the files and directories with these relative paths, by the directory that they are in."""
     paths = list(paths)

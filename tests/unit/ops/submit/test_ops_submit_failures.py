@@ -38,9 +38,10 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def run_folders(workspace: Workspace) -> list[str]:
-    """Names of what could be a run, complete or not."""
+    """Names of what could be a run, complete or not; snapshots of code are for any later run."""
     root = workspace.root.path
-    return sorted(path.name for path in root.iterdir() if path.is_dir()) if root.exists() else []
+    names = {path.name for path in root.iterdir() if path.is_dir()} if root.exists() else set()
+    return sorted(names - {workspace.root.snapshots.name})
 
 
 @pytest.fixture
@@ -253,6 +254,8 @@ def test_at_every_fullness_of_the_disk_what_is_said_to_exist_exists(
     for name in ("_FIRST", "_EACH", "_REGISTRY"):
         monkeypatch.setattr(creation, name, DiskSpace(0, 0))
     outcomes = set()
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     with small_disk(tmp_path / "disk") as disk:
         for left in (0, 12, 24, 48, 64, 96, 160):
             workspace = make_workspace(disk.path / f"runs{left}")

@@ -94,7 +94,10 @@ def _elements(place: Path) -> list[str]:
 
 
 @pytest.fixture
-def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path) -> Submitter:
+def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch) -> Submitter:
+    # A directory of its own, in which nothing changes: each submission has the same effects.
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
     spec.with_name("after.yaml").write_text(spec.read_text().replace("name: x", "name: y\nafter: x"))
     spec.write_text(spec.read_text() + "sweep: {params.a: [1, 2]}\n")
     return Submitter(tmp_path, slurm, spec)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.cli.shared.sweep_table import print_preview
 from slurmtrain.cli.shared.tables import print_table
 from slurmtrain.cli.spec_command import SpecCommand
@@ -52,14 +52,19 @@ def command(
     from slurmtrain.ops.render import render
 
     executor = workspace.config.choose_executor()
-    rendered, preview = render(workspace, spec, overrides, sweep, executor=executor)
-    output.warn(preview.notes)
+    rendered, preview, notes = render(workspace, spec, overrides, sweep, executor=executor)
+    output.warn(notes)
     if sources:
         _print_sources(rendered, as_json=as_json)
         return 0
     if as_json:
         runs = [
-            {"plan": run.plan.to_json(), "overrides": list(run.overrides), "batch_script": run.script}
+            {
+                "plan": run.plan.to_json(),
+                "overrides": list(run.overrides),
+                "batch_script": run.script,
+                "code": _code_json(run),
+            }
             for run in rendered
         ]
         output.print_json({**preview.to_json(), "runs": runs})
@@ -68,7 +73,7 @@ def command(
         print_preview(preview)
         output.echo("")
     for run in rendered:
-        output.echo(f"# plan {run.plan.hash}")
+        output.echo(f"# plan {run.plan.hash}", f"# code {_code(run)}")
         output.echo(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
         output.echo("", "# batch script")
         output.echo(*run.script.split("\n"))
@@ -89,3 +94,18 @@ def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:
         output.echo(f"# plan {run.plan.hash}")
         rows = [[each.key, json.dumps(each.value, ensure_ascii=False), str(each)] for each in run.find_sources()]
         print_table(["KEY", "VALUE", "FROM"], rows)
+
+
+def _code(run: Rendered) -> str:
+    """Which code a run would execute, in a line."""
+    if run.code is None:
+        return f"as it is when the run starts, in {run.directory}"
+    size = formatting.size(run.code.bytes)
+    return f"as it is now: a copy of {run.code.root} ({run.code.files} files, {size}), run in {run.directory}"
+
+
+def _code_json(run: Rendered) -> dict[str, Any] | None:
+    """The same for ``--json``, as ``show --json`` has it; null if the run would execute what is there by then."""
+    if run.code is None:
+        return None
+    return {"root": run.code.root, "files": run.code.files, "bytes": run.code.bytes, "dir": str(run.directory)}

@@ -49,7 +49,8 @@ def find_editable(python: Path, root: Path) -> Editable:
     """
     editable = Editable()
     # By names: starting that Python would take longer than all else.
-    for packages in sorted(python.parent.parent.glob("lib*/python3*/*-packages")):
+    # lib64 is often a link to lib.
+    for packages in sorted({path.resolve() for path in python.parent.parent.glob("lib*/python3*/*-packages")}):
         for path in sorted(packages.glob("*.pth")):
             for line in _text(path).splitlines():
                 _read_line(line.strip(), packages, root, editable)

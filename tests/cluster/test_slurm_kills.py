@@ -28,7 +28,12 @@ class Killing:
     def __init__(self, site: ClusterSite) -> None:
         self.site = site
         self.log = site.path / "effects"
-        self.spec = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"})
+        # A directory in which nothing changes: each submission has the same effects.
+        project = site.path / "project"
+        project.mkdir()
+        os.chown(project, site.person.uid, site.person.gid)
+        resources = {"nodes": 1, "time": "00:05:00"}
+        self.spec = site.spec("held", slurm={"hold": True}, resources=resources, workdir=str(project))
         self.hooks = site.person.code / "killer"
         if not self.hooks.exists():
             subprocess.run(["cp", "-r", str(REPOSITORY / "tests" / "helpers" / "killer"), str(self.hooks)], check=True)

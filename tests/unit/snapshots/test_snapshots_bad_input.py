@@ -1,0 +1,219 @@
+"""Snapshots of repositories in odd states, and of files that cannot be read as they were listed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source, write
+
+from slurmtrain.errors import NoSnapshot, PathError, UserError
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.runtime.code.tree import make_tree
+from slurmtrain.snapshots import folder, hashes, repository
+from slurmtrain.snapshots import store as store_module
+from slurmtrain.snapshots.store import preview, take
+
+
+def notes_on(root: Path) -> list[str]:
+    """What a submission says of the code in this directory."""
+    runs = RunsRoot(root.parent.parent / "runs")
+    runs.path.mkdir(exist_ok=True)
+    return take(runs, source(root), PYTHON)[1]
+
+
+@pytest.fixture
+def branches(repo: Path) -> Path:
+    """A repository with a branch that changes another line of its script, and one that changes the same."""
+    for branch, path in (("same", "train.py"), ("other", "other.py")):
+        git(repo, "checkout", "--quiet", "-b", branch, "main")
+        write(repo, path, branch)
+        git(repo, "add", ".")
+        git(repo, "commit", "--quiet", "--message", branch)
+    git(repo, "checkout", "--quiet", "main")
+    write(repo, "train.py", "ours")
+    git(repo, "commit", "--quiet", "--all", "--message", "ours")
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [
+        (["merge", "same"], "a merge"),
+        (["rebase", "same"], "a rebase"),
+        (["cherry-pick", "same"], "a cherry-pick"),
+        (["revert", "main~1"], "a revert"),
+    ],
+)
+def test_conflicts_are_refused_with_what_they_are_from_and_what_to_do(
+    branches: Path, command: list[str], operation: str
+) -> None:
+    if command[0] == "revert":
+        # The first change of the script conflicts with the later one.
+        write(branches, "train.py", "later")
+        git(branches, "commit", "--quiet", "--all", "--message", "later")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(branches, *command)
+    with pytest.raises(
+        UserError, match=rf"in the middle of {operation}: train\.py have conflicts; resolve them, or set"
+    ):
+        snapshot_of(branches)
+
+
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [
+        (["merge", "--quiet", "--no-commit", "--no-ff", "other"], "a merge"),
+        (["-c", "sequence.editor=sed -i s/^pick/edit/", "rebase", "--quiet", "-i", "main~1"], "a rebase"),
+        (["cherry-pick", "--no-commit", "other"], ""),
+    ],
+)
+def test_without_conflicts_an_unfinished_merge_or_rebase_is_taken_and_said(
+    branches: Path, command: list[str], operation: str
+) -> None:
+    git(branches, *command)
+    expected = f"the repository {branches} is in the middle of {operation}; the snapshot has its files as they are now"
+    assert notes_on(branches) == ([expected] if operation else [])
+
+
+def test_a_second_work_tree_has_a_snapshot_of_its_own(repo: Path) -> None:
+    git(repo, "worktree", "add", "--quiet", "../tree")
+    tree = repo.parent / "tree"
+    write(tree, "train.py", "in the tree")
+    assert (copied(tree) / "train.py").read_text() == "in the tree"
+    git(tree, "-c", "sequence.editor=sed -i s/^pick/edit/", "rebase", "--quiet", "-i", "--root", "--autostash")
+    assert "in the middle of a rebase" in notes_on(tree)[0]
+
+
+def test_a_bare_repository_is_taken_as_a_folder(repo: Path) -> None:
+    bare = repo.parent / "bare.git"
+    git(repo, "clone", "--quiet", "--bare", ".", str(bare))
+    snapshot, run = snapshot_of(bare)
+    assert snapshot.root == str(bare)
+    assert "HEAD" in paths(snapshot, run)
+
+
+def test_a_submodule_that_is_not_initialised_is_named(repo: Path, tmp_path: Path) -> None:
+    module = tmp_path / "module"
+    module.mkdir()
+    git(module, "init", "--quiet")
+    write(module, "module.py")
+    git(module, "add", ".")
+    git(module, "commit", "--quiet", "--message", "x")
+    git(repo, "submodule", "--quiet", "add", str(module), "libs/module")
+    git(repo, "submodule", "--quiet", "deinit", "--force", "libs/module")
+    [note] = notes_on(repo)
+    assert (
+        note == f"not initialised, so that runs lack their files: libs/module ('git submodule update --init' in {repo})"
+    )
+
+
+def test_of_a_sparse_checkout_and_of_large_files_what_is_in_the_work_tree_is_taken(repo: Path) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 5\n"
+    write(repo, "src/x.py")
+    write(repo, "assets/large.bin")
+    write(repo, "weights.bin", pointer)
+    write(repo, ".gitattributes", "*.bin filter=lfs\n")
+    git(repo, "add", ".")
+    git(repo, "commit", "--quiet", "--message", "more")
+    git(repo, "sparse-checkout", "set", "--cone", "src")
+    snapshot, run = snapshot_of(repo)
+    assert paths(snapshot, run) == {".gitattributes", ".gitignore", "src/x.py", "train.py", "weights.bin"}
+    make_tree(run, snapshot)
+    assert (snapshot.tree(run.code) / "weights.bin").read_text() == pointer
+
+
+@pytest.mark.parametrize("with_git", [True, False])
+def test_names_that_are_hardly_names_and_links_that_lead_in_circles_are_copied(repo: Path, *, with_git: bool) -> None:
+    if not with_git:
+        subprocess.run(["rm", "-r", repo / ".git"], check=True)
+    names = ["two\nlines.py", " ", "-rf", "a\tb", "\udcff\udcfe.py", "*", "'\"$HOME`x`", "ü" * 100]
+    for name in names:
+        write(repo, f"odd/{name}", name.encode(errors="surrogateescape").hex())
+    (repo / "odd/self").symlink_to("self")
+    (repo / "odd/up").symlink_to("..")
+    (repo / "odd/gone").symlink_to("/no/such/place")
+    os.mkfifo(repo / "odd/pipe")
+    copy = copied(repo)
+    assert [(copy / "odd" / name).read_text() for name in names] == [
+        name.encode(errors="surrogateescape").hex() for name in names
+    ]
+    links = {name: str((copy / "odd" / name).readlink()) for name in ("self", "up", "gone")}
+    assert links == {"self": "self", "up": "..", "gone": "/no/such/place"}
+
+
+def test_a_file_that_disappears_or_grows_while_it_is_read_does_no_harm(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(repo, "swap.tmp")
+    write(repo, "train.log.py", "line\n")
+    really = hashes.read
+
+    def read(root: Path, path: str, status: os.stat_result) -> Any:
+        if path == "swap.tmp":
+            (repo / path).unlink()
+        (repo / "train.log.py").open("a").write("line\n")
+        return really(root, path, status)
+
+    monkeypatch.setattr(hashes, "read", read)
+    snapshot, run = snapshot_of(repo)
+    make_tree(run, snapshot)
+    copy = snapshot.tree(run.code)
+    assert sorted(path.name for path in copy.iterdir()) == [".gitignore", "train.log.py", "train.py"]
+    assert (copy / "train.log.py").read_text() == (repo / "train.log.py").read_text()
+
+
+def test_a_file_that_disappears_after_its_hash_was_taken_is_left_out(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(repo, "swap.tmp")
+
+    def hash_files(*arguments: Any) -> Any:
+        manifest = hashes.hash_files(*arguments)
+        (repo / "swap.tmp").unlink()
+        return manifest
+
+    monkeypatch.setattr(store_module, "hash_files", hash_files)
+    snapshot, run = snapshot_of(repo)
+    assert paths(snapshot, run) == {".gitignore", "train.py"}
+
+
+def test_a_file_that_cannot_be_read_is_named(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_root: Path, path: str, _status: os.stat_result) -> Any:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(hashes, "read", read)
+    with pytest.raises(PathError, match=r"cannot take a snapshot of .*/repo: \S+: permission denied"):
+        snapshot_of(repo)
+
+
+def test_a_directory_that_cannot_be_written_to_has_a_snapshot_like_any_other(repo: Path) -> None:
+    subprocess.run(["chmod", "-R", "a-w", repo], check=True)
+    try:
+        assert (copied(repo) / "train.py").read_text() == "old"
+    finally:
+        subprocess.run(["chmod", "-R", "u+w", repo], check=True)
+
+
+def test_a_listing_that_takes_too_long_is_given_up(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "_TIMEOUT_S", 0.0)
+    with pytest.raises(NoSnapshot, match=r"git has not listed the files of .* within 0 s; set 'workdir' to"):
+        snapshot_of(repo)
+    subprocess.run(["rm", "-r", repo / ".git"], check=True)
+    monkeypatch.setattr(folder, "_TIMEOUT_S", -1.0)
+    with pytest.raises(NoSnapshot, match=r"the files of .* have not been listed within -1 s; set 'workdir' to"):
+        snapshot_of(repo)
+
+
+def test_a_preview_has_the_figures_of_the_snapshot_and_stores_nothing(repo: Path) -> None:
+    runs = RunsRoot(repo.parent.parent / "runs")
+    before, notes = preview(runs, source(repo), PYTHON)
+    assert not runs.path.exists()
+    snapshot, _ = snapshot_of(repo)
+    plain = snapshot.to_dict()
+    assert (before.to_dict(), notes) == ({**plain, "snapshot": ""}, [])
+    assert isinstance(before, CodeSnapshot)

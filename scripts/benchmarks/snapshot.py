@@ -1,22 +1,27 @@
-"""A snapshot of a repository of 10,000 files: taken, taken again, and copied for a run; compared with git and cp."""
+"""A snapshot of a repository of 10,000 files: taken, taken again, copied for a run; and submit with and without one."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _measure import Report, in_turns
+from _measure import ROOT, Report, command, in_turns, seconds_of
 
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.runtime.code.tree import make_tree
 from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.store import take
+
+sys.path.insert(0, str(ROOT / "tests"))
+from helpers.fakeslurm import PARTITIONS, SlurmCommands
 
 FILES = 10_000
 EACH_DIRECTORY = 50
@@ -69,10 +74,12 @@ def run(arguments: argparse.Namespace) -> Report:
             copied()
             return copies[-1]
 
+        submitting = Submitting(Path(folder), repository)
         times = in_turns(
             {
                 **{name: lambda measure=measure: seconds(measure) for name, measure in measures.items()},
                 "run_copy": copy_seconds,
+                **{f"submit_{name}": lambda name=name: submitting.seconds(name) for name in SUBMISSIONS},
             },
             3 if arguments.quick else 15,
         )
@@ -82,7 +89,36 @@ def run(arguments: argparse.Namespace) -> Report:
     report.ratio("first/cp", times["first"], times["cp"])
     report.ratio("unchanged/git_status", times["unchanged"], times["git_status"])
     report.ratio("run_copy/cp", times["run_copy"], times["cp"])
+    report.ratio("submit_first/submit_without", times["submit_first"], times["submit_without"])
+    report.ratio("submit_unchanged/submit_without", times["submit_unchanged"], times["submit_without"])
     return report
+
+
+# By the line of the spec: a first submission stores the snapshot, which the one after it finds.
+SUBMISSIONS = {"without": "code: none", "first": "", "unchanged": ""}
+
+
+class Submitting:
+    """Whole processes of submit in a repository; programs that answer at once take the place of Slurm's."""
+
+    def __init__(self, folder: Path, repository: Path) -> None:
+        slurm = SlurmCommands(folder / "bin")
+        for name in ("squeue", "sacct", "scancel", "srun"):
+            slurm.replies(name)
+        slurm.replies("scontrol", PARTITIONS)
+        slurm.replies("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+        slurm.replies("sbatch", "Submitted batch job 8\n")
+        self.runs = RunsRoot(folder / "submitted")
+        path = f"{slurm.path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environ = {"SLURMTRAIN_RUNS": str(self.runs.path), "PATH": path}
+        self.specs = {name: folder / f"{name}.yaml" for name in SUBMISSIONS}
+        for name, line in SUBMISSIONS.items():
+            self.specs[name].write_text(f"name: {name}\ncommand: python -c pass\nworkdir: {repository}\n{line}\n")
+
+    def seconds(self, name: str) -> float:
+        if name == "first":
+            shutil.rmtree(self.runs.snapshots, ignore_errors=True)
+        return seconds_of(command("submit", str(self.specs[name]), "--executor", "slurm"), **self.environ)
 
 
 def make_repository(root: Path) -> None:
@@ -91,6 +127,7 @@ def make_repository(root: Path) -> None:
         directory = root / f"package{number // EACH_DIRECTORY}"
         directory.mkdir(parents=True, exist_ok=True)
         (directory / f"module{number}.py").write_text(f"{CONTENT}# {number}\n")
-    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    # Without the garbage collection that git would start beside the measurement.
+    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "gc.auto=0")
     for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--message", "all")):
         subprocess.run(["git", "-C", root, *words], check=True)

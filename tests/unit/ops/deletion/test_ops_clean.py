@@ -21,6 +21,7 @@ from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.store import take
 from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.locks import locked
@@ -157,12 +158,13 @@ def test_a_space_shared_by_two_names_is_freed_with_the_last(workspace: Workspace
 def test_a_snapshot_that_is_taken_again_meanwhile_stays(workspace: Workspace, tmp_path: Path) -> None:
     code = tmp_path / "code"
     write(code / "train.py", 10)
-    snapshot, _ = take(workspace.root, code, Path("/usr/bin/python3"), CodeSpec(mode="snapshot"))
+    source, python = CodeSource(workdir=code, spec=CodeSpec()), Path("/usr/bin/python3")
+    snapshot, _ = take(workspace.root, source, python)
     path = workspace.root.snapshot(snapshot.hash).path
     os.utime(path, (LONG_AGO, LONG_AGO))
     removable = find_removable(workspace, {"code"}, DAY_S)
     assert [path.name] in [part.names for part in removable.parts]
-    take(workspace.root, code, Path("/usr/bin/python3"), CodeSpec(mode="snapshot"))
+    take(workspace.root, source, python)
     remove(workspace, removable)
     assert (path / "contents.gz").exists()
     assert not workspace.root.snapshot(UNNAMED).path.exists()

@@ -257,7 +257,7 @@ def test_at_every_fullness_of_the_disk_what_is_said_to_exist_exists(
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     with small_disk(tmp_path / "disk") as disk:
-        for left in (0, 12, 24, 48, 64, 96, 160):
+        for left in (0, 12, 24, 48, 64, 96, 112, 136, 200):
             workspace = make_workspace(disk.path / f"runs{left}")
             disk.free()
             workspace.prepare()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, preempt, until_trains
 from helpers.site import ONE_PROCESS, until
+from test_slurm_asking import Recorder
 from test_slurm_kills import Killing, _launchers
 
+from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import is_run_id
 
 # What does not change the weights.
 SWEEP = ("--sweep", "params.step_ms=50,51,52,53")
-OVER = ("completed", "failed", "lost", "cancelled")
+SEEDS = int(os.environ.get("TEST_SEEDS", "1"))
+PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "2"))
 
 
 def submit_sweep(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -52,6 +57,113 @@ def test_elements_that_are_preempted_complete_with_the_weights_of_an_undisturbed
         assert run["attempts"][0]["cause"] == "preempted"
         assert digests(site, run["id"]) == {undisturbed}
         assert f"{run['job_id']}_0_log.out" in os.listdir(site.runs / run["id"] / "submissions" / "1" / "submitit")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_elements_preempted_at_random_all_complete_and_never_more_run_than_may(
+    site: ClusterSite, cluster: Cluster, undisturbed: str, seed: int
+) -> None:
+    """Each time the nodes of one running element are taken, with whatever else runs there."""
+    random = Random(seed)
+    spec = site.light(
+        params={"steps": STEPS, "step_ms": 50},
+        resources={**ONE_PROCESS, "nodes": 2},
+        slurm=SPOT,
+        checkpoint={"every": {"steps": 10}},
+        requeue={"max_failures": 3},
+    )
+    runs = submit_sweep(site, spec, *SWEEP, "--parallel", "2")
+    [array] = {run["job_id"].partition("_")[0] for run in runs}
+
+    def running() -> list[str]:
+        lines = cluster.slurm("squeue", "--noheader", "--array", f"--jobs={array}", "--format=%i %t %N").splitlines()
+        nodes = [line.split()[2] for line in lines if line.split()[1] == "R"]
+        # An element that ends no longer counts for Slurm.
+        assert len(nodes) <= 2, lines
+        return nodes
+
+    def preempted(job: str, times: int) -> bool:
+        over = cluster.state(job) in ("COMPLETED", "COMPLETING", "")
+        return running() is not None and over and sum(restarts(cluster, runs)) >= times
+
+    for times in range(1, PREEMPTIONS + 1):
+        until(lambda: len(running()) == 2 and any(has_saved_more(site, run["id"]) for run in runs), "training")
+        node = random.choice(expand_hostlist(random.choice(running())))
+        taker = ("--partition=ondemand", "--exclusive", f"--nodelist={node}", "--time=1", "--output=/dev/null")
+        job = cluster.slurm("sbatch", "--parsable", *taker, "--wrap=sleep 1").strip()
+        until(partial(preempted, job, times), "a preemption, and the end of the job of higher priority")
+    until(lambda: running() is not None and not cluster.jobs(), "the end of all elements")
+    shown = [site.show(run["id"]) for run in runs]
+    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 4, [r["reason"] for r in shown]
+    assert {attempt["job_id"] for run in shown for attempt in run["attempts"]} == {run["job_id"] for run in runs}
+    assert sum(len(run["attempts"]) for run in shown) >= 4 + PREEMPTIONS
+    assert {digest for run in runs for digest in digests(site, run["id"])} == {undisturbed}
+
+
+def states(site: ClusterSite, run_ids: list[str]) -> list[str]:
+    return [site.status(run_id)["state"] for run_id in run_ids]
+
+
+def has_saved_more(site: ClusterSite, run_id: str) -> bool:
+    """Whether the newest start of a run trains and has saved since it began."""
+    begun = events(site, run_id, "total")
+    return bool(begun) and any(saved["t"] > begun[-1]["t"] for saved in events(site, run_id, "saved"))
+
+
+def test_failed_elements_are_resumed_as_one_array_and_people_may_use_slurms_own_commands(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    """Also those of people who know nothing of slurmtrain."""
+    spec = site.light(params={"steps": 100000, "step_ms": 50}, checkpoint={"every": {"steps": 10}})
+    runs = submit_sweep(site, spec)
+    ids = [run["id"] for run in runs]
+    for run_id in ids:
+        until(partial(events, site, run_id, "saved"), "a checkpoint of each")
+    [array] = {run["job_id"].partition("_")[0] for run in runs}
+    cluster.slurm("scancel", f"{array}_[1-2]")
+    until(lambda: states(site, ids) == ["running", "cancelled", "cancelled", "running"], "the end of two")
+    recorder = Recorder(site)
+    calls = recorder.environment
+    failed = ("resume", "--failed", runs[0]["sweep"], "--cancelled")
+    site.call("cancel", runs[0]["sweep"], env=calls)
+    assert recorder.since()["scancel"] == 1
+    listed = site.json(*failed, "--dry-run", env=calls)["runs"]
+    assert [run["id"] for run in listed] == ids
+    assert not recorder.since()["sbatch"]
+    until(lambda: not cluster.jobs(), "the end of all elements")
+    again = site.json(*failed, "resources.time=00:09:00", env=calls)["runs"]
+    queries = recorder.since()
+    assert (queries["sbatch"], queries["squeue"]) == (1, 1), queries
+    [new] = {run["job_id"].partition("_")[0] for run in again}
+    assert [run["job_id"] for run in again] == [f"{new}_{index}" for index in range(4)]
+    for run_id in ids:
+        until_trains(site, run_id, starts=2)
+        assert events(site, run_id, "restored")
+    assert {run["state"] for run in site.json("status", env=calls)["runs"]} == {"running"}
+    queries = recorder.since()
+    assert queries["squeue"] <= 1, queries
+    cluster.slurm("scancel", new)
+    until(lambda: set(states(site, ids)) == {"cancelled"}, "the end of the whole array")
+
+
+def test_a_sweep_that_is_longer_than_arrays_may_be_is_several_that_share_its_limit(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"}, params={"a": 1})
+    sweep = ("--sweep", "params.a=range(5)", "--parallel", "2")
+    with cluster.configured("MaxArraySize=3"):
+        runs = submit_sweep(site, spec, *sweep)
+        lines = cluster.slurm("squeue", "--noheader", "--format=%F %K").splitlines()
+        arrays = dict(line.split() for line in lines if line.split()[1] != "N/A")
+        jobs = [run["job_id"].partition("_") for run in runs]
+        assert [index for _, _, index in jobs] == ["0", "1", "2", "0", "1"]
+        assert sorted(arrays.values()) == ["0-1%1", "0-2%1"]
+        assert {array for array, _, _ in jobs} == set(arrays)
+        assert {run["state"] for run in site.json("status")["runs"]} == {"pending"}
+    with cluster.configured("MaxJobCount=7"):
+        error = site.call("submit", str(spec), *sweep, "--executor", "slurm", code=None).stderr
+        assert "nothing was created" in error, error
+    assert len(site.json("status")["runs"]) == 5
 
 
 def test_a_requeue_and_a_cancel_concern_one_element(site: ClusterSite, cluster: Cluster) -> None:

@@ -17,7 +17,8 @@ from slurmtrain.cli import cli
 _WAITING = frozenset({"wait", "watch", "drill", "preflight", "checkpoint", "cancel", "ui"})
 _WAITING_OPTIONS = frozenset({"--wait", "--watch", "--follow", "-f"})
 _RARER = 0.1
-_OVERRIDES = ("params.lr=0.5", "resources.nodes=1", "name=x", "checkpoint.every.steps=5", "slurm.hold=true", "a.b=c",
+_OVERRIDES = ("requeue.oom={mem: x2, at_most: 4GB}", "requeue.oom.mem=x0",
+              "params.lr=0.5", "resources.nodes=1", "name=x", "checkpoint.every.steps=5", "slurm.hold=true", "a.b=c",
               "resources.nodes=1e9", "x", "requeue.enabled=false", "command=true", "env.A=\x1b[31m", "params=[1", "=",
               "resources.nodes=0", "params.x=${params.x}", "checkpoint.keep=null", "workdir=/nowhere", "sweep={}",
               "tracking.mlflow.enabled=true", "tracking.csv.enabled=true", "tracking.csv.dir=/nowhere",

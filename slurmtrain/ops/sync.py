@@ -17,13 +17,14 @@ from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.chain.ending import end_blocked
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
+from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
@@ -331,7 +332,9 @@ def _submit_again(
     """
     newest = run.newest
     assert newest is not None
-    plan = current_plan(directory, run)
+    plan, overrides = current_plan(directory, run), more_memory_override(run)
+    if overrides:
+        plan = _with_overrides(plan, overrides)
     try:
         if newest.cause == "preflight" and not plan.spec.preflight.exclude:
             raise RequestRefused("preflight.exclude is false")
@@ -343,6 +346,7 @@ def _submit_again(
             executor=run.executor,
             number=len(run.attempts) + 1,
             secrets=secret_env,
+            overrides=overrides,
             turn=turn_of(workspace, run),
             since=last_fresh_start(run),
             predecessor=predecessor(directory, run),
@@ -358,6 +362,14 @@ def _submit_again(
             journal.write(RequeueFailed(job_id=newest.job_id, restart=newest.restart, reason=why))
         return
     synced.started.append(run.id)
+
+
+def _with_overrides(plan: Plan, overrides: Sequence[str]) -> Plan:
+    # Imported here: hardly any run needs them.
+    from slurmtrain.slurm.command_options import read_options
+    from slurmtrain.specfile import replan
+
+    return replan(plan, overrides, read_options).plan
 
 
 def _end_last_job(workspace: Workspace, run: Run) -> None:

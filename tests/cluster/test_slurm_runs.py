@@ -287,3 +287,20 @@ def test_steps_of_a_script_that_only_prints_them_are_read_over_two_attempts(site
     [plotted] = site.json("plot", run["id"], "loss")["runs"]
     assert plotted["metrics"]["loss"]["step"] == list(range(1, 31))
     assert set(plotted["metrics"]["loss"]["attempt"]) == {1, 2}
+
+
+def test_a_run_that_ran_out_of_memory_gets_a_job_with_more(site: ClusterSite) -> None:
+    script = site.path / "hungry.py"
+    script.write_text(
+        "import os, sys\n"
+        "if int(os.environ['SLURM_MEM_PER_NODE']) < 400:\n"
+        "    sys.exit('MemoryError')\n"
+        "print('enough:', os.environ['SLURM_MEM_PER_NODE'])\n"
+    )
+    resources = {"nodes": 1, "procs_per_node": 1, "mem": "128MB", "time": "00:05:00"}
+    rules = {"oom": {"mem": "x2", "at_most": "480MB"}}
+    run_id = site.submit(site.commanding(f"python {script}", resources=resources, requeue=rules), "--wait")
+    run = site.show(run_id)
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["oom", "oom", "completed"]
+    assert [attempt["overrides"] for attempt in run["attempts"]] == [[], ["resources.mem=256M"], ["resources.mem=480M"]]
+    assert "enough: 480" in site.printed(run_id)

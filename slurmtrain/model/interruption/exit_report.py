@@ -411,7 +411,7 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     """
     rank = failure.get("rank")
     subject = "a rank" if rank is None else f"rank {rank}"
-    message = "\n".join([failure.get("error") or "", *failure.get("last_lines", ())[-_MEMORY_LINES:]])
+    message = _last_words(failure)
     killed = failure.get("signal") == "SIGKILL"
     limit = (
         f"the job's limit is {kernel.memory_limit / 2**30:.3g} GiB"
@@ -427,6 +427,15 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     if _HOST_MEMORY.search(message):
         return f"{subject} got no more memory: {limit} (raise resources.mem)"
     return None
+
+
+def is_of_gpu_memory(failures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the first of these failures is that a GPU, and not the node, had no memory left."""
+    return bool(failures) and _GPU_MEMORY.search(_last_words(failures[0])) is not None
+
+
+def _last_words(failure: Mapping[str, Any]) -> str:
+    return "\n".join([failure.get("error") or "", *(failure.get("last_lines") or ())[-_MEMORY_LINES:]])
 
 
 def _amend_by_kernel(report: ExitReport, kernel: KernelEvidence) -> ExitReport:

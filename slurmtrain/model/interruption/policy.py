@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
-from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.model.interruption.exit_report import ExitReport, is_of_gpu_memory
+from slurmtrain.model.interruption.memory import describe_memory, more_memory
 from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
@@ -69,7 +70,7 @@ class PriorEnd:
     (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation. ``began_from`` and ``left``: the
     fingerprints of the checkpoint that its ranks started from, and of the newest at its end, for a script that saves by
     itself; None if there was none, or it is unknown. Where they are known, they decide about progress: such checkpoints
-    may have no step, or a misleading one.
+    may have no step, or a misleading one. ``of_gpu``: the memory that did not suffice was that of a GPU.
     """
 
     cause: str
@@ -82,6 +83,7 @@ class PriorEnd:
     in_place: bool = False
     began_from: str | None = None
     left: str | None = None
+    of_gpu: bool = False
 
     @classmethod
     def of_report(
@@ -110,6 +112,7 @@ class PriorEnd:
             in_place=in_place,
             began_from=began.fingerprint,
             left=left.fingerprint,
+            of_gpu=is_of_gpu_memory(report.failures),
         )
 
     @classmethod
@@ -145,11 +148,16 @@ class PriorEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a run. ``why``: a sentence without a full stop; ``delay_s``: seconds to wait before a requeue."""
+    """What to do with a run.
+
+    ``why``: a sentence without a full stop. ``delay_s``: seconds to wait before a requeue. ``memory``: how much the
+    next attempt requests per node, in MiB, which needs a new job; None: as much as the last one.
+    """
 
     action: Literal["requeue", "stop"]
     why: str
     delay_s: float = 0.0
+    memory: int | None = None
 
     @property
     def again(self) -> bool:
@@ -187,9 +195,12 @@ def prior_ends(
     return ends if latest is None else [*ends, latest]
 
 
-def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> Decision:
-    """What to do with a run after the last of these attempts, which has ended."""
-    return decide(prior_ends(attempts, checkpoints), policy_of(attempts[-1]))
+def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], memory: int | None = None) -> Decision:
+    """What to do with a run after the last of these attempts, which has ended.
+
+    ``attempts`` and ``checkpoints``: those of the run. ``memory``: as in :func:`decide`.
+    """
+    return decide(prior_ends(attempts, checkpoints), policy_of(attempts[-1]), memory)
 
 
 def policy_of(attempt: Attempt) -> RequeueSpec:
@@ -197,16 +208,18 @@ def policy_of(attempt: Attempt) -> RequeueSpec:
     return read_requeue(attempt.policy or {})
 
 
-def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
+def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: int | None = None) -> Decision:
     """Whether to start the run again after the last end of ``history``, which begins when a person last started it.
 
-    Raises nothing. By the cause of the last end:
+    ``requeue``: the rules. ``memory``: how much the last attempt requested per node, in MiB; None if nothing limited it
+    to that. Raises nothing. By the cause of the last end:
 
     * ``completed`` and ``cancelled`` were intended, and with ``upstream`` a run that it needs will not complete: never.
     * ``early``: it started before that run had completed, and has done nothing: always.
     * All other causes only if ``requeue.enabled``.
     * ``preempted`` costs nothing and is nobody's fault: always, however often.
-    * ``oom``: never, since the same would happen again.
+    * ``oom``: with more memory as long as ``requeue.oom`` allows more, if it was the node's and not a GPU's; otherwise
+      never, since the same would happen again.
     * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
     * ``node_fail``, ``lost``, ``preflight``, and unknown causes: ``max_node_failures`` times in a row, since the
       cluster may have problems for a while; a new checkpoint resets the count.
@@ -233,7 +246,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
         return Decision("requeue", f"a preemption costs nothing; it continues {_from(last)}")
     if last.cause == "oom":
         # Checked before poison, since no number of tries would help.
-        return Decision("stop", "it ran out of memory, and would again")
+        return _after_oom(last, requeue, memory)
     stop = _poison(history)
     if stop is not None:
         return Decision("stop", stop)
@@ -275,6 +288,23 @@ def committed(checkpoints: Sequence[Checkpoint], until: float) -> int:
 def past_failures(history: Sequence[PriorEnd]) -> int:
     """How many crashes and hangs there were, restarts in place included."""
     return sum(past.cause in _FAILURES for past in history)
+
+
+def _after_oom(last: PriorEnd, requeue: RequeueSpec, memory: int | None) -> Decision:
+    if requeue.oom is None or memory is None:
+        return Decision("stop", "it ran out of memory, and would again")
+    if last.of_gpu:
+        return Decision("stop", "it ran out of GPU memory, which requeue.oom does not raise, and would again")
+    more = more_memory(memory, requeue.oom)
+    if more is None:
+        most = describe_memory(requeue.oom.at_most)
+        return Decision(
+            "stop", f"it ran out of memory with {describe_memory(memory)}, and requeue.oom.at_most is {most}"
+        )
+    why = (
+        f"it ran out of memory with {describe_memory(memory)}; it continues {_from(last)} with {describe_memory(more)}"
+    )
+    return Decision("requeue", why, memory=more)
 
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
@@ -428,6 +458,7 @@ def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[C
         in_place=False,
         began_from=attempt.began_from,
         left=left,
+        of_gpu=is_of_gpu_memory(attempt.failures),
     )
 
 

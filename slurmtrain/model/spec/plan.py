@@ -24,7 +24,9 @@ SCHEMA = 1
 REDACTED = "<redacted>"
 # Keys that are newer than the first plans: the hash leaves them out while they have their default, so that the same
 # spec has the same hash in all versions.
-LATER_KEYS: Sequence[KeyPath] = (("code",), ("seed",), ("deterministic",), ("after",), ("start_from",))
+LATER_KEYS: Sequence[KeyPath] = (
+    ("requeue", "oom"), ("code",), ("seed",), ("deterministic",), ("after",), ("start_from",),
+)  # fmt: skip
 
 
 def canonical_json(data: object) -> str:

@@ -29,6 +29,7 @@ from slurmtrain.model.spec.kinds import (
 )
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
+from slurmtrain.model.spec.oom import OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
@@ -276,6 +277,9 @@ class RequeueSpec:
         kinds.choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"),
         "The signal that asks a script without `slurmtrain.session()` to save and exit.",
     )
+    oom: OomSpec | None = declare_key(
+        None, NullableSection(OomSpec), "What a run gets that ran out of memory; null: it fails."
+    )
     exit_zero: str = declare_key(
         "auto",
         kinds.choice(*EXIT_ZERO),
@@ -446,6 +450,10 @@ class Spec:
             for key in self.slurm:
                 if canonical_option(key) in ("mem-per-cpu", "mem-per-gpu"):
                     yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
+        if self.requeue.oom is not None and self.resources.mem is None:
+            yield "requeue", "'oom' raises 'resources.mem': set that, too"
+        elif self.requeue.oom is not None and 0 < self.requeue.oom.at_most < (self.resources.mem or 0):
+            yield "requeue", "'oom.at_most' is less than 'resources.mem'"
         # A wrong command is None.
         for name in _OF_CHECKPOINT if self.command else ():
             if name in self.command and not self.checkpoint.glob:
@@ -477,7 +485,7 @@ def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
 
 def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:
     """The section ``requeue`` as plain data."""
-    return {f.name: getattr(requeue, f.name) for f in fields(RequeueSpec)}
+    return {f.name: f.metadata["kind"].write(getattr(requeue, f.name)) for f in fields(RequeueSpec)}
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.interruption.memory import requested_memory
+from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
@@ -21,6 +23,20 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
     if plan is None:
         raise PathError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
     return plan
+
+
+def more_memory_override(run: Run, overrides: Sequence[str] = ()) -> list[str]:
+    """The override for the next attempt of a run that ran out of memory and, by its policy, is to get more.
+
+    Args:
+        run: the run, which has ended.
+        overrides: those of the user, which may say how much it is to get.
+    """
+    by_user = any(override.startswith("resources.mem=") for override in overrides)
+    if by_user or run.newest is None or run.newest.cause != "oom":
+        return []
+    decided = decision(run.attempts, run.checkpoints, requested_memory(run.executor, run.resources))
+    return [f"resources.mem={decided.memory}M"] if decided.memory is not None else []
 
 
 class RunSettings(TypedDict):

@@ -335,7 +335,8 @@ def submitting_event(
         partition=partition or None,
     )
     # Only overrides change what a run trains with, and all later submissions repeat them.
-    return replace(submitting, **run_settings(attempt.plan)) if command == "resume" else submitting
+    is_restated = command == "resume" or attempt.overrides
+    return replace(submitting, **run_settings(attempt.plan)) if is_restated else submitting
 
 
 def _submit(

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
+from slurmtrain.model.interruption.memory import requested_memory
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
@@ -107,7 +108,8 @@ def ask_policy(attempt: AttemptDir, latest: PriorEnd, requeue: RequeueSpec) -> D
     if latest.cause in _FINAL:
         return decide(prior_ends([], [], latest), requeue)
     run = run_reader.read_run(attempt.run)
-    return decide(prior_ends(run.attempts, run.checkpoints, latest, attempt.path.name), requeue)
+    history = prior_ends(run.attempts, run.checkpoints, latest, attempt.path.name)
+    return decide(history, requeue, requested_memory(run.executor, run.resources))
 
 
 class AttemptFinish:
@@ -157,8 +159,8 @@ class AttemptFinish:
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
-        if decision.again and displacement.reason:
-            # The job's own files are where the run was. Commands submit it anew, from where it is now.
+        if decision.again and (displacement.reason or decision.memory is not None):
+            # Commands submit it anew: the job's own files are where the run was, or it requests too little.
             self._journal_end(node_report)
             return False
         # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.

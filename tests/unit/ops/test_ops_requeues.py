@@ -11,6 +11,7 @@ from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
+from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -54,6 +55,29 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
     assert (run_now.state, [attempt.job_id for attempt in run_now.attempts]) == ("pending", ["7", "8"])
     assert list(run_now.attempts[1].without) == ["n1"]
     assert run_now.attempts[0].cause == "preflight"
+
+
+def test_a_run_out_of_memory_is_submitted_again_with_more_until_it_has_all_it_may_have(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
+    rules = {"resources": {"mem": "4GB"}, "requeue": {"oom": {"mem": "x2", "at_most": "6GB"}}}
+    run = build_run(workspace, **rules)
+    assert run._plan is not None
+    run.created(**run_settings(run._plan)).submitted().later(time.time() - 200)
+    run.started().reached(5).ended("oom", reason="rank 0 was killed for memory")
+    assert sync_again(workspace).started == [RUN_ID]
+    assert "#SBATCH --mem=6144M\n" in (run.directory.submission(2).submitit / "8_submission.sh").read_text()
+    slurm.replies("squeue", squeue_line("8"))
+    assert sync_again(workspace).started == []
+    assert list(load_run(workspace).attempts[1].overrides) == ["resources.mem=6144M"]
+    slurm.replies("squeue", "")
+    slurm.replies("sacct", OVER + OVER.replace("7|", "8|"))
+    run.job = "8"
+    run.started(submission=2).reached(5).ended("oom", reason="rank 0 was killed for memory")
+    assert sync_again(workspace).started == []
+    now = load_run(workspace)
+    assert (now.state, now.resources["mem"]) == ("failed", "6144M")
+    assert "it ran out of memory with 6GB, and requeue.oom.at_most is 6GB" in now.reason
 
 
 def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:

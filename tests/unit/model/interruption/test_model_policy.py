@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.model.interruption.memory import requested_memory
 from slurmtrain.model.interruption.policy import (
     MAX_DELAY_S,
     Decision,
@@ -25,6 +26,7 @@ from slurmtrain.model.interruption.policy import (
     signature,
 )
 from slurmtrain.model.run.run import CAUSES, Attempt, Checkpoint
+from slurmtrain.model.spec.oom import OomSpec
 from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 
 RULES = RequeueSpec()
@@ -84,6 +86,51 @@ def test_a_run_that_has_not_run_yet_is_started() -> None:
 
 def test_running_out_of_memory_ends_a_run() -> None:
     assert not ends(trained("oom", 0, 10)).again
+
+
+@pytest.mark.parametrize(
+    ("memory", "more"), [(1000, 1500), (1001, 1502), (2000, 3000), (2999, 3000), (3000, None), (4000, None)]
+)
+def test_a_run_out_of_memory_gets_more_up_to_the_limit(memory: int, more: int | None) -> None:
+    rules = replace(RULES, oom=OomSpec(mem=1.5, at_most=3000))
+    decision = decide([trained("oom", 0, 10)], rules, memory)
+    assert (decision.again, decision.memory) == (more is not None, more)
+
+
+def test_a_run_out_of_memory_that_had_all_it_may_have_says_both_limits() -> None:
+    decision = decide([trained("oom", 0, 10)], replace(RULES, oom=OomSpec(at_most=4096)), 8192)
+    assert decision.why == "it ran out of memory with 8GB, and requeue.oom.at_most is 4GB"
+
+
+def test_memory_is_not_raised_for_a_gpu_nor_where_nothing_limits_it() -> None:
+    rules = replace(RULES, oom=OomSpec(at_most=4096))
+    of_gpu = decide([trained("oom", 0, 10, of_gpu=True)], rules, 1024)
+    assert (of_gpu.again, "GPU memory" in of_gpu.why) == (False, True)
+    assert not decide([trained("oom", 0, 10)], rules, None).again
+    assert decide([trained("oom", 0, 10, of_gpu=False)], replace(rules, enabled=False), 1024).why.startswith("requeue.")
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(1.01, 999))
+def test_memory_is_raised_a_limited_number_of_times_and_never_above_the_limit(
+    memory: int, at_most: int, factor: float
+) -> None:
+    rules, starts = replace(RULES, oom=OomSpec(mem=factor, at_most=at_most)), 0
+    while (decision := decide([trained("oom", 0, 10)], rules, memory)).again:
+        assert decision.memory is not None
+        assert memory < decision.memory <= at_most
+        memory, starts = decision.memory, starts + 1
+        assert starts <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("executor", "resources", "memory"),
+    [("slurm", {"mem": "4096M"}, 4096), ("slurm", {"mem": None}, None), ("slurm", {}, None),
+     ("local", {"mem": "4096M"}, None)],
+)  # fmt: skip
+def test_only_a_cluster_limits_memory_to_what_was_requested(
+    executor: str, resources: dict[str, Any], memory: int | None
+) -> None:
+    assert requested_memory(executor, resources) == memory
 
 
 def test_a_preemption_is_followed_by_a_start_at_once_even_without_any_progress() -> None:

@@ -159,8 +159,10 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
     keep = {"best": {"metric": "loss"}}
     tracking = {"metrics": {"file": "metrics.csv"}}
-    data = {"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, "start_from": "a"}
-    plain = write_spec(good(data))
+    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "2GB"}}, "start_from": "a"}
+    plain = write_spec(
+        good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, **more})
+    )
     for path, _ in walk_keys():
         inside: Any = plain
         for key in path:
@@ -346,6 +348,8 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"checkpoint": {"verify": "sizes", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'verify' exclude"),
         ({"checkpoint": {"quota": "1GB", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'quota' exclude"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "slurm", "'mem-per-cpu' and 'resources.mem'"),
+        ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom' raises 'resources.mem': set that, too"),
+        ({"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "requeue", "less than 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem_per_gpu' and 'resources.mem'"),
         ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),
         ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),

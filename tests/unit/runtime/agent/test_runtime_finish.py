@@ -17,6 +17,7 @@ from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.oom import OomSpec
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
@@ -89,8 +90,10 @@ def read(journal: Path) -> list[dict[str, Any]]:
 class End:
     """The end of the first start of a job."""
 
-    def __init__(self, path: Path, *, node: Node = NODE, **queue: Any) -> None:
-        self.run = SimulatedRun(RunDir(path), spec={}).submitted()
+    def __init__(
+        self, path: Path, *, node: Node = NODE, resources: Mapping[str, Any] | None = None, **queue: Any
+    ) -> None:
+        self.run = SimulatedRun(RunDir(path), spec={}).created(resources=resources or {}).submitted()
         self.directory = RunDir(path)
         self.attempt = self.directory.attempt("7", 0)
         self.attempt.path.mkdir(parents=True)
@@ -305,6 +308,13 @@ def test_where_slurm_ends_nothing_a_missing_node_is_the_cause(tmp_path: Path) ->
     assert end.finish(report_signal("SIGTERM", at=5.0, missing=["n1"]))
     assert end.end["cause"] == "node_fail"
     assert end.queue.requeued[0][0] == ["n1"]
+
+
+def test_a_job_that_requests_too_little_memory_is_not_put_back_and_its_run_stays_open(tmp_path: Path) -> None:
+    end = End(tmp_path, resources={"mem": "4096M"})
+    assert not end.finish(replace(CRASH, cause="oom"), requeue=replace(RULES, oom=OomSpec(at_most=8192)))
+    assert (end.queue.requeued, end.queue.forbidden, end.end["cause"]) == ([], 0, "oom")
+    assert lease.final_state(end.directory, 1) is None
 
 
 # --- other nodes, local runs ----------------------------------------------------------------------------------------

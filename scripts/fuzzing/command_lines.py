@@ -154,6 +154,7 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
                     "parallel=2",
                     "pack=2",
                     "pack={runs: 2, share_gpu: 1}",
+                    "pack={runs: 1, share_gpu: x}",
                     "zip={params.lr: [1, 2], params.steps: [1]}",
                     "include=[{}]",
                     "exclude=[{params.lr: 1}]",

@@ -176,7 +176,12 @@ def mutate_yaml(content: bytes, random: Random) -> bytes:
         lines = content.splitlines()
         extra = random.choice(
             [b"a: &a [*a]", b"x: !!python/object/apply:os.system [id]", b"\tname: x", b"? [1]\n: 2", b"--- 1", b"a: *b",
-             b"name: x", b"<<: {name: y}", b"name: !!binary aGk=", b"time: 2020-01-01", b"n: 1_000", b"%TAG ! !"]
+             b"name: x", b"<<: {name: y}", b"name: !!binary aGk=", b"time: 2020-01-01", b"n: 1_000", b"%TAG ! !",
+             b"extends: spec.yaml", b"extends: [nowhere.yaml, .]", b"extends: {a: 1}", b"extends: /dev/null",
+             b'extends: ["\\e[31m.yaml", ../project/spec.yaml]', b"extends: slurmtrain.yaml", b"extends: ''",
+             b"sweep: {params.lr: 'range(3)', parallel: 2, pack: 2}", b"sweep: {zip: {params.lr: [1, 2]}}",
+             b"sweep: {params.lr: 'loguniform(0, 1)', samples: 3}", b"sweep: {points: [{params.lr: 1}, {a: 1}]}",
+             b"sweep: {include: [{params.lr: {a: 1}}], exclude: [{}]}", b"sweep: {pack: {runs: 2, share_gpu: 3}}"]
         )  # fmt: skip
         lines.insert(random.randrange(len(lines) + 1), extra)
         return b"\n".join(lines) + b"\n"

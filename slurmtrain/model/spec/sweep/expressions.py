@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -27,18 +27,67 @@ _SIGNIFICANT = 6
 
 
 @dataclass(frozen=True, slots=True)
+class Distribution:
+    """The values among which a search chooses.
+
+    ``values``: these; empty: numbers from ``low`` to ``high``, both included. ``step``: the distance of whole numbers;
+    None: any numbers. ``log``: numbers are alike if their ratios are, not their distances.
+    """
+
+    values: Sequence[Any] = ()
+    low: float = 0.0
+    high: float = 0.0
+    step: int | None = None
+    log: bool = False
+
+    @property
+    def example(self) -> Any:
+        """One of the values."""
+        return self.values[0] if self.values else self.settle(self.low)
+
+    def __str__(self) -> str:
+        if self.values:
+            return "one of " + ", ".join(map(str, self.values))
+        steps = "" if self.step is None else f", whole numbers in steps of {self.step}"
+        return f"{self.low:g} .. {self.high:g}{', logarithmic' if self.log else ''}{steps}"
+
+    def settle(self, number: float) -> int | float:
+        """A number of a sampler as a run gets it: with six digits, for people to read."""
+        if self.step is not None:
+            return int(number)
+        return min(max(float(f"{number:.{_SIGNIFICANT}g}"), self.low), self.high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON."""
+        return {"values": list(self.values), "low": self.low, "high": self.high, "step": self.step, "log": self.log}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Distribution:
+        """Read what :meth:`to_dict` returned. Raises LookupError if it is not that."""
+        return cls(tuple(plain["values"]), plain["low"], plain["high"], plain["step"], bool(plain["log"]))
+
+
+@dataclass(frozen=True, slots=True)
 class ListedValues:
-    """Values in a fixed order. ``count``: how many; ``at``: the one at an index from 0 on."""
+    """Values in a fixed order. ``count``: how many; ``at``: the one at an index from 0 on.
+
+    ``distribution``: what a search takes them for; None: for separate values.
+    """
 
     count: int
     at: Callable[[int], Any]
+    distribution: Distribution | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RandomValues:
-    """Random values. ``draw`` turns a number from 0 to below 1 into one; ``choices``: how many differ, None: any."""
+    """Random values. ``draw`` turns a number from 0 to below 1 into one; ``choices``: how many differ, None: any.
+
+    ``distribution``: the same for a search.
+    """
 
     draw: Callable[[float], Any]
+    distribution: Distribution
     choices: int | None = None
 
 
@@ -118,7 +167,9 @@ def _range(arguments: Sequence[str]) -> ListedValues:
     count = max(0, -((start - stop) // step))
     if count == 0:
         raise ValueError(f"this range has no values: from {start} to below {stop} with step {step}")
-    return ListedValues(count, lambda index: start + index * step)
+    last = start + (count - 1) * step
+    whole = Distribution(low=min(start, last), high=max(start, last), step=abs(step))
+    return ListedValues(count, lambda index: start + index * step, whole)
 
 
 def _spaced(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal, int]:
@@ -157,7 +208,7 @@ def _choice(arguments: Sequence[str]) -> RandomValues:
     values = [_plain(text) for text in arguments]
     if len({repr(value) for value in values}) < len(values):
         raise ValueError(f"a value occurs twice in {values!r}")
-    return RandomValues(lambda part: values[int(part * len(values))], len(values))
+    return RandomValues(lambda part: values[int(part * len(values))], Distribution(values), len(values))
 
 
 def _plain(text: str) -> Any:
@@ -179,7 +230,10 @@ def _uniform(arguments: Sequence[str]) -> RandomValues:
     low, high = _ordered(arguments, positive=False)
     width = Fraction(high) - Fraction(low)
     places = _SIGNIFICANT - _DIGITS.subtract(high, low).adjusted()
-    return RandomValues(lambda part: _clamped(round(Fraction(low) + width * Fraction(part), places), low, high))
+    return RandomValues(
+        lambda part: _clamped(round(Fraction(low) + width * Fraction(part), places), low, high),
+        Distribution(low=float(low), high=float(high)),
+    )
 
 
 def _loguniform(arguments: Sequence[str]) -> RandomValues:
@@ -189,7 +243,7 @@ def _loguniform(arguments: Sequence[str]) -> RandomValues:
         value = Decimal(repr(_between(low, high, Decimal(part), Decimal(1))))
         return _clamped(Fraction(value.normalize(Context(prec=_SIGNIFICANT))), low, high)
 
-    return RandomValues(draw)
+    return RandomValues(draw, Distribution(low=float(low), high=float(high), log=True))
 
 
 def _clamped(value: Fraction, low: Decimal, high: Decimal) -> float:

@@ -69,7 +69,7 @@ def command(
         ]
         output.print_json({**preview.to_json(), "runs": runs})
         return 0
-    if len(rendered) > 1:
+    if len(rendered) > 1 or preview.search is not None:
         print_preview(preview)
         output.echo("")
     for run in rendered:

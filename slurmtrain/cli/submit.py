@@ -107,8 +107,11 @@ def command(
     if not as_json:
         lists = "'slurmtrain status' lists runs"
         if swept is not None:
-            lists = f"'slurmtrain status {swept}' lists this sweep of {len(run_ids)} runs"
+            kind = "search" if loaded.search is not None else f"sweep of {len(run_ids)} runs"
+            lists = f"'slurmtrain status {swept}' lists this {kind}"
         output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
+        if loaded.search is not None:
+            output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")
         output.note(describe_next(workspace, [run.plan for run in loaded.runs]))
     return 0
 

@@ -208,7 +208,22 @@ def _request(workspace: Workspace, run_id: str) -> str:
     return ""
 
 
-def _journal_request(workspace: Workspace, run_id: str) -> None:
+def request_end(workspace: Workspace, run_id: str, reason: str) -> None:
+    """Journal that a run is to end, as a person does who cancels it.
+
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        reason: why, as a phrase.
+
+    Raises:
+        PathError: that cannot be journaled.
+        OSError: likewise.
+    """
+    _journal_request(workspace, run_id, reason)
+
+
+def _journal_request(workspace: Workspace, run_id: str, reason: str | None = None) -> None:
     directory = workspace.root.run(run_id)
     with ExitStack() as locks:
         try:
@@ -223,7 +238,7 @@ def _journal_request(workspace: Workspace, run_id: str) -> None:
         # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
         if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
-                journal.write(CancelRequested())
+                journal.write(CancelRequested(reason=reason))
 
 
 def _local(runs: Collection[Run]) -> list[Run]:

@@ -44,7 +44,10 @@ _UNBORN_S = 5.0
 
 @dataclass(slots=True)
 class Synced:
-    """What a sync found and did, by run id."""
+    """What a sync found and did, by run id.
+
+    ``searched``: all runs of the searches that it looked at. ``pruned``: those of them that were pruned.
+    """
 
     observed: Observed
     started: list[str] = field(default_factory=list)
@@ -54,6 +57,8 @@ class Synced:
     mirrored: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    searched: list[str] = field(default_factory=list)
+    pruned: list[str] = field(default_factory=list)
 
 
 def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
@@ -66,6 +71,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     """
     synced = Synced(observe(workspace, only, thorough=only is not None or is_file_check_due(workspace)))
     _sweep_unborn(workspace)
+    _advance_searches(workspace, only, synced)
     if not synced.observed.runs:
         return synced
     _end_leftovers(workspace, only, synced)
@@ -77,6 +83,22 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     if track:
         _mirror(workspace, only, synced)
     return synced
+
+
+def _advance_searches(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
+    """End runs that the pruners of searches would end, and submit the next runs of searches."""
+    if not workspace.root.searches.is_dir():
+        return
+    from slurmtrain.ops.search.advance import advance_all
+
+    advanced = advance_all(workspace, only)
+    synced.searched += advanced.runs
+    synced.pruned += [*advanced.pruned, *advanced.ending]
+    synced.started += advanced.created
+    synced.notes += advanced.notes
+    synced.problems += advanced.problems
+    if advanced.created or advanced.ending:
+        synced.observed = _again(workspace, [*advanced.created, *advanced.ending], synced)
 
 
 def _sweep_unborn(workspace: Workspace) -> None:

@@ -36,33 +36,44 @@ def wait(
 
     Args:
         workspace: where the runs are.
-        run_ids: the runs to wait for.
+        run_ids: the runs to wait for; if one is of a search, all runs of the search are waited for.
         show: called with them, by id, after each check.
         stop: ends the waiting early, between two checks.
 
     Returns:
-        Whether all runs completed, and the last sync, with the notes of all syncs unless it was ended early.
+        Whether all runs completed, or were pruned by their search; and the last sync, with the notes of all syncs, and
+        all runs of the searches, unless it was ended early.
     """
     notes: list[str] = []
+    pruned: set[str] = set()
+    waited = dict.fromkeys(run_ids)
     pause = FIRST_PAUSE_S
     # When a run that cannot be read now could not be read for the first time (time.monotonic()).
     unreadable: dict[str, float] = {}
     while True:
         # Without MLflow: importing it takes seconds, during which nothing would be shown.
-        synced = sync(workspace, run_ids, track=False)
-        chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
+        synced = sync(workspace, list(waited), track=False)
+        waited.update(dict.fromkeys(synced.searched))
+        pruned.update(synced.pruned)
+        chosen = {run_id: synced.observed.runs[run_id] for run_id in waited}
         notes += synced.notes
         show(chosen)
         now = time.monotonic()
         unreadable = {run_id: unreadable.get(run_id, now) for run_id, listed in chosen.items() if listed.unreadable}
         given_up = {run_id for run_id, since in unreadable.items() if now - since >= PATIENCE_S}
         if all(listed.ended or run_id in given_up for run_id, listed in chosen.items()):
-            break
+            last = sync(workspace, list(waited))
+            notes += last.notes
+            if waited.keys() >= set(last.searched):
+                break
+            # Its search has answered with further runs.
+            waited.update(dict.fromkeys(last.searched))
+            pause = FIRST_PAUSE_S
         if stop is None:
             time.sleep(pause)
         elif stop.wait(pause):
             return False, synced
         pause = min(pause * 1.2, LAST_PAUSE_S)
-    synced = sync(workspace, run_ids)
-    synced.notes = list(dict.fromkeys([*notes, *synced.notes]))
-    return all(listed.state == "completed" for listed in chosen.values()), synced
+    last.notes = list(dict.fromkeys(notes))
+    last.searched = [run_id for run_id in waited if run_id not in run_ids]
+    return all(listed.state == "completed" or run_id in pruned for run_id, listed in chosen.items()), last

@@ -21,6 +21,7 @@ from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
+from slurmtrain.model.spec.sweep.search import Search
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
@@ -53,7 +54,7 @@ class PlannedRun:
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
     ``parents``: the runs that it comes from.
     ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
-    ``point``: what the sweep sets in this run, with secrets.
+    ``point``: what the sweep sets in this run, with secrets. ``trial``: its number in a search; None: in none.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class PlannedRun:
     parents: Sequence[Parent] = ()
     has_code: bool = False
     point: Point = field(default_factory=dict, repr=False)
+    trial: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class SpecFile:
     ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none. ``bases``: the
     files that it extends. ``parallel``: how many of the runs of its sweep may run at once; None: it does not say.
     ``pack``: how they share jobs; None: each has its own. ``inputs``: what the plans were made from; None: a plan that
-    exists already.
+    exists already. ``search``: how the values of runs are chosen, of which the only one here
+    is an example; None: these are the runs.
     """
 
     text: str
@@ -82,6 +85,7 @@ class SpecFile:
     parallel: int | None = None
     pack: Pack | None = None
     inputs: SpecInputs | None = None
+    search: Search | None = None
     bases: tuple[Path, ...] = ()
 
     @property
@@ -198,6 +202,7 @@ def _load(
         pack=read.pack,
         inputs=inputs,
         bases=composed.bases,
+        search=read.search,
     )
 
 
@@ -298,6 +303,9 @@ def _plan_all(
     sweep = merge_sweeps(document.data.get("sweep"), data, swept, mistakes, max_runs=machine.site.max_runs)
     if default_name is not None and "name" not in data:
         data["name"] = _name_from_file(default_name, mistakes)
+    for key in sweep.search.space if sweep.search is not None else ():
+        if recorded_value(key, None) is not None:
+            mistakes.add(("sweep", key), "the values of a search are recorded, which those of secrets must not be")
     # After a mistake one run is enough to find those in the rest of the spec.
     points = [sweep.first()] if mistakes else sweep.expand()
     varying = varying_keys(points)

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def print_preview(preview: Preview) -> None:
-    """Print a table with a line for each run, and the cost of all."""
-    if preview.keys:
+    """Print a table with a line for each run, or for each key of a search, and the cost of all."""
+    if preview.search is not None:
+        print_table(["KEY", "VALUES"], [[key, str(space)] for key, space in preview.search.space.items()])
+        output.echo("", preview.search.describe())
+    elif preview.keys:
         rows = [
             [str(number), *(_cell(run.varies[key]) if key in run.varies else "" for key in preview.keys)]
             for number, run in enumerate(preview.runs, 1)

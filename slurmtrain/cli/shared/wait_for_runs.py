@@ -32,7 +32,7 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         raise
     output.warn_about(synced.observed)
     output.warn([*synced.notes, *synced.problems])
-    chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
+    chosen = {run_id: synced.observed.runs[run_id] for run_id in [*run_ids, *synced.searched]}
     if as_json:
         output.print_json(runs_json(workspace, chosen))
     else:

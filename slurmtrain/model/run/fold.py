@@ -124,6 +124,7 @@ class RunBuilder:
             attempts=attempts,
             checkpoints=checkpoints,
             cancelled=is_cancelled,
+            end_reason=next((end.payload.reason or "" for end in reversed(select(events, CancelRequested))), ""),
             save_problem=newest.save_problem if newest else "",
             goodput=goodput(attempts),
             job_over=_is_job_over(newest, facts),
@@ -207,9 +208,10 @@ def with_state(run: Run) -> Run:
     newest = run.newest
     if newest is not None:
         state, reason = _state_after(run.attempts, run.cancelled)
+        reason = run.end_reason if state == "cancelled" and run.end_reason else reason
         return replace(run, state=state, reason=reason, ended_at=newest.ended_at if state in ENDED else None)
     if run.cancelled:
-        return replace(run, state="cancelled", reason="cancelled before it started")
+        return replace(run, state="cancelled", reason=run.end_reason or "cancelled before it started")
     return replace(run, reason=run.reason or "not handed to the scheduler yet", ended_at=None)
 
 

@@ -139,6 +139,11 @@ class RunsRoot:
         """The directory of a job array."""
         return ArrayDir(self.arrays / array_id)
 
+    @property
+    def searches(self) -> Path:
+        """What searches were submitted with, until all of their runs are."""
+        return self.path / "searches"
+
     def slots(self, host: str) -> Path:
         """What the runs of sweeps on this machine have locked while they run."""
         return self.path / ".slots" / host

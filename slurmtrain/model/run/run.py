@@ -198,6 +198,8 @@ class Run:
     """All checkpoints that were ever saved or found, including deleted ones, by step."""
     cancelled: bool = False
     """Whether a person cancelled the newest attempt."""
+    end_reason: str = ""
+    """Why its search cancelled it; empty if it did not. In the registry it is the ``reason``."""
     save_problem: str = ""
     """Why the newest attempt's last save failed; empty if it succeeded."""
     goodput: float | None = None

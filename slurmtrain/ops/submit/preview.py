@@ -8,18 +8,23 @@ from typing import Any
 
 from slurmtrain.config import Config
 from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
+from slurmtrain.model.spec.sweep.search import Search
 from slurmtrain.ops.submit.notes import notes_on_pack, notes_on_plans
 from slurmtrain.specfile import PlannedRun, SpecFile
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec."""
+    """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec.
+
+    ``search``: what chooses the values of runs, of which the only one here is an example.
+    """
 
     runs: Sequence[PlannedRun]
     keys: Sequence[str]
     cost: SweepCost
     notes: Sequence[str]
+    search: Search | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What ``submit --dry-run --json`` prints."""
@@ -32,7 +37,8 @@ class Preview:
             }
             for run in self.runs
         ]
-        return {"schema": 1, "runs": runs, "cost_per_attempt": cost_json(self.cost)}
+        search = {"search": self.search.to_dict()} if self.search is not None else {}
+        return {"schema": 1, "runs": runs, **search, "cost_per_attempt": cost_json(self.cost)}
 
 
 def preview(spec: SpecFile, executor: str) -> Preview:
@@ -40,12 +46,14 @@ def preview(spec: SpecFile, executor: str) -> Preview:
     plans = [run.plan for run in spec.runs]
     keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
     notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
-    return Preview(spec.runs, keys, cost_of_runs(spec), notes)
+    return Preview(spec.runs, keys, cost_of_runs(spec), notes, spec.search)
 
 
 def cost_of_runs(spec: SpecFile) -> SweepCost:
     """What all runs of a spec may cost."""
-    return cost_of((run.plan.spec.resources for run in spec.runs), spec.pack)
+    # The runs of a search are all like its example.
+    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
+    return cost_of((run.plan.spec.resources for run in runs), spec.pack)
 
 
 def cost_json(cost: SweepCost) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def cost_json(cost: SweepCost) -> dict[str, Any]:
 
 def large_sweep(config: Config, spec: SpecFile) -> str:
     """Why a sweep should be confirmed before it is submitted, as a sentence without a full stop; empty if not."""
-    if len(spec.runs) == 1:
+    if len(spec.runs) == 1 and spec.search is None:
         return ""
     cost = cost_of_runs(spec)
     excess = cost.excess(config.sweep_confirm_runs, config.sweep_confirm_gpu_hours)

@@ -25,6 +25,7 @@ from slurmtrain.errors import (
     SubmissionUncertain,
     SubmitFailed,
     SubmitInterrupted,
+    UserError,
 )
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.lineage import AFTER, Parent
@@ -148,18 +149,43 @@ def submit_specs(
         SubmitFailed: as above, or something else failed, but runs exist; it names them.
         SubmitInterrupted: the same after SIGINT or SIGTERM.
     """
+    if any(spec.search is not None for spec in specs):
+        from slurmtrain.ops.search.begin import begin
+
+        if key is not None or len(specs) > 1:
+            manner = "with --idempotency-key" if key is not None else "together with other specs"
+            raise UserError(f"a search cannot be submitted {manner}; nothing was created")
+        return begin(workspace, specs[0], executor)
+    if key is None:
+        return submit_sweeps(workspace, specs, [_new_sweep(workspace, spec) for spec in specs], executor=executor)
     chain = Chain(workspace, specs, executor)
     order = chain.order()
-    if key is None:
-        chain.resolve(order)
-        sweeps = [_new_sweep(workspace, spec) for spec in specs]
-        ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
-        return _Work(
-            workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
-        ).submit()
     workspace.prepare()
     with held_key(workspace, key, [run.plan.hash for spec in specs for run in spec.runs], executor) as held:
         return _submit_with_key(workspace, specs, executor, held, chain, order)
+
+
+def submit_sweeps(
+    workspace: Workspace, specs: Sequence[SpecFile], sweeps: Sequence[str | None], *, executor: str
+) -> Submission:
+    """Submit all runs of specs that have been read.
+
+    Args:
+        workspace: where the runs go.
+        specs: the specs.
+        sweeps: for each spec, the id that its runs share, which may be that of earlier runs; None: they share none.
+        executor: ``slurm`` or ``local``.
+
+    Raises:
+        SlurmtrainError: as :func:`submit_specs`.
+    """
+    chain = Chain(workspace, specs, executor)
+    order = chain.order()
+    chain.resolve(order)
+    ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
+    return _Work(
+        workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
+    ).submit()
 
 
 def _submit_with_key(

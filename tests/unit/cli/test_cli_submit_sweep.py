@@ -108,3 +108,20 @@ def test_render_tells_where_each_value_of_each_run_comes_from() -> None:
     printed = json.loads(call("render", "x.yaml", "--sources", "--json").stdout)
     sources = {each["key"]: each for each in printed["runs"][0]["sources"]}
     assert sources["params.act"] == {"key": "params.act", "value": "gelu", "origin": "sweep", "place": "x.yaml:5"}
+
+
+def test_a_search_shows_its_space_its_trials_and_what_they_may_cost(project: Path) -> None:
+    text = SPEC.replace("sweep: {", "sweep: {search: {metric: loss, mode: min, trials: 5}, ").replace(
+        ", points: [{params.act: gelu}, {resources.nodes: 1}]", ""
+    )
+    (project / "x.yaml").write_text(text)
+    shown = call("submit", "x.yaml", "--dry-run")
+    assert shown.exit_code == 0
+    assert "params.lr  one of 0.5, 0.001" in shown.stdout
+    assert "a search of 5 trials, 1 at once, for the smallest loss (sampler tpe, pruner none)" in shown.stdout
+    assert "5 runs, at most 40.0 GPU-hours" in shown.stdout
+    refused = call("submit", "x.yaml")
+    assert isinstance(refused.exception, UserError)
+    assert "40.0 GPU-hours" in str(refused.exception)
+    (project / "x.yaml").write_text(text.replace("trials: 5", "trials: 8"))
+    assert "from 1 to 7, found 8" in str(call("submit", "x.yaml").exception)

@@ -45,6 +45,8 @@ class RunCreated(Payload):
     """How many runs of its sweep may run at once; None: its spec does not say."""
     pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """How runs of its sweep share jobs: ``runs``, how many share one, and ``share_gpu``, whether they share GPUs."""
+    trial: int | None = field(default=None, metadata=OMIT_NONE)
+    """Its number among the runs of its search, counted from 0; None: it is none of a search."""
     spec_file: str | None = None
     """The path of the spec file, absolute; None if there was none, or it is unknown."""
     parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)
@@ -129,9 +131,12 @@ class Unstarted(Payload):
 
 @payload
 class CancelRequested(Payload):
-    """A person cancelled the run."""
+    """A person cancelled the run, or a search ends it early."""
 
     KIND: ClassVar[str] = "cancel"
+
+    reason: str | None = field(default=None, metadata=OMIT_NONE)
+    """Why its search ends it; None: a person did."""
 
 
 @payload

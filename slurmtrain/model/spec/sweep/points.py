@@ -15,11 +15,18 @@ from random import Random
 from typing import Any, NamedTuple
 
 from slurmtrain.model.spec.kinds import KeyPath, Report, type_name, whole_number
-from slurmtrain.model.spec.sweep.expressions import ListedValues, RandomValues, is_expression, read_expression
+from slurmtrain.model.spec.sweep.expressions import (
+    Distribution,
+    ListedValues,
+    RandomValues,
+    is_expression,
+    read_expression,
+)
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, read_pack
+from slurmtrain.model.spec.sweep.search import Search, read_search
 
-WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack")
+WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack", "search")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
 # How often a random run is drawn again before two equal ones are accepted.
 _TRIES = 100
@@ -47,7 +54,8 @@ class Sweep:
     """A sweep that has been read; nothing is expanded yet.
 
     ``factors``: what is combined. ``exclude``, ``include``: the rules. ``parallel``: how many of its runs may run at
-    once; None: nothing is said of it. ``pack``: how its runs share jobs; None: each has its own.
+    once; None: nothing is said of it. ``pack``: how its runs share jobs; None: each has its own. ``search``: how
+    values are chosen; None: these are all runs.
     """
 
     factors: Sequence[_Factor] = ()
@@ -55,6 +63,7 @@ class Sweep:
     include: Sequence[Point] = ()
     parallel: int | None = None
     pack: Pack | None = None
+    search: Search | None = None
 
     @property
     def count(self) -> int:
@@ -117,7 +126,10 @@ def read_sweep(
     if not isinstance(section, Mapping):
         report((), f"expected a mapping from a key of the spec to a list of values, found {section!r}")
         return Sweep()
-    sweep = _Reader(section, report, check_key).read()
+    reader = _Reader(section, report, check_key)
+    if section.get("search") is not None:
+        return reader.read_search(max_runs)
+    sweep = reader.read()
     if sweep.count > max_runs:
         why = f"{sweep.count} runs are more than the {max_runs} that one sweep may have"
         report((), f"{why}; 'sweep_max_runs' in slurmtrain.yaml changes that")
@@ -166,6 +178,31 @@ class _Reader:
         if parallel is not None and pack is not None and parallel < pack.runs:
             self._report(("parallel",), f"the {pack.runs} runs of a pack run at once, which is more than {parallel}")
         return Sweep(factors, exclude, include, parallel, pack)
+
+    def read_search(self, max_runs: int) -> Sweep:
+        """All of it, if its values are to be chosen by a search: one run, which is an example.
+
+        Args:
+            max_runs: How many runs a sweep may have.
+        """
+        space: dict[str, Distribution] = {}
+        for name, value in self._section.items():
+            if name not in WORDS or (name == "seed" and self._varies_seed):
+                values = self._values(value, (name,)) if self._may_vary(name, (name,)) else None
+                if isinstance(values, RandomValues):
+                    space[name] = values.distribution
+                elif values is not None:
+                    space[name] = values.distribution or Distribution([values.at(i) for i in range(values.count)])
+            elif name not in ("search", "parallel") and value is not None:
+                instead = "; write it in 'search'" if name == "seed" else ""
+                self._report((name,), f"this cannot be combined with 'search'{instead}")
+        section = self._section["search"]
+        parallel = self._section.get("parallel")
+        if isinstance(section, Mapping) and parallel is not None:
+            section = {**section, "parallel": parallel}
+        search = read_search(section, space, max_runs, self._report)
+        example = {key: Swept(each.example, (key,)) for key, each in space.items()}
+        return Sweep([_Factor(1, lambda: [example])] if example else [], search=search)
 
     @property
     def _varies_seed(self) -> bool:

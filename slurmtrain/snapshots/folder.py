@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slurmtrain.errors import NoSnapshot
+from slurmtrain.errors import NoSnapshot, PathError
+from slurmtrain.system.inherited import expand_home
 
 # In the syntax of .gitignore: what tools, environments and training leave next to code.
 RULES = """
@@ -45,13 +47,16 @@ _TIMEOUT_S = 30.0
 
 def why_no_project(directory: Path) -> str:
     """Why a directory is certainly not that of a project, as the end of a sentence; empty if it may be."""
-    home = Path.home().resolve()
-    if directory == home:
-        return "is your home directory"
-    if home.is_relative_to(directory):
-        return "holds your home directory"
-    if directory in map(Path, (*_SHARED, tempfile.gettempdir())):
-        return "is for temporary files of all users"
+    # HOME may be anything, or there may be no place for temporary files.
+    with contextlib.suppress(PathError, OSError):
+        home = expand_home("~").resolve()
+        if directory == home:
+            return "is your home directory"
+        if home.is_relative_to(directory):
+            return "holds your home directory"
+    with contextlib.suppress(OSError):
+        if directory in map(Path, (*_SHARED, tempfile.gettempdir())):
+            return "is for temporary files of all users"
     return ""
 
 

@@ -44,6 +44,7 @@ CALLS = {
     "checkpoint": ("checkpoint", RUN_ID),
     "verify": ("verify", RUN_ID),
     "prune": ("prune", RUN_ID),
+    "clean": ("clean", "--dry-run", "--json"),
     "tag": ("tag", RUN_ID, "good"),
     "note": ("note", RUN_ID, "fine"),
     "archive": ("archive", RUN_ID),

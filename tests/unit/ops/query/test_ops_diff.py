@@ -73,7 +73,8 @@ def test_each_section_says_what_differs(
         "params.lr": (0.1, 0.2), "resources.nodes": (1, 2), "seed": (1, 2),
     }  # fmt: skip
     assert difference.code.files is not None
-    assert difference.code.files.changed == ["data.bin", "spec.yaml", "train.py"]
+    # What specs say is compared as such.
+    assert difference.code.files.changed == ["data.bin", "train.py"]
     assert difference.code.files.removed == ["gone.py"]
     assert difference.environment == {"packages": {"zzz": (None, "1.0")}}
     assert difference.result["attempts"] == (1, 1)

@@ -21,7 +21,7 @@ from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
-from slurmtrain.model.spec.sweep.search import Search
+from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
@@ -85,7 +85,7 @@ class SpecFile:
     parallel: int | None = None
     pack: Pack | None = None
     inputs: SpecInputs | None = None
-    search: Search | None = None
+    search: SearchSpec | None = None
     bases: tuple[Path, ...] = ()
 
     @property

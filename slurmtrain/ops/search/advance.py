@@ -17,7 +17,7 @@ from pathlib import Path
 from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested, RunCreated
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.sweep.search import Search
+from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
 from slurmtrain.ops.history import read_history
 from slurmtrain.ops.search.record import SearchRecord, forget, lock_of, read, under_way
@@ -79,7 +79,13 @@ def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Ad
 
 @contextlib.contextmanager
 def locked_search(workspace: Workspace, sweep: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a search's lock; yields whether it is held, which is always so with ``wait``."""
+    """Hold the lock of a search; yields whether it is held, which is always so with ``wait``.
+
+    Args:
+        workspace: where the runs are.
+        sweep: the sweep's id.
+        wait: whether to wait for another command that holds it.
+    """
     from slurmtrain.system.locks import locked
 
     with locked(lock_of(workspace, sweep), wait=wait) as lock:
@@ -147,7 +153,7 @@ def _read_trials(workspace: Workspace, record: SearchRecord) -> list[_TrialRun]:
     return sorted(trials, key=lambda each: each.trial.number)
 
 
-def _state(run: Run, search: Search, *, is_pruned: bool) -> str:
+def _state(run: Run, search: SearchSpec, *, is_pruned: bool) -> str:
     if not run.ended:
         return "running"
     if run.state == "cancelled" and is_pruned:
@@ -156,7 +162,7 @@ def _state(run: Run, search: Search, *, is_pruned: bool) -> str:
     return "complete" if run.state == "completed" and value is not None and math.isfinite(value) else "failed"
 
 
-def _curve(workspace: Workspace, run: Run, search: Search) -> dict[int, float]:
+def _curve(workspace: Workspace, run: Run, search: SearchSpec) -> dict[int, float]:
     """The metric by step, if the pruner needs it."""
     if search.pruner.name == "none":
         return {}
@@ -186,7 +192,7 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[_TrialRun]) -> lis
     return pruned
 
 
-def _why_over(search: Search, runs: Sequence[_TrialRun]) -> str:
+def _why_over(search: SearchSpec, runs: Sequence[_TrialRun]) -> str:
     """Why a search that has trials left asks for no more, as a phrase; empty if it does."""
     if runs and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs):
         return f"all that ran were cancelled; 'slurmtrain resume {runs[-1].run.id}' continues it"

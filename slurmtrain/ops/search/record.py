@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.search import Search
+from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 
@@ -25,7 +25,7 @@ class SearchRecord:
     """
 
     sweep: str
-    search: Search
+    search: SearchSpec
     executor: str
     plan: Plan
     overrides: Sequence[str]
@@ -77,7 +77,7 @@ def read(workspace: Workspace, sweep: str) -> SearchRecord | None:
     try:
         return SearchRecord(
             sweep=sweep,
-            search=Search.from_dict(data["search"]),
+            search=SearchSpec.from_dict(data["search"]),
             executor=str(data["executor"]),
             plan=Plan.from_json(data["plan"]),
             overrides=tuple(map(str, data["overrides"])),

@@ -15,7 +15,7 @@ from typing import Any
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.sweep.expressions import Distribution
-from slurmtrain.model.spec.sweep.search import Method, Search, is_same
+from slurmtrain.model.spec.sweep.search import Method, SearchSpec, is_same
 
 # What the search sets itself.
 _OWN_SETTINGS = frozenset({"self", "seed", "constant_liar", "constraints_func", "gamma", "weights"})
@@ -36,7 +36,7 @@ class Trial:
     curve: Mapping[int, float] = field(default_factory=dict)
 
 
-def check_methods(search: Search) -> None:
+def check_methods(search: SearchSpec) -> None:
     """Check that the sampler and the pruner can be made.
 
     Raises:
@@ -50,7 +50,7 @@ def check_methods(search: Search) -> None:
 class Study:
     """What the trials so far say about the next one."""
 
-    def __init__(self, search: Search, trials: Sequence[Trial]) -> None:
+    def __init__(self, search: SearchSpec, trials: Sequence[Trial]) -> None:
         """The study of a search with these trials, in the order of their numbers.
 
         Raises NotAvailable or UserError as :func:`check_methods`.
@@ -135,7 +135,7 @@ def _choice(space: Distribution, value: Any) -> Any:
     return value if is_number and space.low <= value <= space.high else None
 
 
-def _sampler(search: Search, number: int) -> Any:
+def _sampler(search: SearchSpec, number: int) -> Any:
     """The sampler that chooses the trial with this number."""
     samplers = _import_optuna().samplers
     seed = (search.seed * 1_000_003 + number) % 2**32
@@ -145,7 +145,7 @@ def _sampler(search: Search, number: int) -> Any:
     return _make(samplers.TPESampler, "sampler", search.sampler, seed=seed, constant_liar=search.parallel > 1)
 
 
-def _pruner(search: Search) -> Any:
+def _pruner(search: SearchSpec) -> Any:
     pruners = _import_optuna().pruners
     classes = {"none": pruners.NopPruner, "median": pruners.MedianPruner, "percentile": pruners.PercentilePruner}
     return _make(classes[search.pruner.name], "pruner", search.pruner)

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.config import Config
 from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
-from slurmtrain.model.spec.sweep.search import Search
+from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.ops.submit.notes import notes_on_pack, notes_on_plans
 from slurmtrain.specfile import PlannedRun, SpecFile
 
@@ -24,7 +24,7 @@ class Preview:
     keys: Sequence[str]
     cost: SweepCost
     notes: Sequence[str]
-    search: Search | None = None
+    search: SearchSpec | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What ``submit --dry-run --json`` prints."""

@@ -24,7 +24,7 @@ from slurmtrain.model.spec.sweep.expressions import (
 )
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, read_pack
-from slurmtrain.model.spec.sweep.search import Search, read_search
+from slurmtrain.model.spec.sweep.search import SearchSpec, read_search
 
 WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack", "search")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
@@ -63,7 +63,7 @@ class Sweep:
     include: Sequence[Point] = ()
     parallel: int | None = None
     pack: Pack | None = None
-    search: Search | None = None
+    search: SearchSpec | None = None
 
     @property
     def count(self) -> int:

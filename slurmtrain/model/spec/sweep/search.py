@@ -24,7 +24,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class SearchSpec:
     """What is searched, and how.
 
     ``space``: the values that each key may have. ``metric``: its last value is what a run has reached. ``larger``:
@@ -55,7 +55,7 @@ class Search:
         }
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Search:
+    def from_dict(cls, plain: Mapping[str, Any]) -> SearchSpec:
         """Read what :meth:`to_dict` returned. Raises LookupError, TypeError or ValueError if it is not that."""
         return cls(
             space={str(key): Distribution.from_dict(each) for key, each in plain["space"].items()},
@@ -77,7 +77,7 @@ class Search:
         )
 
 
-def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, report: Report) -> Search | None:
+def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, report: Report) -> SearchSpec | None:
     """The value of ``sweep.search``; None after a mistake.
 
     Args:
@@ -103,7 +103,7 @@ def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, re
         report(("search",), "there is nothing to search: name a key, as in 'params.lr: loguniform(1e-5, 1e-1)'")
     if reader.mistaken or not space:
         return None
-    return Search(
+    return SearchSpec(
         space=space, metric=metric, larger=mode == "max", trials=trials, parallel=parallel, sampler=sampler,
         pruner=pruner, seed=seed,
     )  # fmt: skip

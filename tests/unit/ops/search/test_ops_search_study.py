@@ -9,7 +9,7 @@ import pytest
 
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.spec.sweep.expressions import Distribution
-from slurmtrain.model.spec.sweep.search import Method, Search
+from slurmtrain.model.spec.sweep.search import Method, SearchSpec
 from slurmtrain.ops.search.study import Study, Trial, check_methods
 
 SPACE = {
@@ -19,8 +19,8 @@ SPACE = {
 }
 
 
-def search(**keys: Any) -> Search:
-    return Search(**{"space": SPACE, "metric": "loss", "larger": False, "trials": 50, "parallel": 2, **keys})
+def search(**keys: Any) -> SearchSpec:
+    return SearchSpec(**{"space": SPACE, "metric": "loss", "larger": False, "trials": 50, "parallel": 2, **keys})
 
 
 def complete(number: int, values: dict[str, Any], value: float, curve: dict[int, float] | None = None) -> Trial:

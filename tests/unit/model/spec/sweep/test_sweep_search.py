@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.spec.sweep.points import Sweep, read_sweep
-from slurmtrain.model.spec.sweep.search import Method, Search
+from slurmtrain.model.spec.sweep.search import Method, SearchSpec
 
 SEARCH = {"metric": "loss", "mode": "min", "trials": 20}
 LR = {"params.lr": "loguniform(1e-5, 1e-1)"}
@@ -40,7 +40,7 @@ def test_a_search_is_the_same_after_it_was_written_as_json() -> None:
     sweep, _ = read({**LR, "search": {**SEARCH, **methods}})
     assert sweep.search is not None
     assert sweep.search.sampler == Method("tpe", {"n_startup_trials": 3})
-    assert Search.from_dict(json.loads(json.dumps(sweep.search.to_dict()))) == sweep.search
+    assert SearchSpec.from_dict(json.loads(json.dumps(sweep.search.to_dict()))) == sweep.search
 
 
 def test_parallel_of_the_sweep_is_that_of_its_search() -> None:

@@ -113,13 +113,19 @@ class Cluster:
         """Within this context slurm.conf has another line."""
         conf = Path(self.conf)
         before = conf.read_text()
-        conf.write_text(f"{before}{setting}\n")
         try:
-            self.slurm("scontrol", "reconfigure")
+            self._reconfigure(conf, f"{before}{setting}\n")
             yield
         finally:
-            conf.write_text(before)
-            self.slurm("scontrol", "reconfigure")
+            self._reconfigure(conf, before)
+
+    def _reconfigure(self, conf: Path, text: str) -> None:
+        # At once: nodes may still be reading the file because of the last change, and end if they find half of it.
+        draft = conf.with_name(f".{conf.name}.new")
+        draft.write_text(text)
+        shutil.copymode(conf, draft)
+        draft.replace(conf)
+        self.slurm("scontrol", "reconfigure")
 
     def pids(self, node: int) -> list[int]:
         """Processes on a node."""

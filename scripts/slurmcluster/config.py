@@ -89,6 +89,9 @@ def slurm_conf(cluster: Cluster, settings: Settings) -> str:
         "SlurmdTimeout=15",
         "KillWait=5",
         "MinJobAge=300",
+        # Their defaults: what is not in the file any more keeps its value when the file is read again.
+        "MaxArraySize=1001",
+        "MaxJobCount=10000",
         "ReturnToService=2",
         "",
         "AccountingStorageType=accounting_storage/slurmdbd",

@@ -26,7 +26,8 @@ _OVERRIDES = ("requeue.oom={mem: x2, at_most: 4GB}", "requeue.oom.mem=x0",
               "tracking.tensorboard={enabled: true, dir: ../elsewhere}", "tracking.wandb.mode=online", "tracking.csv=5",
               "tracking.plugins={csv: {}}", "tracking.plugins.nope={a: 1}",
               "tracking.mlflow.experiment=\x1b[31m", "after=[x]", "after=afterany:", "after=[1]", "spec.yaml",
-              "after=@last", "params.x=${run.x.checkpoint}", "params.x=${run.x.}", "name=${run.x.id}")  # fmt: skip
+              "after=@last", "start_from=@last:best", "start_from={step: 1}", "start_from.load=x", "start_from=x:0",
+              "params.x=${run.x.checkpoint}", "params.x=${run.x.}", "name=${run.x.id}")  # fmt: skip
 _NODES = ("n0", "n1", "n[0-3]", "n[3-1]", "n[0-99999999999]", "", "[[", "\x1b[31m", "n[0-9]" * 9)
 
 
@@ -145,6 +146,9 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
         )
     if option == "--after":
         return random.choice(["afterany:@last", "afterok:x", "afterwards:x", "\x1b[31m", id_of(random.choice(STATES))])
+    if option == "--from":
+        run_id = id_of(random.choice(STATES))
+        return random.choice([f"{run_id}:{SAVED[0]}", f"{run_id}:best", "@last", "6:20", "x:1:2", ":1", "\x1b[31m"])
     if option == "--sweep":
         return random.choice(
             [

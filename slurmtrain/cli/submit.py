@@ -122,10 +122,13 @@ def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]
         if weights_only:
             raise click.UsageError("--weights-only needs --from RUN")
         return []
+    from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
+    from slurmtrain.specfile import write_assignments
+
     if not weights_only:
-        return [f"start_from={start_from}"]
+        return write_assignments({"start_from": start_from})
     run, _, step = start_from.partition(":")
-    return [f"start_from={{run: {run}, step: {step or 'null'}, load: weights}}"]
+    return write_assignments({"start_from": {"run": run, "step": step or None, "load": WEIGHTS}})
 
 
 def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:

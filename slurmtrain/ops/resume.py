@@ -153,7 +153,7 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         from slurmtrain.runtime.checkpoint.external import Search, find_all
 
         matches = find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
-        if not any(each.complete for each in matches):
+        if not any(each.complete for each in matches) and not any(directory.start.glob("*")):
             newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
         return
@@ -200,13 +200,33 @@ def wait_for_exits(run: Run) -> None:
 
 
 def _later_checkpoints(workspace: Workspace, directory: RunDir, run: Run, step: int) -> list[Path]:
-    """The published checkpoints after that of a ``step``. Raises NoCheckpoint if there is none of it; NotAvailable."""
+    """The published checkpoints after that of a ``step``.
+
+    Raises NoCheckpoint if there is none of that step, or if it is damaged; NotAvailable.
+    """
     from slurmtrain.ops.shared.checkpoints import choose_checkpoints, refuse_external
-    from slurmtrain.runtime.checkpoint.files import published
+    from slurmtrain.runtime.checkpoint.files import published, relative_path
 
     refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
-    choose_checkpoints(workspace, run, step, to="continue from")
+    [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
+    bad = {each.path for each in run.on_disk if not each.complete}
+    problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else _damage(chosen)
+    if problem:
+        raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
     return [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
+
+
+def _damage(checkpoint: Path) -> str:
+    """What is wrong with the sizes of a checkpoint's files; empty if nothing is. Ranks compare their hashes."""
+    from slurmtrain.errors import CheckpointError
+    from slurmtrain.runtime.checkpoint.files import read_manifest, verify
+
+    try:
+        manifest = read_manifest(checkpoint)
+        verify(checkpoint, manifest, manifest.files, hashes=False)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int, later: Sequence[Path]) -> None:

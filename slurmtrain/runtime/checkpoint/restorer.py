@@ -98,7 +98,8 @@ class Restorer:
         own = [] if from_start else files.published(self._run.checkpoints)
         listed = own or files.published(self._run.start)[:1]
         checkpoints = [Path(path) for path in self._ranks.broadcast(list(map(str, listed)))]
-        if weights_only and checkpoints and checkpoints[0].parent == self._run.start:
+        of_another_run = bool(checkpoints) and checkpoints[0].parent == self._run.start
+        if weights_only and of_another_run:
             return self._load_weights(checkpoints[0], began)
         problems: dict[Path, str] = {}
         for directory in checkpoints:
@@ -112,6 +113,8 @@ class Restorer:
                     self._reject(problems)
                     return self._note(directory, manifest, restored, checkpoints[0], began)
             problems[directory] = problem
+        if problems and of_another_run:
+            raise CheckpointError(f"the checkpoint that the run begins with cannot be used: {problem}")
         if problems:
             raise CheckpointError(
                 "no checkpoint can be restored, and starting again would lose them all: "

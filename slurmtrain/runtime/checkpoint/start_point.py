@@ -10,7 +10,6 @@ import os
 import shutil
 from pathlib import Path
 
-from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.runtime.checkpoint.files import published, read_manifest, verify
 from slurmtrain.system.files import FILE_MODE, fsync, fsync_directory, make_directory
@@ -72,8 +71,3 @@ def _link(source: Path, target: Path) -> None:
             shutil.copyfileobj(file, copy)
             copy.flush()
             fsync(copy.fileno())
-
-
-def gone(source: Path) -> CheckpointError:
-    """The error for a checkpoint that has been pruned since it was chosen. ``source``: where it was."""
-    return CheckpointError(f"{source} was deleted a moment ago; submit again, or choose another step")

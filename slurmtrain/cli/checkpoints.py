@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -26,7 +27,8 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
     SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
-    that no rule keeps (KEPT) is deleted after the next save. Those that the script saves have a FORMAT.
+    that no rule keeps (KEPT) is deleted after the next save. Those that the script saves have a FORMAT. FORKS, if there
+    are any, are runs that began with a checkpoint, and have their own copy of it.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import check_readable, observe
@@ -41,12 +43,23 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     if as_json:
         output.print_json(facts)
     elif any(checkpoint["format"] for checkpoint in facts["checkpoints"]):
-        tables.print_table(_OWN_HEADERS, [_own_row(checkpoint) for checkpoint in facts["checkpoints"]])
+        _print_table(_OWN_HEADERS, _own_row, facts["checkpoints"])
     elif facts["checkpoints"]:
-        tables.print_table(_HEADERS, [_row(checkpoint) for checkpoint in facts["checkpoints"]])
+        _print_table(_HEADERS, _row, facts["checkpoints"])
     else:
         output.echo(f"run {run_id} has no checkpoint" + ("" if with_pruned else " on disk"), err=True)
     return 0
+
+
+def _print_table(
+    headers: tuple[str, ...], row: Callable[[dict[str, Any]], tuple[str, ...]], checkpoints: Sequence[dict[str, Any]]
+) -> None:
+    rows = list(map(row, checkpoints))
+    if any(checkpoint["forks"] for checkpoint in checkpoints):
+        headers = (*headers, "FORKS")
+        forks = [", ".join(checkpoint["forks"]) or "-" for checkpoint in checkpoints]
+        rows = [(*cells, runs) for cells, runs in zip(rows, forks, strict=True)]
+    tables.print_table(headers, rows)
 
 
 def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:

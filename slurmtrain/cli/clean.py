@@ -25,7 +25,7 @@ _FLAGS = {
     "caches": "Caches of runs that are gone.",
     "keys": "Idempotency keys.",
     "litter": "What killed commands have left.",
-    "aside": "Checkpoints that 'resume --from-start' has put aside: never removed without this option.",
+    "aside": "Checkpoints that 'resume --from-start' or '--step' has put aside: never removed without this option.",
 }
 
 

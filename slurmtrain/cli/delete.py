@@ -43,9 +43,9 @@ def command(workspace: Workspace, names: tuple[str, ...], forget: bool, yes: boo
     deleted = delete(workspace, runs, forget=forget)
     output.warn(deleted.problems)
     if as_json:
-        output.print_json(_as_json(deleted, forget=forget))
+        output.print_json(_as_json(deleted, runs, forget=forget))
     else:
-        _print(deleted, forget=forget)
+        _print(deleted, runs, forget=forget)
     return 1 if deleted.problems else 0
 
 
@@ -74,25 +74,29 @@ def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _print(deleted: Deleted, *, forget: bool) -> None:
+def _print(deleted: Deleted, runs: Mapping[str, Deletable], *, forget: bool) -> None:
     for run_id, removal in deleted.removed.items():
         verb = "is forgotten" if forget else "is deleted"
         output.echo(f"run {run_id} {verb}: {formatting.size(removal.bytes)} freed", err=True)
+        for step, forks in runs[run_id].forks.items():
+            for fork in forks:
+                output.echo(f"run {fork} began with its step {step}, and keeps its own copy", err=True)
         for link in removal.links:
             output.echo(f"{link} was a link: what it pointed to stays", err=True)
     if not deleted.removed and not deleted.problems:
         output.echo("nothing to delete: their files are deleted already", err=True)
 
 
-def _as_json(deleted: Deleted, *, forget: bool) -> dict[str, Any]:
-    runs = [
+def _as_json(deleted: Deleted, runs: Mapping[str, Deletable], *, forget: bool) -> dict[str, Any]:
+    removed = [
         {
             "id": run_id,
             "forgotten": forget,
             "bytes": removal.bytes,
             "links": removal.links,
             "trackers": removal.trackers,
+            "forks": [fork for forks in runs[run_id].forks.values() for fork in forks],
         }
         for run_id, removal in deleted.removed.items()
     ]
-    return {"schema": 1, "runs": runs, "bytes": deleted.bytes, "problems": deleted.problems}
+    return {"schema": 1, "runs": removed, "bytes": deleted.bytes, "problems": deleted.problems}

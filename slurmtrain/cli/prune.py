@@ -50,6 +50,9 @@ def _print(pruned: Pruned) -> None:
         rows.append(("-", formatting.size(leftover.bytes), why, str(leftover.path)))
     if rows:
         tables.print_table(_HEADERS, rows)
+    for checkpoint in pruned.checkpoints:
+        for fork in pruned.forks.get(checkpoint.step, ()):
+            output.echo(f"run {fork} began with step {checkpoint.step}, and keeps its own copy", err=True)
     verb = "would be free" if pruned.dry else "are free now"
     summary = f"{formatting.size(pruned.bytes)} {verb}" if rows else "nothing to delete"
     output.echo(f"run {pruned.run.id}: {summary}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from slurmtrain.ops.shared.checkpoints import refuse_external
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
@@ -48,10 +49,15 @@ class Leftover:
 
 @dataclass(slots=True)
 class Pruned:
-    """What was deleted in a run or, with ``dry``, would be. ``problems``: what could not be deleted or journaled."""
+    """What was deleted in a run or, with ``dry``, would be.
+
+    ``forks``: the runs that began with its checkpoints, and have copies of their own, by step. ``problems``: what could
+    not be deleted or journaled.
+    """
 
     run: Run
     dry: bool
+    forks: Mapping[int | None, Sequence[str]]
     checkpoints: list[files.Disposable] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -69,7 +75,13 @@ class Pruned:
             "run_id": self.run.id,
             "dry_run": self.dry,
             "pruned": [
-                {"step": each.step, "path": str(each.path), "bytes": each.bytes, "why": each.why}
+                {
+                    "step": each.step,
+                    "path": str(each.path),
+                    "bytes": each.bytes,
+                    "why": each.why,
+                    "forks": list(self.forks.get(each.step, ())),
+                }
                 for each in self.checkpoints
             ],
             "leftovers": [
@@ -97,13 +109,14 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
     run = observe_run(workspace, run_id, ask_slurm=True)
     refuse_external(directory, run, "it deletes them itself")
     keep = current_plan(directory, run).spec.checkpoint.keep
+    forks = find_forks(workspace, run_id)
     if dry:
         leftovers = _leftovers(directory) if is_over(run) else []
-        return Pruned(run, True, _disposable(directory, run, keep), leftovers)
+        return Pruned(run, True, forks, _disposable(directory, run, keep), leftovers)
     # While this is held, no command starts the next attempt. Without it, only the policy is applied.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
         run = observe_run(workspace, run_id, ask_slurm=False)
-        pruned = Pruned(run, False)
+        pruned = Pruned(run, False, forks)
         idle = lock is not None and is_over(run)
         if idle:
             _sweep(directory, pruned)

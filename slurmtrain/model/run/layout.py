@@ -515,7 +515,7 @@ def outlives_deletion(path: str) -> bool:
 
 
 def put_aside(name: str) -> bool:
-    """Whether an entry of a run directory has the checkpoints of before ``resume --from-start``."""
+    """Whether an entry of a run directory has the checkpoints of before ``resume --from-start`` or ``--step``."""
     return name.startswith("checkpoints.before-attempt-")
 
 

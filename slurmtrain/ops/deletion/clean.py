@@ -53,7 +53,7 @@ KINDS = {
     "caches": "caches of runs that are gone",
     "keys": "idempotency keys of runs that ended",
     "litter": "what killed commands have left",
-    "aside": "checkpoints that 'resume --from-start' has put aside",
+    "aside": "checkpoints that 'resume --from-start' or '--step' has put aside",
 }
 # Somebody may want them back, so they go only on request.
 ON_REQUEST = frozenset({"aside"})

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from slurmtrain.ops.deletion.tracker_files import file_targets, remove_tracker_f
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.store import Listed
 from slurmtrain.runtime.code.tree import results_in_copy
@@ -51,11 +53,13 @@ class Deletable:
     """A run that can be deleted, and what that does.
 
     ``removal``: what goes with it. ``results``: how many bytes of that scripts have written next to their code.
+    ``forks``: the runs that began with its checkpoints, and have copies of their own, by step.
     """
 
     listed: Listed
     removal: Removal
     results: int = 0
+    forks: Mapping[int | None, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,6 +102,7 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
             listed,
             _would_remove(workspace, run_id, listed, forget=forget),
             results_in_copy(workspace.root.run(run_id)),
+            find_forks(workspace, run_id),
         )
         for run_id, listed in todo.items()
     }
@@ -183,9 +188,22 @@ def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequenc
 
 
 def _plans(directory: RunDir) -> Iterator[bytes]:
+    has_copy = any(directory.start.glob("*"))
     with contextlib.suppress(OSError, PathError):
         for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
-            yield read_checked(path)
+            text = read_checked(path)
+            yield _without_start(text) if has_copy else text
+
+
+def _without_start(plan: bytes) -> bytes:
+    """The text of a plan without the checkpoint that a run began with, if it has a copy of that."""
+    try:
+        fields = json.loads(plan)
+        for name in ("spec", "template"):
+            fields.get(name, {}).pop("start_from", None)
+    except (ValueError, AttributeError):
+        return plan
+    return json.dumps(fields).encode()
 
 
 def _delete(workspace: Workspace, run_id: str, frees: int) -> Removal:

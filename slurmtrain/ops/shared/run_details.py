@@ -11,8 +11,9 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone
-from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
+from slurmtrain.model.run.lineage import FORK
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
@@ -71,6 +72,23 @@ def _children(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
         for parent in parents
         if parent.get("run") == run_id
     ]
+
+
+def find_forks(workspace: Workspace, run_id: str) -> dict[int | None, list[str]]:
+    """The runs that have their own copy of a checkpoint of a run, by its step.
+
+    Args:
+        workspace: Where the runs are.
+        run_id: The run that has saved it.
+    """
+    forks: dict[int | None, list[str]] = {}
+    for child in _children(workspace, run_id):
+        copy = next(workspace.root.run(child["run"]).start.glob("*"), None) if child["relation"] == FORK else None
+        if copy is not None:
+            # One that waited for this run was to begin with whichever step would be the last.
+            step = checkpoint_step(copy.name) if child["step"] is None else child["step"]
+            forks.setdefault(step, []).append(child["run"])
+    return forks
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
@@ -190,7 +208,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
     Those of a script that saves by itself are listed as they are on disk, also incomplete ones, with the ``problem``.
 
     ``kept`` is null for what the next pruning deletes, and for what pruning ignores: checkpoints that are damaged,
-    already deleted, or saved by the user's script itself.
+    already deleted, or saved by the user's script itself. ``forks``: runs that began with a checkpoint and have a copy.
 
     Args:
         workspace: Where the run is.
@@ -202,6 +220,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
     directory = workspace.root.run(run.id)
     own = find_own(directory, run)
     kept = _kept(directory, run)
+    forks = find_forks(workspace, run.id)
     problems = {str(each.path): each.problem for each in own or ()}
     checkpoints = run.checkpoints if own is None else as_checkpoints(run, own)
     return {
@@ -212,6 +231,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
                 **checkpoint_json(directory, checkpoint),
                 "kept": kept.get((checkpoint.path, checkpoint.saved_at)),
                 "problem": problems.get(checkpoint.path),
+                "forks": [] if _is_start(directory, checkpoint) else forks.get(checkpoint.step, []),
             }
             for checkpoint in checkpoints
             if deleted_too or checkpoint.on_disk
@@ -230,7 +250,14 @@ def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     except PathError:
         return {}
     why = reasons([Saved(step, checkpoint.metrics) for step, checkpoint in published.items()], keep)
-    return {(published[step].path, published[step].saved_at): reason for step, reason in why.items()}
+    kept = {(published[step].path, published[step].saved_at): reason for step, reason in why.items()}
+    begun_with = [each for each in run.on_disk if _is_start(directory, each)]
+    return {**kept, **{(each.path, each.saved_at): "the run began with it" for each in begun_with}}
+
+
+def _is_start(directory: RunDir, checkpoint: Checkpoint) -> bool:
+    """Whether it is the copy of another run's checkpoint that a run began with."""
+    return checkpoint.path.startswith(f"{directory.start.name}/")
 
 
 def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from slurmtrain.errors import (
     UserError,
 )
 from slurmtrain.model.run.chain.upstreams import Upstream
-from slurmtrain.model.run.lineage import AFTER, Parent
+from slurmtrain.model.run.lineage import AFTER, FORK, Parent
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
@@ -48,7 +48,7 @@ from slurmtrain.ops.submit.script import check_script
 from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.job.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
-from slurmtrain.specfile import SiteRules, SpecFile, load_spec
+from slurmtrain.specfile import PlannedRun, SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 
 # How many runs a message names.
@@ -345,10 +345,20 @@ class _Work:
 def _linked(batch: Batch, upstreams: Sequence[Sequence[Upstream]]) -> Batch:
     """The runs with those that they start after, which they come from."""
     runs = [
-        replace(planned, parents=(*planned.parents, *(Parent(upstream.run, AFTER) for upstream in after)))
+        replace(planned, parents=[*planned.parents, *_parents(planned, after)])
         for planned, after in zip(batch.runs, upstreams, strict=True)
     ]
     return replace(batch, runs=runs, upstreams=upstreams)
+
+
+def _parents(planned: PlannedRun, after: Sequence[Upstream]) -> Iterator[Parent]:
+    """How a run comes from those that it starts after: with the checkpoint of one it may begin, too."""
+    start_from = planned.plan.spec.start_from
+    is_forked = any(parent.relation == FORK for parent in planned.parents)
+    for upstream in after:
+        if start_from is not None and not is_forked and start_from.run in (upstream.name, upstream.run):
+            yield Parent(upstream.run, FORK, start_from.step if isinstance(start_from.step, int) else None)
+        yield Parent(upstream.run, AFTER)
 
 
 def _with_start_points(workspace: Workspace, batch: Batch) -> Batch:

@@ -182,7 +182,7 @@ def test_prune_prints_json(tmp_path: Path, template: RunDir) -> None:
         "schema": 1,
         "run_id": run.id,
         "dry_run": False,
-        "pruned": [{**gone_now, "why": "the policy does not keep it"}],
+        "pruned": [{**gone_now, "why": "the policy does not keep it", "forks": []}],
         "leftovers": [{"path": str(left), "bytes": 50, "complete": False}],
         "bytes": size + 50,
         "problems": [],

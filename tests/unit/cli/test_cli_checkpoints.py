@@ -125,6 +125,7 @@ def test_a_checkpoint_in_json_has_all_that_is_known_of_it(run: RunDir, saved: Wr
         "pruned_at": None,
         "kept": "newest, best val_loss (0.5)",
         "problem": None,
+        "forks": [],
     }
 
 

@@ -274,7 +274,7 @@ def test_a_link_in_the_place_of_a_run_goes_and_what_it_leads_to_stays_as_it_is(
     link.symlink_to(home)
     monkeypatch.setattr("slurmtrain.slurm.command.is_installed", lambda _: False)
     answer = json.loads(call(workspace, delete, "0000000009", "--forget", "-y", "--json").stdout)
-    forgotten = {"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)], "trackers": {}}
+    forgotten = {"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)], "trackers": {}, "forks": []}
     assert answer["runs"] == [forgotten]
     assert not link.is_symlink()
     assert [path.name for path in home.iterdir()] == ["precious.txt"]

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 from helpers.saved_runs import copy_run, cut
 
+from slurmtrain.cli.submit import _start_overrides
 from slurmtrain.errors import NoCheckpoint, RunNotFound, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
+from slurmtrain.ops.deletion.delete import delete, find_deletable
+from slurmtrain.ops.prune import prune
 from slurmtrain.ops.rerun import rerun
-from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.resume import check_checkpoint, resume
+from slurmtrain.ops.shared.observe import observe, observe_run
+from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.checkpoint import start_point
@@ -80,6 +85,57 @@ def test_what_no_run_can_begin_with_is_refused_and_nothing_is_created(
     with pytest.raises(error, match=message):
         submitted(workspace, spec, word.format(id=parent.id))
     assert workspace.run_ids() == [parent.id]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"), [("", "is not RUN, RUN:STEP or RUN:best"), ("6:20", "there is no run '6'")]
+)
+def test_what_from_names_is_text_whatever_yaml_would_read(
+    workspace: Workspace, spec: Path, word: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        submit(workspace, spec, _start_overrides(word, weights_only=False), executor="slurm")
+    with pytest.raises(UserError):
+        submit(workspace, spec, _start_overrides(word, weights_only=True), executor="slurm")
+    assert workspace.run_ids() == []
+
+
+def test_commands_say_which_runs_have_copies_of_the_checkpoints_that_they_list_or_delete(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    [child] = submitted(workspace, spec, f"{parent.id}:20")
+    # As every command does first.
+    observe(workspace, ask_slurm=False)
+    listed = checkpoints_json(workspace, observe_run(workspace, parent.id, ask_slurm=False), deleted_too=False)
+    assert {each["step"]: each["forks"] for each in listed["checkpoints"]}[20] == [child.id]
+    pruned = prune(workspace, parent.id).to_dict()["pruned"]
+    assert {each["step"]: each["forks"] for each in pruned} == {10: [], 20: [child.id]}
+    # The child has not ended, and does not need its parent any more.
+    deletable = find_deletable(workspace, [parent.id], forget=True)
+    assert deletable[parent.id].forks == {20: [child.id]}
+    assert parent.id in delete(workspace, deletable, forget=True).removed
+    assert (child.start / "step-20" / MANIFEST).read_bytes()
+
+
+def test_no_run_goes_back_to_a_damaged_checkpoint(workspace: Workspace, parent: RunDir) -> None:
+    cut(parent.checkpoints / "step-20" / "__0_0.distcp")
+    with pytest.raises(NoCheckpoint, match=r"cannot go on from step 20: .* bytes, its manifest says"):
+        resume(workspace, parent.id, step=20)
+    assert sorted(path.name for path in parent.checkpoints.iterdir()) == ["step-10", "step-20", "step-30", "step-40"]
+
+
+def test_a_script_that_has_not_saved_yet_resumes_from_what_its_run_began_with(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    spec.write_text(spec.read_text() + "checkpoint: {glob: out/*.pt}\n")
+    [run_id], _, _ = submit(workspace, spec, executor="slurm")
+    directory, run = workspace.root.run(run_id), observe_run(workspace, run_id, ask_slurm=False)
+    plan = read_plan(directory.plan)
+    assert plan is not None
+    with pytest.raises(NoCheckpoint, match="no complete checkpoint that matches"):
+        check_checkpoint(directory, run, plan)
+    (directory.start / "step-5.pt").mkdir(parents=True)
+    check_checkpoint(directory, run, plan)
 
 
 def test_a_damaged_checkpoint_and_one_that_is_pruned_meanwhile_leave_nothing(

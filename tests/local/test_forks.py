@@ -80,7 +80,8 @@ def test_a_run_goes_on_from_an_earlier_step_and_keeps_the_later_checkpoints_asid
     site, parent = base
     [run] = site.json("resume", parent["id"], "--step", "15", "--wait")["runs"]
     assert (run["state"], run["step"]) == ("completed", 20)
-    assert site.show(parent["id"])["attempts"][1]["first_step"] == 15
+    shown = site.show(parent["id"])
+    assert (shown["attempts"][1]["first_step"], shown["lost_steps"]) == (15, 5)
     assert len(weights(run)) == 1
     aside = Path(parent["dir"]) / "checkpoints.before-attempt-2"
     assert [path.name for path in aside.iterdir()] == ["step-20"]
@@ -96,4 +97,8 @@ def test_a_run_that_waits_for_another_begins_with_its_last_checkpoint(base: tupl
     assert [(run["name"], run["state"], run["step"]) for run in runs] == [
         ("first", "completed", 6), ("second", "completed", 9)
     ]  # fmt: skip
-    assert site.show(runs[1]["id"])["attempts"][0]["first_step"] == 6
+    shown = site.show(runs[1]["id"])
+    assert shown["attempts"][0]["first_step"] == 6
+    assert [(each["run"], each["relation"]) for each in shown["parents"]] == [
+        (runs[0]["id"], "fork"), (runs[0]["id"], "after")
+    ]  # fmt: skip

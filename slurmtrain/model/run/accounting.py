@@ -135,14 +135,24 @@ def accounted(
     begins = [next((each.begin for each in summary.rounds if each.begin is not None), None) for summary in summaries]
     result: list[Attempt] = []
     for index, attempt in enumerate(attempts):
-        resumed_at = None
-        if attempt.ended and attempt.cause != "completed":
-            resumed_at = next((step for step in begins[index + 1 :] if step is not None), newest)
+        following = next((step for step in begins[index + 1 :] if step is not None), None)
+        resumed_at = _resumed_at(attempt, following, newest) if attempt.ended else None
         before = result[-1] if result and result[-1].job_id == attempt.job_id else None
         spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), resumed_at)
         lost_steps = _lost_steps(attempt, summaries[index].rounds, resumed_at)
         result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
     return result
+
+
+def _resumed_at(attempt: Attempt, following: int | None, newest: int) -> int | None:
+    """The step that training resumes from after an attempt; None if none of its steps is repeated.
+
+    ``following``: where a later attempt began, if one has. ``newest``: the step of the newest checkpoint.
+    """
+    if attempt.cause != "completed":
+        return newest if following is None else following
+    # What it did after its last step, such as an evaluation, is lost only if a later attempt goes back.
+    return following if following is not None and following < (attempt.last_step or 0) else None
 
 
 def goodput(attempts: Iterable[Attempt]) -> float | None:

@@ -222,6 +222,16 @@ def test_an_attempt_counts_the_steps_that_its_restarts_in_place_did_again() -> N
     assert run_of(*attempt.events, r0=progress).lost_steps == 8
 
 
+@pytest.mark.parametrize(("begins_at", "lost"), [(20, 0), (30, 0), (12, 8)])
+def test_an_attempt_that_has_completed_loses_steps_only_if_a_later_one_goes_back(begins_at: int, lost: int) -> None:
+    sim = SimulatedRun().submitted().started().reached(20).ended("completed")
+    assert sim.run.lost_steps == 0
+    sim.later(10).job = "8"
+    sim.submitted(2).started(submission=2).rank("session", step=begins_at, world_size=1)
+    sim.rank("total", total_steps=100)
+    assert [attempt.lost_steps for attempt in sim.run.attempts] == [lost, None]
+
+
 def test_a_round_that_finished_no_step_does_not_lose_those_of_the_one_before_twice() -> None:
     attempt = restarted().at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
     assert run_of(*attempt.events, r0=Progress(18, 199.0, {})).lost_steps == 8

@@ -54,8 +54,8 @@ def command(
     Slurm as one job array if they request the same. Those without a checkpoint begin again.
     """
     if failed:
-        if from_start or code:
-            raise click.UsageError("--failed excludes --from-start and --code")
+        if from_start or code or step is not None:
+            raise click.UsageError("--failed excludes --from-start, --step and --code")
         names = [run, *(word for word in overrides if "=" not in word)]
         changes = [word for word in overrides if "=" in word]
         return _resume_failed(workspace, names, changes, (cancelled, dry_run, waits, as_json))

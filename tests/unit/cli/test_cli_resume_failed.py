@@ -47,7 +47,12 @@ def test_a_dry_run_lists_those_that_have_failed(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--failed", SWEEP, "--from-start"), ("--failed", SWEEP, "--code", "now"), (SWEEP, "--dry-run")],
+    [
+        ("--failed", SWEEP, "--from-start"),
+        ("--failed", SWEEP, "--step", "5"),
+        ("--failed", SWEEP, "--code", "now"),
+        (SWEEP, "--dry-run"),
+    ],
 )
 def test_options_that_exclude_each_other_are_refused(workspace: Workspace, arguments: tuple[str, ...]) -> None:
     assert call(workspace, *arguments).exit_code == 2

@@ -13,7 +13,8 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.job.environment import local_job, scrubbed
+from slurmtrain.runtime.environment.gpus import local_job
+from slurmtrain.runtime.environment.variables import scrubbed
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP, users_umask
 from slurmtrain.system.process import Process, processes_with_argument

@@ -30,7 +30,7 @@ from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.file_limit import make_room
+from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.locks import locked
 

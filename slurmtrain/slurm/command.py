@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.runtime.job.environment import scrubbed
+from slurmtrain.runtime.environment.variables import scrubbed
 
 # Slurm's own commands give up after MessageTimeout (10 s by default, slurm.conf(5)) and some retries.
 _TIMEOUT_S = 60.0

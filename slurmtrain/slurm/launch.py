@@ -15,8 +15,8 @@ from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.model.spec.sweep.pack import Pack, jobs_of
-from slurmtrain.runtime.job.environment import scrubbed
-from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.variables import scrubbed
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
 from slurmtrain.slurm.request import Request, Restrictions, make_array_request, make_request

@@ -25,7 +25,7 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from slurmtrain.model.run.layout import ArrayDir
-from slurmtrain.runtime.job.file_limit import restore_limit
+from slurmtrain.runtime.environment.file_limit import restore_limit
 from slurmtrain.slurm.request import element_command, pack_command
 from slurmtrain.slurm.task import run_element, run_node, run_packed
 

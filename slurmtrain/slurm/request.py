@@ -16,7 +16,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.model.spec.sweep.pack import Pack
-from slurmtrain.runtime.job import network_profile
+from slurmtrain.runtime.environment import network_profile
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP

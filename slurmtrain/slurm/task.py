@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from slurmtrain.runtime.agent.agent import run_node as run_agent
-from slurmtrain.runtime.job.environment import enter_element
+from slurmtrain.runtime.environment.node import enter_element
 from slurmtrain.slurm.pack_queue import PackQueue
 from slurmtrain.slurm.requeue import SlurmQueue
 

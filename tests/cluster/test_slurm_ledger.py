@@ -22,7 +22,7 @@ from slurmtrain.model.run.events.base import encode
 # What a task of a job does that puts its own job back into the queue, without the agent.
 PUT_BACK = """
 import json, os, sys, time
-from slurmtrain.runtime.job.environment import slurm_job_id
+from slurmtrain.runtime.environment.node import slurm_job_id
 from slurmtrain.slurm.requeue import SlurmQueue
 if os.environ["SLURM_NODEID"] == "0" and "SLURM_RESTART_COUNT" not in os.environ:
     job, without = slurm_job_id(os.environ), sys.argv[1].split(",")

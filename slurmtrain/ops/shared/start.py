@@ -52,8 +52,8 @@ from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.environment.launch import Launch, Turn
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.environment import Launch, Turn
 from slurmtrain.system.files import describe_os_error, json_bytes, make_directory, make_new_directory, write_new
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process

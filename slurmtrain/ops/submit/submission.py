@@ -46,7 +46,7 @@ from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
 from slurmtrain.ops.submit.start_points import with_start_points
-from slurmtrain.runtime.job.file_limit import make_room
+from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import PlannedRun, SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory

@@ -48,9 +48,11 @@ from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams, write_facts
 from slurmtrain.runtime.code.translation import translate_command
-from slurmtrain.runtime.job import environment, lease
-from slurmtrain.runtime.job.environment import Node
-from slurmtrain.runtime.job.file_limit import raise_soft_limit
+from slurmtrain.runtime.environment.file_limit import raise_soft_limit
+from slurmtrain.runtime.environment.node import Node, expected_hosts, this_node
+from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
+from slurmtrain.runtime.environment.variables import environment_of_agent
+from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
@@ -105,7 +107,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     become_subreaper()
     raise_soft_limit()
     submission = SubmissionDir(Path(submission_dir))
-    node = environment.this_node(submission)
+    node = this_node(submission)
     attempt = submission.run.attempt(node.job_id, node.restart)
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
@@ -345,7 +347,7 @@ class _Agent:
             nodes=nodes,
             job_id=self._node.job_id,
             restart=self._node.restart,
-            hosts=environment.expected_hosts(nodes),
+            hosts=expected_hosts(nodes),
             address=preflight.address,
             deadline=None if limit_s is None else self._began + limit_s - lead_s,
             lead_s=lead_s,
@@ -418,10 +420,10 @@ class _Agent:
         assert self._preflight is not None
         place = self._place(meeting, self._preflight)
         if begin.mlflow_run_id is not None:
-            environment.set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
+            set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
         facts = read_facts(self._attempt.run)
         spec = self._plan.spec
-        environment.set_worker_environment(
+        set_worker_environment(
             replace(self._plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
             attempt,
             self._node,
@@ -431,7 +433,7 @@ class _Agent:
         )
         make_directory(self._attempt.logs, private=True)
         if self._environment is None:
-            environ = dict(environment.environment_of_agent())
+            environ = dict(environment_of_agent())
             node = NotedNode(self._attempt.run, self._node.index, self._plan, environ)
             self._environment = note_environment(self._journal, node)
         directory = self._plan.working_directory(self._attempt.run.code)
@@ -440,7 +442,7 @@ class _Agent:
         except OSError as error:
             raise SlurmtrainError(f"cannot enter the working directory {directory}: {error.strerror}") from error
         per_node = self._plan.spec.per_node
-        placeholders = environment.facts_for_command(
+        placeholders = facts_for_command(
             self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
         )
         if per_node:

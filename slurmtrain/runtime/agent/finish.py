@@ -31,8 +31,8 @@ from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.chain.files import read_upstreams
+from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
-from slurmtrain.runtime.job.environment import Node
 from slurmtrain.system.directories.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 

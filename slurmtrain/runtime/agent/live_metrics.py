@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
-from slurmtrain.runtime.job.environment import environment_of_helper
+from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.system.helper_process import HelperProcess
 
 _PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"

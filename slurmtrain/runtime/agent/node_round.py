@@ -30,7 +30,7 @@ from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
-from slurmtrain.runtime.job.environment import environment_of_agent
+from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone

@@ -17,7 +17,7 @@ import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
-from slurmtrain.runtime.job.environment import environment_of_helper
+from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.system.process import block_signals
 
 _PAGE = mmap.PAGESIZE

@@ -1,1 +1,1 @@
-"""What every process in a job needs: its environment, signals, lease, heartbeats, and the run's files."""
+"""What every process in a job needs: its signals, lease, heartbeats, and the run's files."""

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.job.environment import ATTEMPT_DIR
+from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
 from slurmtrain.system.process import Process, identify
 from slurmtrain.system.process_table import marked, name_of
 

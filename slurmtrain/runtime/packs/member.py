@@ -15,8 +15,9 @@ import time
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.sweep.pack import Pack
-from slurmtrain.runtime.job import environment, lease
-from slurmtrain.runtime.job.environment import Node
+from slurmtrain.runtime.environment.gpus import take_gpus
+from slurmtrain.runtime.environment.node import Node, cpus_of_job
+from slurmtrain.runtime.job import lease
 
 _POLL_S = 2.0
 
@@ -36,8 +37,8 @@ def enter_pack(submission: SubmissionDir, node: Node, gpus: int) -> None:
     if pack is None:
         return
     if not pack.share_gpu:
-        environment.take_gpus(gpus, slot)
-    cores = own_cores(sorted(os.sched_getaffinity(0)), environment.cpus_of_job(), pack, slot)
+        take_gpus(gpus, slot)
+    cores = own_cores(sorted(os.sched_getaffinity(0)), cpus_of_job(), pack, slot)
     # Cores may have gone offline, and another run may use the same ones: both cost speed only.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cores)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.job.environment import BOOTSTRAP, CoordinatorEndpoints
+from slurmtrain.runtime.environment.endpoints import BOOTSTRAP, CoordinatorEndpoints
 from slurmtrain.runtime.peers.sockets import listen, listen_on_first
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import Endpoint

@@ -12,7 +12,9 @@ from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, pop_coordinator_endpoints
+from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
+from slurmtrain.runtime.environment.node import Node, expected_hosts
+from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight import ports

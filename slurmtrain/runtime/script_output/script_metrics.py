@@ -12,7 +12,7 @@ from slurmtrain.model.run.progress import points_of
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
-from slurmtrain.runtime.job.environment import environment_of_helper
+from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders
 from slurmtrain.system.helper_process import HelperProcess
 from slurmtrain.system.journal_files import journal_files, read_pieces

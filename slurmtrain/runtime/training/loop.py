@@ -24,8 +24,8 @@ from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.rank import RankStopped, SessionStarted, TrainingCompleted, TrainingStarted
+from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
-from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag

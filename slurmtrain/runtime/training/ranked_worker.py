@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.spec.launcher import RANKS
-from slurmtrain.runtime.job.environment import Worker, this_worker
+from slurmtrain.runtime.environment.worker import Worker, this_worker
 
 
 def this_ranked_worker() -> Worker:

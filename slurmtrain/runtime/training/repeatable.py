@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.job.environment import Worker
+from slurmtrain.runtime.environment.worker import Worker
 
 # How torch begins the end of its message about an operation that has no deterministic implementation.
 _REFUSED = "does not have a deterministic implementation"

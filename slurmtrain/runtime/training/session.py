@@ -31,9 +31,11 @@ from slurmtrain.model.run.events.rank import (
 )
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.job import environment, stacks
+from slurmtrain.runtime.environment.launch import read_launch
+from slurmtrain.runtime.environment.variables import use_loopback
+from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
-from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -219,7 +221,7 @@ class Session:
         if self._worker.launched:
             dist.init_process_group(backend, timeout=self._timeout)
         else:
-            environment.use_loopback()
+            use_loopback()
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
 
     # --- what scripts call ------------------------------------------------------------------------------------------
@@ -495,6 +497,6 @@ def _pick_device(local_rank: int) -> torch.device:
 
 def _read_history(worker: Worker) -> InterruptionStats:
     """What was known about interruptions when the job was submitted, and what its earlier starts have seen."""
-    launch = environment.read_launch(worker.submission) if worker.submission is not None else None
+    launch = read_launch(worker.submission) if worker.submission is not None else None
     history = (launch.history if launch is not None else None) or InterruptionStats()
     return with_restarts(history, worker.attempt) if worker.attempt is not None else history

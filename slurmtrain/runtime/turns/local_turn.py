@@ -11,8 +11,8 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.run.events.agent import WaitingForSlot
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import ResourcesSpec
-from slurmtrain.runtime.job import environment
-from slurmtrain.runtime.job.environment import Node
+from slurmtrain.runtime.environment.gpus import local_gpus, set_local_gpus
+from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
 from slurmtrain.system.files import describe_os_error, read_json, write_json
@@ -48,13 +48,13 @@ def wait_for_turn(
     else:
         needed = resources.allocated.max * resources.gpus_per_node
         slots = Slots(attempt.run.slots(socket.gethostname()), turn.sweep, turn.count)
-        request = SlotRequest(attempt.run.id, environment.local_gpus(), needed, is_to_come(attempt.run, turn.behind))
+        request = SlotRequest(attempt.run.id, local_gpus(), needed, is_to_come(attempt.run, turn.behind))
         waiting = WaitingForSlot(count=turn.count, gpus=needed)
         gpus = take_slot(slots, request, held, give_up=give_up, note=lambda: journal.write(waiting))
         if gpus is not None:
             _announce(attempt, gpus)
     if gpus is not None:
-        environment.set_local_gpus(gpus)
+        set_local_gpus(gpus)
     return held
 
 

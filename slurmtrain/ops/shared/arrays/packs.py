@@ -13,8 +13,8 @@ from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.environment.launch import read_launch
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.environment import read_launch
 
 
 def is_needed_by_others(workspace: Workspace, run: Run) -> bool:

@@ -10,7 +10,7 @@ from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.environment import Turn
+from slurmtrain.runtime.environment.launch import Turn
 
 
 @dataclass(frozen=True, slots=True)

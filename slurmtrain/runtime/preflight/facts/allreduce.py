@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.job.environment import for_all_reduce
+from slurmtrain.runtime.environment.ranks import for_all_reduce
 
 _WARM_UPS, _REPEATS = 2, 5
 # Less than node 0 waits for the report (participant.BANDWIDTH_S), so that the report says what went wrong.

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurmtrain.runtime.job.environment import environment_of_tools
+from slurmtrain.runtime.environment.variables import environment_of_tools
 
 # ``disciplined`` (None: unknown), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``description`` (a phrase with
 # figures) and ``bound_ms`` (the largest error of the clock against true time, or None).

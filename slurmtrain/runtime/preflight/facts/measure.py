@@ -25,7 +25,7 @@ from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, des
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
 from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, write_atomically

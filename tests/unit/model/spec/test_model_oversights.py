@@ -11,7 +11,7 @@ from helpers.simulated_run import make_test_plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.oversights import PLACEHOLDERS, find_oversights
-from slurmtrain.runtime.job.environment import facts_for_command
+from slurmtrain.runtime.environment.ranks import facts_for_command
 
 
 def oversights(**keys: Any) -> list[tuple[str, str]]:

@@ -24,8 +24,8 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
+from slurmtrain.runtime.environment.launch import read_launch
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.environment import read_launch
 
 FIVE = ["params.a=1,2,3,4,5", "pack=2"]
 

@@ -22,8 +22,9 @@ from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.chain.files import write_upstreams
+from slurmtrain.runtime.environment.launch import Launch
+from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.environment import Launch, Node
 from slurmtrain.system.journal import Journal
 
 RULES = RequeueSpec()

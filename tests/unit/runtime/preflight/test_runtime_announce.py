@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from slurmtrain.model.preflight.election import Candidate
-from slurmtrain.runtime.job.environment import CoordinatorEndpoints, pop_coordinator_endpoints
+from slurmtrain.runtime.environment.endpoints import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.peers.sockets import listen_anywhere
 from slurmtrain.runtime.preflight import announce, ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates

@@ -17,7 +17,7 @@ import pytest
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
-from slurmtrain.runtime.job.environment import CoordinatorEndpoints, pop_coordinator_endpoints
+from slurmtrain.runtime.environment.endpoints import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
 from slurmtrain.runtime.preflight import discovery, ports
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator

@@ -19,7 +19,8 @@ from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.runtime.job.environment import Launch, Node
+from slurmtrain.runtime.environment.launch import Launch
+from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout

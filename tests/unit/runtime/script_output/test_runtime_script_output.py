@@ -15,7 +15,7 @@ import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
-from slurmtrain.runtime.job.environment import environment_of_helper
+from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders, OutputReader
 from slurmtrain.runtime.script_output.script_metrics import steps_at
 

@@ -21,7 +21,7 @@ from helpers.ranks import Pair
 import slurmtrain
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.runtime.job.environment import Worker, this_worker
+from slurmtrain.runtime.environment.worker import Worker, this_worker
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.training import loop
 from slurmtrain.runtime.training.loop import Loop

@@ -15,7 +15,8 @@ import torch
 
 import slurmtrain
 from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.job.environment import environment_of_helper, this_worker
+from slurmtrain.runtime.environment.variables import environment_of_helper
+from slurmtrain.runtime.environment.worker import this_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
 
 

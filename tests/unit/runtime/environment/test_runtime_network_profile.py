@@ -13,7 +13,7 @@ import yaml
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.spec.spec import NETWORK_PROFILES
-from slurmtrain.runtime.job.network_profile import Profile, load
+from slurmtrain.runtime.environment.network_profile import Profile, load
 from slurmtrain.system import templates
 
 FOLDER = templates.directory() / "network"
@@ -128,7 +128,7 @@ def test_a_profile_that_cannot_be_read_is_told_with_the_reason(folder: Path) -> 
 
 
 def test_importing_the_module_does_not_import_yaml() -> None:
-    code = "import sys, slurmtrain.runtime.job.network_profile; sys.exit('yaml' in sys.modules)"
+    code = "import sys, slurmtrain.runtime.environment.network_profile; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

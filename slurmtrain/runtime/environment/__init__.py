@@ -1,0 +1,1 @@
+"""What processes of a job learn from outside: their environment variables, and what their submission tells them."""

@@ -1,0 +1,175 @@
+"""The environment of the processes that train, and what their command is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.spec.launcher import RANKS
+from slurmtrain.runtime.environment import network_profile, variables
+from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.gpus import gpus_of_node
+from slurmtrain.runtime.environment.node import Node
+
+if TYPE_CHECKING:
+    from slurmtrain.model.spec.launcher import NodePlace
+    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.spec.spec import Spec
+
+
+def set_worker_environment(
+    plan: Plan,
+    attempt: AttemptDir,
+    node: Node,
+    place: NodePlace,
+    *,
+    resume_from: str | None,
+    heartbeat: str | None = None,
+) -> None:
+    """Set what the workers of this ``node`` inherit: the variables of the ``plan``, slurmtrain's, and the network's.
+
+    ``attempt``: names the round. ``place``: the node's, in this round. ``resume_from``: the path of the checkpoint to
+    continue from. ``heartbeat``: the path of the node's board.
+    """
+    run = attempt.run
+    environ = os.environ
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    environ["OMP_NUM_THREADS"] = str(plan.spec.resources.cpus_per_proc)
+    for name, value in (
+        network_profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}
+    ).items():
+        environ.setdefault(name, value)
+    environ.update(network_variables(place.interface, place.address))
+    environ.update(_launcher_variables(plan.spec, place))
+    environ.update(_repeatable(plan.spec))
+    environ.update(_env_of(plan.spec))
+    environ.update(_code_variables(plan, run))
+    if node.executor == "local":
+        environ.update(gpus_of_node(plan, node.index))
+    environ.update(
+        {
+            variables.RUN_DIR: str(run.path),
+            variables.ATTEMPT_DIR: str(attempt.path),
+            variables.LOG_DIR: str(attempt.logs),
+            variables.AGENT_PID: str(os.getpid()),
+            variables.PARAMS: json.dumps(plan.spec.params),
+            variables.STOP_SIGNAL: plan.spec.requeue.signal,
+            variables.FORCED_EXIT: str(variables.FORCED_EXIT_S),
+            variables.ATTEMPT: str(node.attempt),
+            variables.SUBMISSION: str(node.submission),
+            variables.ROUND: str(attempt.round),
+            variables.LAUNCHER: plan.spec.launcher or RANKS,
+            variables.NODE: str(node.index),
+            variables.OPEN_FILES: str(soft_limit_of_ranks()),
+            # Only in the first round: restarted ranks continue from what the first ones saved.
+            variables.FROM_START: "1" if node.from_start and attempt.round == 0 else "",
+            **({variables.HEARTBEAT: heartbeat} if heartbeat is not None else {}),
+            "SLURMTRAIN_RUN_ID": run.id,
+            "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),
+            variables.RESUME_FROM: resume_from or "",
+            variables.RESUME_DIR: str(Path(resume_from).parent) if resume_from else "",
+            variables.RESUME_TAG: Path(resume_from).name if resume_from else "",
+        }
+    )
+    # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
+    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    # All nodes have equally many ranks: torch elastic need not find out through a store.
+    environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+
+
+def set_mlflow_run(uri: str, mlflow_run_id: str) -> None:
+    """Set what workers inherit to find their run on the MLflow server at ``uri``, unless the plan says otherwise."""
+    os.environ.update({"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": mlflow_run_id})
+
+
+def _code_variables(plan: Plan, run: RunDir) -> dict[str, str]:
+    """The variables by which a script, and the Python that runs it, find the run's own copy of its code."""
+    if plan.code is None:
+        return {variables.WORKDIR: plan.workdir}
+    from slurmtrain.runtime.code.translation import CodeCopy
+
+    copy = CodeCopy(plan.code, run)
+    roots = [str(copy.tree / root) for root in plan.code.import_roots]
+    paths = [copy.translate(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    path = os.pathsep.join(dict.fromkeys((*roots, *paths)))
+    return {
+        variables.WORKDIR: plan.workdir,
+        variables.CODE_DIR: str(copy.tree),
+        **({"PYTHONPATH": path} if path else {}),
+    }
+
+
+def _repeatable(spec: Spec) -> dict[str, str]:
+    """Variables that make the run repeatable, as far as the spec demands that."""
+    seeds = {} if spec.seed is None else {variables.SEED: str(spec.seed), "PYTHONHASHSEED": str(spec.seed)}
+    # By torch's notes on reproducibility: without it, what other streams do decides about cuBLAS' algorithms.
+    switches = {variables.DETERMINISTIC: "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+    return {**seeds, **(switches if spec.deterministic else {})}
+
+
+def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
+    """Variables by which launchers find the nodes and their port.
+
+    Launchers that find no port take 29500, which runs on the same node would share: a single rank may call one too.
+    """
+    if spec.calls_launcher:
+        return {**place.own_variables(), **place.variables(spec.requeue.signal)}
+    if spec.per_node:
+        return place.own_variables()
+    if place.nodes * place.procs_per_node == 1:
+        return {"PET_MASTER_ADDR": place.master_addr, "PET_MASTER_PORT": str(place.master_port)}
+    return {}
+
+
+def network_variables(interface: str, address: str) -> dict[str, str]:
+    """Variables that make the libraries use exactly this ``interface``, in the family of the node's ``address``."""
+    family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
+    return {
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+        **family,
+    }
+
+
+def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
+    """The part of the environment of this node's ranks that comes from the user, and the GPUs that they will see."""
+    return {**os.environ, **_env_of(plan.spec), **(gpus_of_node(plan, node.index) if node.executor == "local" else {})}
+
+
+def _env_of(spec: Spec) -> dict[str, str]:
+    """The spec's ``env``, without the secrets that its file hides: the job's environment already has those."""
+    from slurmtrain.model.spec.plan import REDACTED
+
+    return {name: value for name, value in spec.env.items() if value != REDACTED}
+
+
+def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
+    """The environment of processes that test the network as the ranks of ``spec`` will use it.
+
+    ``interface``, ``address``: this node's own in that network.
+    """
+    return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
+
+
+def facts_for_command(
+    run: RunDir, attempt: int, resume_from: str | None, place: NodePlace | None
+) -> dict[str, str | None]:
+    """The values of a command's placeholders, in this ``attempt`` of ``run``.
+
+    ``resume_from``: a checkpoint's path. ``place``: the node's place in the round, if the command is started per node.
+    """
+    return {
+        **(place.placeholders() if place is not None else {}),
+        "run_dir": str(run.path),
+        "checkpoint_dir": str(run.checkpoints),
+        "run_id": run.id,
+        "attempt": str(attempt),
+        "resume_from": resume_from,
+        # DeepSpeed wants them apart.
+        "resume_dir": None if resume_from is None else str(Path(resume_from).parent),
+        "resume_tag": None if resume_from is None else Path(resume_from).name,
+    }

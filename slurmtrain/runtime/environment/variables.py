@@ -1,0 +1,93 @@
+"""The names of the environment variables of a job, and environments of processes that are no part of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# Seconds after a stop signal at which a rank ends itself: later than an agent that is alive would kill it.
+FORCED_EXIT_S = 120.0
+
+JOB_ID = "SLURMTRAIN_JOB_ID"
+SUBMISSION = "SLURMTRAIN_SUBMISSION"
+ATTEMPT = "SLURMTRAIN_ATTEMPT"
+FROM_START = "SLURMTRAIN_FROM_START"
+RESUME_FROM = "SLURMTRAIN_RESUME_FROM"
+RESUME_DIR = "SLURMTRAIN_RESUME_DIR"
+RESUME_TAG = "SLURMTRAIN_RESUME_TAG"
+RUN_DIR = "SLURMTRAIN_RUN_DIR"
+ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
+PARAMS = "SLURMTRAIN_PARAMS"
+LOG_DIR = "SLURMTRAIN_LOG_DIR"
+AGENT_PID = "SLURMTRAIN_AGENT_PID"
+HEARTBEAT = "SLURMTRAIN_HEARTBEAT"
+STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
+FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
+ROUND = "SLURMTRAIN_ROUND"
+# Who starts the ranks, as in the spec; read by rank_main.py too.
+LAUNCHER = "SLURMTRAIN_LAUNCHER"
+# The number of this node, which names its log; read by rank_main.py.
+NODE = "SLURMTRAIN_NODE"
+# How many files a rank may open; read by rank_main.py.
+OPEN_FILES = "SLURMTRAIN_OPEN_FILES"
+WORKDIR = "SLURMTRAIN_WORKDIR"
+CODE_DIR = "SLURMTRAIN_CODE_DIR"
+# What makes runs repeatable: read by scripts without a session, too.
+SEED = "SLURMTRAIN_SEED"
+DETERMINISTIC = "SLURMTRAIN_DETERMINISTIC"
+GPUS = "SLURMTRAIN_GPUS"
+HOME = "SLURMTRAIN_HOME"
+HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
+
+# Variables of a job that must not leak into a job submitted from within it.
+_OURS = (JOB_ID, SUBMISSION, ATTEMPT, FROM_START, RUN_DIR, ATTEMPT_DIR, PARAMS, LOG_DIR, AGENT_PID, HEARTBEAT,
+         STOP_SIGNAL, FORCED_EXIT, ROUND, LAUNCHER, NODE, OPEN_FILES, HOME, HOME_SECRET, WORKDIR, CODE_DIR,
+         SEED, DETERMINISTIC, RESUME_FROM, RESUME_DIR, RESUME_TAG, "SLURMTRAIN_RUN_ID",
+         "SLURMTRAIN_CHECKPOINT_DIR", GPUS, "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES",
+         "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE", "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT",
+         "SLURMTRAIN_HOSTFILE")  # fmt: skip
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+            "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE",
+            "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
+            "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "PET_SIGNALS_TO_HANDLE",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
+# These show Slurm's commands where the cluster is, and who the user is.
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables of a job that this process may be part of.
+
+    A person's own SBATCH_* defaults stay, but not those that a job inherits from its own sbatch.
+    """
+    prefixes = (*_FOREIGN_PREFIXES, "SBATCH_") if "SLURM_JOB_ID" in environ else _FOREIGN_PREFIXES
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or (name not in _OURS and name not in _FOREIGN and not name.startswith(prefixes))
+    }
+
+
+def environment_of_agent() -> Mapping[str, str]:
+    """The environment of this process, as its ranks inherit it."""
+    return os.environ
+
+
+def environment_of_helper() -> dict[str, str]:
+    """The environment of a process that helps this one: its own, so that it finds slurmtrain in the same place."""
+    package_parent = str(Path(__file__).parents[3])
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": package_parent + (os.pathsep + path if path else "")}
+
+
+def environment_of_tools() -> dict[str, str]:
+    """The environment of system tools whose output is parsed, in which their messages are not translated."""
+    # A process may have been started without a PATH.
+    return {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
+
+
+def use_loopback() -> None:
+    """Keep gloo from looking up this machine's name if a single process only talks to itself."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

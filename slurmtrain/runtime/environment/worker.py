@@ -1,0 +1,78 @@
+"""What a training process knows about where it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.spec.launcher import RANKS
+from slurmtrain.runtime.environment import variables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What a training process knows about where it runs. ``attempt`` is None outside a job.
+
+    ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec.
+    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``nodes``, ``procs_per_node``:
+    the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
+    from; None if there is none. ``heartbeat``: the path of the board on which its agent reads its progress; None if
+    there is none. ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that within which
+    it must exit; None outside a job. ``seed`` and ``deterministic``: as in the spec.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    launched: bool
+    launcher: str
+    launcher_restarts: int
+    nodes: int
+    procs_per_node: int
+    attempt: AttemptDir | None
+    submission: SubmissionDir | None
+    number: int
+    params: Mapping[str, Any]
+    from_start: bool
+    resume_from: str | None
+    heartbeat: str | None
+    stop_signal: signal.Signals
+    forced_exit_s: float | None
+    seed: int | None
+    deterministic: bool
+
+
+def this_worker() -> Worker:
+    """Read the worker's environment; outside any job, and under plain torchrun, most of it is missing."""
+    environ = os.environ
+    attempt_dir, launcher = environ.get(variables.ATTEMPT_DIR), environ.get(variables.LAUNCHER, RANKS)
+    attempt = AttemptDir(Path(attempt_dir), int(environ.get(variables.ROUND, "0"))) if attempt_dir else None
+    restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Worker(
+        rank=int(environ.get("RANK", "0")),
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        launched="RANK" in environ,
+        launcher=launcher,
+        # With ``ranks``, torch elastic counts the rounds there: see runtime/agent/workers.py.
+        launcher_restarts=restarts if launcher != RANKS else 0,
+        nodes=int(environ.get("SLURMTRAIN_NODES", "1")),
+        procs_per_node=int(environ.get("SLURMTRAIN_PROCS_PER_NODE", "1")),
+        attempt=attempt,
+        submission=attempt.run.submission(int(environ[variables.SUBMISSION])) if attempt else None,
+        number=int(environ.get(variables.ATTEMPT, "1")),
+        params=json.loads(environ.get(variables.PARAMS, "{}")),
+        from_start=bool(environ.get(variables.FROM_START)),
+        resume_from=environ.get(variables.RESUME_FROM) or None,
+        heartbeat=environ.get(variables.HEARTBEAT),
+        stop_signal=signal.Signals[environ.get(variables.STOP_SIGNAL, "SIGTERM")],
+        forced_exit_s=float(environ[variables.FORCED_EXIT]) if environ.get(variables.FORCED_EXIT) else None,
+        seed=int(environ[variables.SEED]) if environ.get(variables.SEED) else None,
+        deterministic=environ.get(variables.DETERMINISTIC) == "1",
+    )

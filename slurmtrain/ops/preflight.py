@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
 from slurmtrain.model.spec.code.section import NONE, CodeSpec
 from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
+from slurmtrain.model.spec.spec import MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
 from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python

@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
-from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.ops.shared.checkpoints import refuse_external
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive

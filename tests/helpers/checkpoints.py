@@ -22,7 +22,7 @@ from slurmtrain.model.run.events.agent import NodeEnded
 from slurmtrain.model.run.events.kinds import read_payload
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
-from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful

@@ -35,7 +35,7 @@ from slurmtrain.model.run.layout import (
     staging_name,
     trash_name,
 )
-from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.system.files import fsync_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 

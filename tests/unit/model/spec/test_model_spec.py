@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.checkpoint.every import EveryAuto
+from slurmtrain.model.spec.checkpoint.section import VERIFY, BestSpec, KeepSpec
 from slurmtrain.model.spec.kinds import HOMES, default_of
 from slurmtrain.model.spec.names import is_secret_param
 from slurmtrain.model.spec.other_names import OTHER_NAMES
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
-    VERIFY,
-    BestSpec,
-    KeepSpec,
     RequeueSpec,
     Spec,
     read_requeue,

@@ -14,7 +14,7 @@ from helpers.ranks import Attempt, Pair, alone, listed
 from helpers.small_model import Value, model, restore_alone, save_steps, values
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job.process_group import RankGroup
 

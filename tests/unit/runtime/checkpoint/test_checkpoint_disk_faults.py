@@ -13,7 +13,7 @@ from helpers.killpoints import heal, writers_that_fail
 from helpers.ranks import Attempt, alone, listed
 from helpers.small_model import model, restored_step, save_steps, values
 
-from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.model.spec.checkpoint.section import KeepSpec
 
 
 @pytest.fixture

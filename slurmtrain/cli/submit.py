@@ -78,10 +78,8 @@ def command(
     from slurmtrain.ops.submit import load_all, merge_specs, split_words, submit_specs
     from slurmtrain.ops.unmirrored import describe_next
 
-    if parallel is not None:
-        sweep = (*sweep, f"parallel={parallel}")
-    if pack is not None:
-        sweep = (*sweep, f"pack={pack}")
+    limits = {"parallel": parallel, "pack": pack}
+    sweep = (*sweep, *(f"{key}={value}" for key, value in limits.items() if value is not None))
     more, keys = split_words(overrides)
     keys = [*keys, *_start_overrides(start_from, weights_only=weights_only)]
     specs = load_all([spec, *more], keys, sweep, after, max_runs=workspace.config.sweep_max_runs)
@@ -105,15 +103,20 @@ def command(
         return wait_for_runs(workspace, run_ids, as_json=as_json)
     print_submitted(workspace, run_ids, as_json=as_json)
     if not as_json:
-        lists = "'slurmtrain status' lists runs"
-        if swept is not None:
-            kind = "search" if loaded.search is not None else f"sweep of {len(run_ids)} runs"
-            lists = f"'slurmtrain status {swept}' lists this {kind}"
-        output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
-        if loaded.search is not None:
-            output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")
+        _print_next_commands(loaded, run_ids, swept)
         output.note(describe_next(workspace, [run.plan for run in loaded.runs]))
     return 0
+
+
+def _print_next_commands(spec: SpecFile, run_ids: Sequence[str], sweep: str | None) -> None:
+    """Say how what was submitted can be followed."""
+    lists = "'slurmtrain status' lists runs"
+    if sweep is not None:
+        kind = "search" if spec.search is not None else f"sweep of {len(run_ids)} runs"
+        lists = f"'slurmtrain status {sweep}' lists this {kind}"
+    output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
+    if spec.search is not None:
+        output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")
 
 
 def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
-from slurmtrain.model.run.layout import RunDir, checkpoint_step
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan

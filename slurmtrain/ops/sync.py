@@ -35,7 +35,7 @@ from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.registry.choice.listed import Listed
 
 
 # A submission takes far less than this from creating its directory to locking it.

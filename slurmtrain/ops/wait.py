@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.registry.store import Listed
+from slurmtrain.registry.choice.listed import Listed
 
 # After this many seconds in which it could not be read once, a run is no longer waited for: a file server that does not
 # answer for a moment must not end the wait.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,12 +18,12 @@ from slurmtrain.errors import (
     RunUnreadable,
 )
 from slurmtrain.model.run.layout import METRICS
-from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.choice import index
 from slurmtrain.registry.choice.index import IndexRow
+from slurmtrain.registry.choice.listed import Listed, decode_cell, is_mirrored
 from slurmtrain.registry.damage.spare import Spare
-from slurmtrain.registry.damage.values import NOT_OURS, damaged_value, read_cell
+from slurmtrain.registry.damage.values import NOT_OURS, damaged_value
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
 
@@ -37,145 +36,13 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.events.base import AnyEvent, Event, P
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
-    from slurmtrain.model.run.run import Checkpoint, Live, Run
+    from slurmtrain.model.run.run import Run
     from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.sent import Sent
     from slurmtrain.registry.transaction import Transaction
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A run as lists show it. ``row`` is the registry's; its JSON is decoded only when it is accessed.
-
-    ``live`` is what the scheduler reports right now, which is not stored. ``mirrored``: whether trackers have all that
-    they can be sent of it; None: none is to have it, or that is unknown.
-    """
-
-    row: Mapping[str, Any]
-    live: Live | None = None
-    mirrored: bool | None = None
-    trackers: Sequence[Mapping[str, Any]] = ()
-    """The rows of what trackers have of it."""
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return str(self.row["id"])
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return str(self.row["name"])
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended; it may still be started again."""
-        return self.state in ENDED
-
-    @property
-    def unreadable(self) -> bool:
-        """Whether its journals cannot be read."""
-        return self.state == UNREADABLE
-
-    @property
-    def state(self) -> str:
-        """Its state, one of ``RUN_STATES``."""
-        return str(self.row["state"])
-
-    @property
-    def reason(self) -> str:
-        """Why it is in this state, in a sentence; may be empty."""
-        return str(self.row["reason"])
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has ended and no process can still write to it."""
-        return bool(self.row["settled"])
-
-    @property
-    def revision(self) -> int:
-        """How many bytes of its files have been read; grows with every new fact."""
-        return int(self.row["revision"])
-
-    @property
-    def job_id(self) -> str | None:
-        """The job id of the newest attempt."""
-        return None if self.row["job_id"] is None else str(self.row["job_id"])
-
-    @property
-    def attempt(self) -> int:
-        """The number of the newest attempt; 0 if there is none."""
-        return int(self.row["attempt"])
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The latest values, by name."""
-        return _decode(self.row["metrics"], "Mapping[str, float]") or {}
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The spec's ``params`` in its newest attempt."""
-        return _decode(self.row["params"], "Mapping[str, Any]") or {}
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """The spec's ``resources`` in its newest attempt."""
-        return _decode(self.row["resources"], "Mapping[str, Any]") or {}
-
-    @property
-    def sweep(self) -> str | None:
-        """The id of its sweep; None for a single run."""
-        return None if self.row["sweep"] is None else str(self.row["sweep"])
-
-    @property
-    def parents(self) -> list[dict[str, Any]]:
-        """The runs that it comes from."""
-        return _decode(self.row["parents"], "Sequence[Mapping[str, Any]]") or []
-
-    @property
-    def tags(self) -> list[str]:
-        """What people have tagged it with."""
-        return _decode(self.row["tags"], "Sequence[str]") or []
-
-    @property
-    def nodes(self) -> list[str]:
-        """The hosts of the newest attempt, in the order of their ranks."""
-        return _decode(self.row["nodes"], "Sequence[str]") or []
-
-    @property
-    def git(self) -> dict[str, Any] | None:
-        """What is known about the repository that the run was submitted from."""
-        git: dict[str, Any] | None = _decode(self.row["git"], "Mapping[str, Any]")
-        return git
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint from which the run can start."""
-        from slurmtrain.registry.rows import read_checkpoint
-
-        return read_cell(read_checkpoint, self.row["checkpoint"])
-
-
-def _decode(cell: str | None, annotation: str) -> Any:
-    """What a cell holds, of the shape of an ``annotation``. Raises RegistryDamaged."""
-    from slurmtrain.registry.rows import decode_as
-
-    return read_cell(lambda text: decode_as(text, annotation), cell)
-
-
-def _is_mirrored(row: Mapping[str, Any], sent: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether trackers have all that they can be sent of a run; None: none is to have it, or that is unknown.
-
-    Args:
-        row: The run's.
-        sent: What its trackers have: the rows.
-    """
-    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and not sent):
-        return None
-    return bool(sent) and all(each["revision"] == row["revision"] for each in sent)
 
 
 def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
@@ -258,7 +125,7 @@ class Store:
     def children(self, run_id: str) -> dict[str, list[dict[str, Any]]]:
         """The runs that come from a run, oldest first, with all that they come from."""
         texts = self._read(lambda connection: index.children(connection, run_id))
-        return {child: _decode(text, "Sequence[Mapping[str, Any]]") for child, text in texts.items()}
+        return {child: decode_cell(text, "Sequence[Mapping[str, Any]]") for child, text in texts.items()}
 
     def behind(self) -> list[str]:
         """The ids of the runs of which trackers may not have everything, oldest first."""
@@ -296,7 +163,7 @@ class Store:
         for row in self._rows(schema.sent, run_ids):
             sent.setdefault(row["run_id"], []).append(row)
         return {
-            row["id"]: Listed(row, mirrored=_is_mirrored(row, of_run), trackers=of_run)
+            row["id"]: Listed(row, mirrored=is_mirrored(row, of_run), trackers=of_run)
             for row in rows
             for of_run in [sent.get(row["id"], ())]
         }

@@ -13,7 +13,8 @@ from pathlib import Path, PurePath
 
 from helpers.forked_commands import Ended
 from helpers.sample_home import SAVED, STATES, SampleHome, id_of
-from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, checkpoint_name, is_run_id, is_unborn
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
+from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, is_run_id, is_unborn
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})

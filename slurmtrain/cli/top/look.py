@@ -17,7 +17,7 @@ from slurmtrain.system.files import describe_os_error
 if TYPE_CHECKING:
     from slurmtrain.config import Config
     from slurmtrain.registry.choice.index import IndexRow
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.registry.choice.listed import Listed
 
 # A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.
 _REGISTRY_AGAIN_S = 60.0

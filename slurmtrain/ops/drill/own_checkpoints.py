@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from slurmtrain.model.diagnosis.drill import OwnCheckpoint
-from slurmtrain.model.run.layout import staged_step
+from slurmtrain.model.run.files.checkpoint_names import staged_step
 from slurmtrain.runtime.checkpoint.external import Search, find_all
 from slurmtrain.runtime.checkpoint.formats.registry import OTHER
 

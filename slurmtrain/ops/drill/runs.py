@@ -36,7 +36,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
 from slurmtrain.ops.wait import FIRST_PAUSE_S, LAST_PAUSE_S, wait
-from slurmtrain.registry.store import Listed
+from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"

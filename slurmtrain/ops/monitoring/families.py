@@ -25,7 +25,7 @@ from slurmtrain.model.query.tally import (
     Tally,
 )
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
-from slurmtrain.registry.store import Listed
+from slurmtrain.registry.choice.listed import Listed
 
 PREFIX = "slurmtrain_"
 GAUGE, COUNTER, SUMMARY = "gauge", "counter", "summary"

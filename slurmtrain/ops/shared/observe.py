@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
     from slurmtrain.registry.choice.index import IndexRow
-    from slurmtrain.registry.store import Listed, Store
+    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.store import Store
     from slurmtrain.registry.transaction import Transaction
 
 # Of so many settled runs, those that ended last, each command looks at the directories; at those of the others, where

@@ -11,7 +11,8 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone
-from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.chain.waiting import chain_json
@@ -23,7 +24,7 @@ from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.registry.choice.listed import Listed
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:

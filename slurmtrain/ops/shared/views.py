@@ -16,7 +16,7 @@ from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.registry.choice.listed import Listed
 
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.

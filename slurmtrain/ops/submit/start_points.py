@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
-from slurmtrain.model.run.layout import RunDir, checkpoint_step
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.chain.references import dependencies_of

@@ -12,13 +12,13 @@ from slurmtrain.errors import RegistryDamaged
 from slurmtrain.model.metrics.summary import LineSummary
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.registry import queries, schema
+from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.registry.damage.values import NOT_OURS
 from slurmtrain.registry.database import reading
 from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
 from slurmtrain.registry.line_rows import METRICS
 from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS
 from slurmtrain.registry.sent import SENT
-from slurmtrain.registry.store import Listed
 
 Row = Mapping[str, Any]
 # The rows of so many runs are read at a time.

@@ -11,7 +11,8 @@ from pathlib import Path
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
-from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
 from slurmtrain.model.spec.plan import Plan

@@ -24,8 +24,7 @@ import xxhash
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.run import retention
-from slurmtrain.model.run.layout import (
-    MANIFEST,
+from slurmtrain.model.run.files.checkpoint_names import (
     checkpoint_name,
     checkpoint_step,
     damaged_name,
@@ -35,6 +34,7 @@ from slurmtrain.model.run.layout import (
     staging_name,
     trash_name,
 )
+from slurmtrain.model.run.layout import MANIFEST
 from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.system.files import fsync_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable

@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, WeightsLoaded
-from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
+from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.query.where import parse
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.store import Listed, Store
+from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.store import Store
 
 NOW = 1_800_000_000.0
 VALUES: tuple[Any, ...] = (0.05, 1, -3, 10**20, "0.05", "2h", "text", "", True, None, math.nan, math.inf, [1], {"b": 1})

@@ -15,7 +15,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.registry.choice.listed import Listed
 
 # How many runs of a chain are listed.
 _MOST_RUNS = 100

@@ -11,8 +11,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
+    from slurmtrain.registry.choice.listed import Listed
     from slurmtrain.registry.sent import Sent
-    from slurmtrain.registry.store import Listed
 
 
 @dataclass(slots=True)

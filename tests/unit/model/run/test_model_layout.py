@@ -62,22 +62,6 @@ def test_what_is_no_attempts_name_splits_into_nothing(name: str) -> None:
     assert layout.split_attempt(name) is None
 
 
-@pytest.mark.parametrize("step", [0, 5, 10**9])
-def test_a_checkpoints_step_is_read_from_its_name(step: int) -> None:
-    assert layout.checkpoint_step(layout.checkpoint_name(step)) == step
-
-
-def test_checkpoints_that_are_being_built_or_deleted_are_not_taken_for_published_ones() -> None:
-    assert layout.checkpoint_step(layout.staging_name("4711.0", 5)) is None
-    assert layout.checkpoint_step(layout.trash_name("step-5")) is None
-    for name in ("step-", "step--1", "step-5.tmp", "step-five", "mystep-5"):
-        assert layout.checkpoint_step(name) is None, name
-
-
-def test_no_two_attempts_share_a_staging_name() -> None:
-    assert layout.staging_name("4711.0", 5) != layout.staging_name("4711.1", 5)
-
-
 @pytest.mark.parametrize(
     ("source", "attempt", "node"),
     [

@@ -17,7 +17,7 @@ from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import WatchRound
 from slurmtrain.registry.choice.index import IndexRow
-from slurmtrain.registry.store import Listed
+from slurmtrain.registry.choice.listed import Listed
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Store

@@ -27,7 +27,7 @@ from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, sec
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.slurm.command_options import read_options
-from slurmtrain.specfile import replan
+from slurmtrain.specfile import PlannedRun, replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked
 
@@ -70,18 +70,8 @@ def resume(
         observe_upstreams(workspace, directory)
         _check_state(run, overrides, goes_back=from_start or step is not None)
         later = [] if step is None else _later_checkpoints(workspace, directory, run, step)
-        plan = current_plan(directory, run)
-        planned = replan(plan, [*more_memory_override(run, overrides), *overrides], read_options)
-        wait_for_exits(run)
-        if problem := upstream_problem(workspace, directory):
-            raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
-        if not from_start and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts):
-            check_checkpoint(directory, run, planned.plan)
-        check_executor(workspace, run.executor, [planned.plan])
-        check_trackers([planned.plan])
+        planned = _plan_next(workspace, directory, run, overrides, from_start=from_start)
         secret_env = secret_values(planned.plan, planned.secrets)
-        if from_start:
-            _check_own(directory, run, planned.plan)
         notes: list[str] = []
         if code_of_now:
             newer, notes = with_code_of_now(workspace, directory, planned.plan)
@@ -105,6 +95,24 @@ def resume(
         )
         notes += start(workspace, directory, lock, attempt, command="resume")
     return run_id, [*notes, *_dependents_to_resume(workspace, run_id)]
+
+
+def _plan_next(
+    workspace: Workspace, directory: RunDir, run: Run, overrides: Sequence[str], *, from_start: bool
+) -> PlannedRun:
+    """The plan of a run's next attempt, which can start. Raises as :func:`resume`."""
+    plan = current_plan(directory, run)
+    planned = replan(plan, [*more_memory_override(run, overrides), *overrides], read_options)
+    wait_for_exits(run)
+    if problem := upstream_problem(workspace, directory):
+        raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
+    if not from_start and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts):
+        check_checkpoint(directory, run, planned.plan)
+    check_executor(workspace, run.executor, [planned.plan])
+    check_trackers([planned.plan])
+    if from_start:
+        _check_own(directory, run, planned.plan)
+    return planned
 
 
 def _dependents_to_resume(workspace: Workspace, run_id: str) -> list[str]:

@@ -17,7 +17,7 @@ from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import load, submission, submit_spec
+from slurmtrain.ops.submit import job_starts, load, submit_spec
 from slurmtrain.ops.submit.submission import Submission
 
 # Each run requests something else, and so is a job of its own.
@@ -103,7 +103,7 @@ def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
         return start_module.start(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(submission, "start", start)
+        patch.setattr(job_starts, "start", start)
         with pytest.raises(SubmitFailed) as raised:
             submit_with(workspace, spec, "k", *SWEEP)
     created = list(raised.value.run_ids)

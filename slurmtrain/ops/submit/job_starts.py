@@ -19,7 +19,13 @@ _NAMED = 10
 
 
 class JobStarts:
-    """The submissions of the jobs of new runs, one after the other; a job array is one submission."""
+    """The submissions of the jobs of new runs, one after the other; a job array is one submission.
+
+    Args:
+        workspace: where the runs are.
+        batches: the runs of each spec.
+        notes: what the user is to know already, to which it adds.
+    """
 
     def __init__(
         self, workspace: Workspace, batches: Sequence[tuple[Batch, Sequence[NewRun]]], notes: list[str]

@@ -21,7 +21,8 @@ def command_environment() -> dict[str, str]:
     """This environment without variables that would change the format or scope of an answer."""
     environ = {name: value for name, value in scrubbed(os.environ).items() if not name.startswith(_OPTION_PREFIXES)}
     # Times as seconds since 1970, whatever the time zone; node and job names may contain any UTF-8 character.
-    return {**environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
+    # Lists of an array's elements are cut after 64 characters otherwise (sacct(1), squeue(1)).
+    return {**environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8", "SLURM_BITSTR_LEN": "0"}
 
 
 def is_installed(name: str) -> bool:

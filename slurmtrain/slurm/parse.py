@@ -33,7 +33,8 @@ class Job:
     """One start of a job, as Slurm describes it. Times are seconds since 1970.
 
     ``restart``: how often it was started before; None from sacct, whose rows do not say. ``starts_at``: Slurm's
-    estimate for a pending job. ``nodes``: in Slurm's hostlist notation, ``n[1-3]``.
+    estimate for a pending job. ``nodes``: in Slurm's hostlist notation, ``n[1-3]``. ``elements``: the indices of the
+    elements that it is about, if it is a row for several elements of the array ``id``; empty: it is one job.
     """
 
     id: str
@@ -49,6 +50,11 @@ class Job:
     signal: int | None = None
     priority: int | None = None
     nodes: str = ""
+    elements: tuple[range, ...] = ()
+
+    def has_element(self, index: int) -> bool:
+        """Whether it is a row for several elements of an array, of which this is one."""
+        return any(index in indices for indices in self.elements)
 
 
 def queue_format() -> str:
@@ -89,8 +95,12 @@ def read_queue(text: str) -> dict[str, Job]:
 def read_accounting(text: str) -> dict[str, list[Job]]:
     """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` including steps.
 
-    If a step ran out of memory, so did its job, whatever the job's own row says: the kernel kills a step's
-    process, and the batch script ends with its own exit code.
+    Elements of an array that wait, or that ended before they began, share a row: it is listed by the array's id, and
+    names them (``Job.elements``).
+
+    If a step ran out of memory, so did its job, also if the job's own row says that it failed or completed: the kernel
+    kills a step's process, and the batch script ends with its own exit code. A job that a person cancelled was
+    cancelled: its step may have lost a process, and gone on.
     """
     starts: dict[str, list[Job]] = {}
     for line in text.split("\n"):
@@ -99,13 +109,12 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             continue
         row = dict(zip(ACCOUNTING_FIELDS, cells, strict=True))
         job_id, _, step = row["JobID"].partition(".")
-        # Elements of an array that ended as a whole, or the remaining ones: ``5_[1-3%2]``.
-        job_id = job_id.partition("_[")[0]
+        job_id, _, elements = job_id.partition("_[")
         if not step:
-            starts.setdefault(job_id, []).append(_start(job_id, row))
+            starts.setdefault(job_id, []).append(replace(_start(job_id, row), elements=_indices(elements)))
         elif base(row["State"]) == "OUT_OF_MEMORY" and starts.get(job_id):
             last = starts[job_id][-1]
-            if base(last.state) in ("FAILED", "CANCELLED", "COMPLETED"):
+            if base(last.state) in ("FAILED", "COMPLETED"):
                 starts[job_id][-1] = replace(last, state="OUT_OF_MEMORY")
     # Sorting is stable, so starts without a time keep sacct's order.
     return {job_id: sorted(rows, key=_start_order) for job_id, rows in starts.items()}
@@ -210,6 +219,15 @@ def _start(job_id: str, row: Mapping[str, str]) -> Job:
         signal=signal,
         nodes="" if row["NodeList"].lower() in _NULLS else row["NodeList"],
     )
+
+
+def _indices(text: str) -> tuple[range, ...]:
+    """The elements of an array in a row for several of them: ``0-3,7%2]``, or ``0-998:2]`` for every second one.
+
+    What follows ``%`` is how many may run at once.
+    """
+    parts = re.findall(r"(?<![^,])(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?(?![^,])", re.split("[%\\]]", text)[0])
+    return tuple(range(int(first), int(last or first) + 1, max(1, int(step or 1))) for first, last, step in parts)
 
 
 def _start_order(job: Job) -> float:

@@ -55,15 +55,38 @@ def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now:
     if newest is None or not newest.job_id:
         return []
     attempts = {attempt.restart: attempt for attempt in run.attempts if attempt.job_id == newest.job_id}
-    job = queue.job(newest.job_id) if queue.answered else None
     starts = accounting.starts_of(newest.job_id) if accounting is not None else []
+    job = _queued(newest, queue, accounting, starts) if queue.answered else None
     observations = _observe_ended(newest.job_id, attempts, starts, job)
     reported = {observation.restart for observation in observations}
     if job is not None:
         observations += _observe_queued(attempts, job, newest, reported)
     elif newest.restart not in reported and _is_unknown(newest, queue, accounting):
-        observations += _observe_absence(newest, now)
+        assert accounting is not None
+        observations += _observe_absence(newest, now, is_cancelled=_may_be_cancelled(newest, accounting, starts))
     return observations
+
+
+def _queued(newest: Attempt, queue: Queue, accounting: Accounting | None, starts: Sequence[Job]) -> Job | None:
+    """What squeue says about the attempt's job: its own row, or that of the elements that ended before they began."""
+    job = queue.job(newest.job_id)
+    if job is not None or accounting is None or not accounting.answered or not _never_began(newest, starts):
+        return job
+    return queue.array_of(newest.job_id)
+
+
+def _may_be_cancelled(newest: Attempt, accounting: Accounting, starts: Sequence[Job]) -> bool:
+    """Whether a job that squeue does not know is an element of an array that was cancelled before it began.
+
+    Of such an element nothing is left, if other elements have not begun either: Slurm takes it out of their common row,
+    in accounting some time later (seen on 22.05 and 24.11).
+    """
+    return _never_began(newest, starts) and accounting.knows_array_of(newest.job_id)
+
+
+def _never_began(newest: Attempt, starts: Sequence[Job]) -> bool:
+    """Whether neither an agent of the job nor accounting knows that it has begun: a row for several has not."""
+    return not newest.hosts and not newest.restart and all(start.elements for start in starts)
 
 
 def _observe_ended(
@@ -114,7 +137,7 @@ def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) ->
     return min(queue.at, accounting.at) > (newest.submitted_at or 0.0)
 
 
-def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
+def _observe_absence(newest: Attempt, now: float, *, is_cancelled: bool) -> list[JobObserved]:
     # Imported here: creating the event classes takes longer than a query that finds nothing new.
     from slurmtrain.model.run.events.command import JobObserved
 
@@ -123,6 +146,8 @@ def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
         return [absent]
     if now - newest.absent_since < GIVEN_UP_S:
         return []
+    if is_cancelled:
+        return [replace(absent, state="CANCELLED")]
     reason = "Slurm knows nothing of its job any more, and it did not say its end"
     return [replace(absent, state=GONE, reason=reason)]
 

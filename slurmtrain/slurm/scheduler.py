@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmDown
@@ -49,11 +50,19 @@ class Queue:
         return not self.problem
 
     def job(self, job_id: str) -> Job | None:
-        """What squeue says about a job. Elements of an array that ended as a whole share a row with the array's id."""
-        return self.jobs.get(job_id) or self.jobs.get(job_id.partition("_")[0])
+        """What squeue says about a job."""
+        return self.jobs.get(job_id)
+
+    def array_of(self, job_id: str) -> Job | None:
+        """The row, with the array's id, of elements that ended before they began, if this job is one of an array.
+
+        It does not name them: other elements may have run, and have left the queue (seen on 22.05 and 24.11).
+        """
+        array, underscore, _ = job_id.partition("_")
+        return self.jobs.get(array) if underscore else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Accounting:
     """sacct's answer: all starts of each job, oldest first, or why there is none.
 
@@ -72,8 +81,21 @@ class Accounting:
         return not self.problem or self.absent
 
     def starts_of(self, job_id: str) -> list[Job]:
-        """What sacct says about a job, or about the array that it was an element of."""
-        return self.starts.get(job_id) or self.starts.get(job_id.partition("_")[0], [])
+        """What sacct says about a job; of an element without rows of its own, the row that it shares with others."""
+        array, _, index = job_id.partition("_")
+        own = self.starts.get(job_id)
+        if own or not index.isdecimal():
+            return own or []
+        return [start for start in self.starts.get(array, ()) if start.has_element(int(index))]
+
+    def knows_array_of(self, job_id: str) -> bool:
+        """Whether this job is an element of an array of which sacct knows any element."""
+        array, underscore, _ = job_id.partition("_")
+        return bool(underscore) and array in self._arrays
+
+    @cached_property
+    def _arrays(self) -> frozenset[str]:
+        return frozenset(job_id.partition("_")[0] for job_id in self.starts)
 
 
 class Scheduler:
@@ -135,7 +157,7 @@ class Scheduler:
         command = ["sacct", "--parsable2", "--noheader", "--duplicates", f"--user={os.getuid()}"]
         command += [f"--format={','.join(ACCOUNTING_FIELDS)}", f"--starttime={_local_time(since - _CLOCK_MARGIN_S)}"]
         if not by_name and len(job_ids) <= _MAX_IDS:
-            # Elements of an array that ended as a whole have one row, with the array's id.
+            # Elements of an array that have not begun share a row, with the array's id.
             command.append(f"--jobs={','.join(sorted({job_id.partition('_')[0] for job_id in job_ids}))}")
         try:
             answer = Accounting(read_accounting(run_command(*command)), at=now)

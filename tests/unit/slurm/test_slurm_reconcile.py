@@ -210,22 +210,60 @@ def test_a_job_that_had_failed_before_a_person_cancelled_it_has_failed() -> None
     assert sim.causes == ["node_fail"]
 
 
+def element(job: str = "26_2") -> SimulatedRun:
+    """A run that waits in an array."""
+    return SimulatedRun(job=job).submitted().later(30)
+
+
+def shared(sim: SimulatedRun, state: str, *elements: int) -> Job:
+    """The row that elements of an array share: squeue's does not name them."""
+    indices = tuple(range(index, index + 1) for index in elements)
+    return replace(sim.slurm(state), id="26", restart=0, elements=indices)
+
+
 @pytest.mark.parametrize("source", ["squeue", "sacct"])
-def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(source: str) -> None:
-    sim = SimulatedRun(job="26_2").submitted().later(30)
-    array = replace(sim.slurm("CANCELLED by 0"), id="26", restart=0)
-    whole = {"26": [array]}
-    queue = sim.queue(array) if source == "squeue" else sim.queue()
-    [observed] = sim.look(queue, Accounting(whole, at=sim.now))
+def test_an_element_that_was_cancelled_before_it_began_is_known_by_a_row_that_it_shares(source: str) -> None:
+    sim = element()
+    queue = sim.queue(shared(sim, "CANCELLED by 0")) if source == "squeue" else sim.queue()
+    starts = {"26": [shared(sim, "CANCELLED by 0", 2, 3)]} if source == "sacct" else {}
+    [observed] = sim.look(queue, Accounting(starts, at=sim.now))
     assert (observed.job_id, observed.source) == ("26_2", source)
     assert (sim.causes, sim.newest.job_id) == (["cancelled"], "26_2")
 
 
 def test_an_array_element_with_a_row_of_its_own_is_not_described_by_the_arrays_row() -> None:
-    sim = SimulatedRun(job="26_2").submitted().later(30)
-    array = replace(sim.slurm("CANCELLED by 0"), id="26", restart=0)
+    sim = element()
+    array = shared(sim, "CANCELLED by 0", 2)
     queue = sim.queue(array, sim.slurm("RUNNING", restart=0))
     assert sim.look(queue, Accounting({"26": [array]}, at=sim.now)) == []
+
+
+@pytest.mark.parametrize("row", ["none", "that of others", "an old one"])
+def test_an_element_of_which_a_cancel_has_left_nothing_is_cancelled_and_not_lost(row: str) -> None:
+    sim = element()
+    rows = {"none": [], "that of others": [shared(sim, "CANCELLED", 3)], "an old one": [shared(sim, "PENDING", 2, 3)]}
+    other = replace(sim.slurm("RUNNING"), id="26_0")
+    for state in (ABSENT, "CANCELLED"):
+        [observed] = sim.look(sim.queue(), Accounting({"26_0": [other], "26": rows[row]}, at=sim.now + 1))
+        assert observed.state == state
+        sim.later(GIVEN_UP_S)
+    assert sim.causes == ["cancelled"]
+
+
+def test_an_element_that_ran_is_not_cancelled_with_those_that_never_began() -> None:
+    sim = element().started().later(100)
+    array = shared(sim, "CANCELLED by 0", 3)
+    [observed] = sim.look(sim.queue(array), Accounting({"26": [array]}, at=sim.now + 1))
+    assert observed.state == ABSENT
+    unseen = element()
+    own = replace(unseen.slurm("NODE_FAIL"), restart=None)
+    unseen.look(unseen.queue(array), Accounting({"26_2": [own], "26": [array]}, at=unseen.now + 1))
+    assert unseen.causes == ["node_fail"]
+
+
+def test_nothing_is_made_of_a_row_for_an_array_while_accounting_does_not_answer() -> None:
+    sim = element()
+    assert sim.look(sim.queue(shared(sim, "CANCELLED")), Accounting(problem="sacct: timed out", at=sim.now)) == []
 
 
 # --- jobs that Slurm starts again -------------------------------------------------------------------------------
@@ -483,6 +521,9 @@ class AnyStory(RuleBasedStateMachine):
     def what_was_over_is_as_it_was(self) -> None:
         attempts = {attempt.key: attempt for attempt in self.sim.run.attempts}
         for key, before in self.over.items():
+            is_started_again = any(a.job_id == before.job_id and a.restart > before.restart for a in attempts.values())
+            if before.cause == "cancelled" and is_started_again:
+                continue  # so it was not, whatever a person had asked for
             # When Slurm says when it began, the end of the queue moves.
             assert replace(attempts[key], number=0, spent={}) == replace(before, number=0, spent={})
 

@@ -254,7 +254,8 @@ SCRUBBED = {
 def test_what_would_change_an_answer_is_kept_from_slurms_commands(
     slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {**SCRUBBED, "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE"}.items():
+    other = {"SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE", "SLURM_BITSTR_LEN": "9"}
+    for name, value in {**SCRUBBED, **other}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     monkeypatch.setenv("SLURM_JWT", "t")
@@ -266,7 +267,7 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
         env = slurm.calls(name)[0].env
         assert not env.keys() & SCRUBBED.keys()
         assert (env["SLURM_CONF"], env["SLURM_JWT"]) == ("/etc/slurm/slurm.conf", "t")
-        assert (env["SLURM_TIME_FORMAT"], env["LC_ALL"]) == ("%s", "C.UTF-8")
+        assert (env["SLURM_TIME_FORMAT"], env["LC_ALL"], env["SLURM_BITSTR_LEN"]) == ("%s", "C.UTF-8", "0")
         assert env["PATH"] == os.environ["PATH"]
 
 

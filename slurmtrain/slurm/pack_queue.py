@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurmtrain.errors import SlurmDown
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.requeue import SlurmQueue
@@ -33,26 +32,21 @@ class PackQueue:
         return self._queue.record(job_id)
 
     def exclusion_problem(self, _job_id: str, _without: Sequence[str]) -> str | None:
-        """Nothing: a run that must not start on some nodes gets a job of its own (:meth:`requeue_job`)."""
+        """Nothing: a run that must not start on some nodes leaves the job (``AttemptFinish``)."""
         return None
 
     def requeue_job(
-        self, job_id: str, without: Sequence[str], _delay_s: float, intent: Path, _after: Sequence[str] = ()
+        self, job_id: str, _without: Sequence[str], _delay_s: float, intent: Path, _after: Sequence[str] = ()
     ) -> None:
         """Have the batch script requeue the job once all of its agents have ended.
 
         Args:
             job_id: the job.
-            without: nodes that the run must not start on.
+            _without: none: a run that must not start on some nodes leaves the job.
             _delay_s: not used, since it would delay other runs.
             intent: the file that the batch script looks for.
             _after: not used: runs that start after others share no job.
-
-        Raises:
-            SlurmDown: the run must not start on some nodes, on which the others stay.
         """
-        if without:
-            raise SlurmDown("its job has other runs, which stay on their nodes")
         write_json(intent, {"requeue": job_id})
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:

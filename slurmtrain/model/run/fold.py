@@ -16,6 +16,7 @@ from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
+from slurmtrain.model.run.events.agent import SurplusStart
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.command import (
     CancelRequested,
@@ -245,16 +246,19 @@ def _marked(run: Run, marks: Marks) -> Run:
 
 
 def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> bool:
-    """Whether the newest attempt's job ended for good, or a command ended a later start of it that never began."""
+    """Whether the newest attempt's job ended for good, or never trains the run again.
+
+    A command may have ended a later start of it that never began, and the agents of one may have found the run closed.
+    """
     if newest is None:
         return False
-    replaced = [
-        event
+    is_replaced = any(
+        isinstance(event.payload, JobReplaced | SurplusStart)
         for key, group in facts.items()
         if (start := split_attempt(key)) and start[0] == newest.job_id and start[1] > newest.restart
-        for event in select(group.events, JobReplaced)
-    ]
-    return bool(replaced) or is_over(facts.get(newest.key, AttemptFacts()).events)
+        for event in group.events
+    )
+    return is_replaced or is_over(facts.get(newest.key, AttemptFacts()).events)
 
 
 def _without_checkpoints(event: AnyEvent) -> AnyEvent:

@@ -5,6 +5,11 @@ Any process may be killed between two steps, so the order matters.
 * The run starts again: claim, journal ``requeue``, journal ``end``, ask Slurm. After a kill between the claim and
   ``requeue``, the next ``sync`` finds that the job is over, and restarts the run under its own claim; after a later
   kill the cause is known too. An ``end`` always comes before Slurm ends the agent.
+* The run goes on with another job, which requests more memory or, of a pack, leaves out nodes: close the lease,
+  journal ``requeue`` (which names the nodes) and ``replaced``, journal ``end``, forbid Slurm to start the job again.
+  The lease comes first: once ``end`` is journaled, commands give it to another job. After an earlier kill nothing of
+  this job trains again, and commands start the run once Slurm says that the job is over, or once a later start of the
+  job has said that it is surplus.
 * The end is final: journal ``end``, close the lease, forbid Slurm to start the job again. Slurm 24.05 and later may do
   that by themselves: a preemption whose job was requeued within its grace is remembered, and the job's next normal end
   is taken for that of the grace (seen on 24.11 and 26.05). After a kill before the lease is closed, the agents of such
@@ -25,6 +30,7 @@ from slurmtrain.model.interruption.memory import requested_memory
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
+from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
@@ -159,9 +165,12 @@ class AttemptFinish:
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
-        if decision.again and (displacement.reason or decision.memory is not None):
-            # Commands submit it anew: the job's own files are where the run was, or it requests too little.
+        if decision.again and displacement.reason:
+            # Commands submit it anew: the job's own files are where the run was.
             self._journal_end(node_report)
+            return False
+        if decision.again and self._needs_another_job(attempt_report, decision):
+            self._leave_job(self._queue, node_report, attempt_report, decision)
             return False
         # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.
         without = attempt_report.without if decision.again else ()
@@ -183,15 +192,37 @@ class AttemptFinish:
             return self._queue_behind_upstreams(self._queue)
         return self._requeue_job(self._queue, without, decision.delay_s)
 
+    def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
+        """Whether the job, as it is, is none for the run: it requests too little memory, or others stay on its node."""
+        return decision.memory is not None or (bool(report.without) and self._node.launch.pack is not None)
+
+    def _leave_job(
+        self, queue: JobQueue, node_report: ExitReport, attempt_report: ExitReport, decision: Decision
+    ) -> None:
+        """Journal the end, and have commands submit the run anew, whatever becomes of this job."""
+        # The agent of a lost node may outlive its attempt: a later start of the job may be training by now.
+        if not lease.holds(self._attempt):
+            self._journal_end(node_report)
+            return
+        lease.close(self._attempt.run, self._node.submission, lease.REPLACED)
+        if attempt_report.without:
+            self._journal.write(self._requeue_event(attempt_report, decision, attempt_report.without))
+        why = "its next job requests more memory" if decision.memory is not None else "others of its job stay there"
+        self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
+        self._journal_end(node_report)
+        forbid_requeue(queue, self._attempt, self._node)
+
     def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
         """Claim and journal a requeue of the job; False if another process has claimed it."""
         # Last, since the holder of the claim must restart the run.
         if not lease.claim_restart(self._attempt, by="agent"):
             return False
-        self._journal.write(
-            JobRequeue(cause=report.cause, why=report.reason, exclude=list(without), delay_s=decision.delay_s)
-        )
+        self._journal.write(self._requeue_event(report, decision, without))
         return True
+
+    @staticmethod
+    def _requeue_event(report: ExitReport, decision: Decision, without: Sequence[str]) -> JobRequeue:
+        return JobRequeue(cause=report.cause, why=report.reason, exclude=list(without), delay_s=decision.delay_s)
 
     def _with_stop_cause(self, report: ExitReport) -> ExitReport:
         """The report with what the signal meant, as far as this node can tell: under Slurm only node 0 asks."""

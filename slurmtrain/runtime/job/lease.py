@@ -19,6 +19,9 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir, split
 from slurmtrain.system.files import link_json, make_directory, read_json, write_json
 from slurmtrain.system.process import this_process
 
+# What a lease is closed with if the run goes on with another job.
+REPLACED = "replaced"
+
 
 def grant(submission: SubmissionDir) -> None:
     """Give the lease to a submission; its previous holder is fenced off. Raises OSError."""
@@ -44,8 +47,8 @@ def acquire(attempt: AttemptDir, submission: int) -> bool:
 def close(run: RunDir, submission: int | None, state: str) -> None:
     """Keep every job of this ``run`` from training again, even if it is requeued, until the lease is granted again.
 
-    ``state``: ``completed``, ``failed`` or ``cancelled``. ``submission``: the one that ended like that: nothing is
-    closed if a later one has the lease by now; None to close the run in any case.
+    ``state``: ``completed``, ``failed``, ``cancelled`` or :data:`REPLACED`. ``submission``: the one that ended like
+    that: nothing is closed if a later one has the lease by now; None to close the run in any case.
     """
     held = _held(run)
     # Without a lease nothing was ever submitted, so nothing can start.
@@ -54,7 +57,7 @@ def close(run: RunDir, submission: int | None, state: str) -> None:
 
 
 def final_state(run: RunDir, submission: int) -> str | None:
-    """How the run ended for good, if it has while this submission held the lease."""
+    """How the run ended for this submission, if it has while that held the lease: as :func:`close` was told."""
     held = _held(run)
     return str(held["over"]) if held.get("submission") == submission and held.get("over") else None
 

@@ -282,6 +282,14 @@ def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
     assert state_of(sim)[:2] == ("requeued", "sync")
 
 
+def test_a_job_whose_later_start_was_surplus_never_trains_the_run_again() -> None:
+    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=0.0))
+    sim.look(sim.queue(sim.slurm("RUNNING", restart=1)))
+    sim.node("surplus", 0, 1, why="the run goes on with another job")
+    assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
+    assert state_of(sim)[:2] == ("requeued", "sync")
+
+
 def test_a_start_of_a_job_whose_run_is_over_never_was_one() -> None:
     sim = begun().ended("completed")
     sim.node("surplus", 0, 1, why="the run is completed already")

@@ -13,18 +13,22 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
+from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
+from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Attempt
 from slurmtrain.model.spec.oom import OomSpec
-from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.chain.files import write_upstreams
 from slurmtrain.runtime.environment.launch import Launch
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.system.journal import Journal
 
 RULES = RequeueSpec()
@@ -92,9 +96,16 @@ class End:
     """The end of the first start of a job."""
 
     def __init__(
-        self, path: Path, *, node: Node = NODE, resources: Mapping[str, Any] | None = None, **queue: Any
+        self,
+        path: Path,
+        *,
+        node: Node = NODE,
+        resources: Mapping[str, Any] | None = None,
+        rules: RequeueSpec = RULES,
+        **queue: Any,
     ) -> None:
-        self.run = SimulatedRun(RunDir(path), spec={}).created(resources=resources or {}).submitted()
+        self.run = SimulatedRun(RunDir(path), spec={}).created(resources=resources or {})
+        self.run.submitted(requeue=write_requeue(rules))
         self.directory = RunDir(path)
         self.attempt = self.directory.attempt("7", 0)
         self.attempt.path.mkdir(parents=True)
@@ -311,11 +322,84 @@ def test_where_slurm_ends_nothing_a_missing_node_is_the_cause(tmp_path: Path) ->
     assert end.queue.requeued[0][0] == ["n1"]
 
 
-def test_a_job_that_requests_too_little_memory_is_not_put_back_and_its_run_stays_open(tmp_path: Path) -> None:
+# --- a run that goes on with another job ----------------------------------------------------------------------------
+
+PACKED = replace(NODE, count=1, launch=Launch(attempt=1, array=("A", 0), pack=Pack(2)))
+MORE = replace(RULES, oom=OomSpec(at_most=8192))
+OOM = replace(CRASH, cause="oom")
+
+
+def kinds(end: End) -> list[str]:
+    return [event["kind"] for event in end.events]
+
+
+def start_of(end: End) -> Attempt:
+    """The attempt, as commands see it."""
+    run = with_next_start(run_reader.read_run(end.directory))
+    assert (run.state, len(run.attempts)) == ("requeued", 1)
+    return run.attempts[0]
+
+
+@pytest.mark.parametrize("node", [NODE, PACKED], ids=["alone", "packed"])
+def test_a_run_that_needs_more_memory_leaves_its_job_for_good_and_commands_start_it_at_once(
+    tmp_path: Path, node: Node
+) -> None:
+    end = End(tmp_path, node=node, resources={"mem": "4096M"}, rules=MORE)
+    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
+    assert not end.finish(OOM, requeue=MORE)
+    assert (kinds(end), end.end["cause"], end.end.get("over")) == (["agent", "replaced", "end"], "oom", None)
+    assert (end.queue.requeued, end.queue.forbidden, end.queue.log[1:]) == ([], 1, ["replaced", "end"])
+    assert next_start(end) == lease.REPLACED
+    assert start_of(end).restarted_by == "sync"
+
+
+def test_a_run_of_a_pack_that_must_not_start_on_a_node_leaves_the_job_to_the_others(tmp_path: Path) -> None:
+    end = End(tmp_path, node=PACKED)
+    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
+    assert not end.finish(PREFLIGHT)
+    assert kinds(end) == ["agent", "requeue", "replaced", "end"]
+    assert (end.queue.requeued, next_start(end)) == ([], lease.REPLACED)
+    attempt = start_of(end)
+    assert (attempt.restarted_by, attempt.excluded, attempt.requeue_problem) == ("sync", ("n1",), "")
+
+
+def test_a_pack_whose_run_crashed_is_put_back_and_the_run_stays_in_it(tmp_path: Path) -> None:
+    end = End(tmp_path, node=PACKED)
+    assert end.finish(CRASH)
+    assert (next_start(end), len(end.queue.requeued)) == (None, 1)
+
+
+@pytest.mark.parametrize("written", range(3))
+def test_an_agent_that_is_killed_while_its_run_leaves_the_job_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """After each of its events; before the first one, the lease alone is closed."""
+    end = End(tmp_path, node=PACKED)
+    writes = Journal.write
+
+    def die(journal: Journal, payload: Payload) -> None:
+        if len(read(end.path) if end.path.exists() else ()) == written:
+            raise KeyboardInterrupt
+        writes(journal, payload)
+
+    monkeypatch.setattr(Journal, "write", die)
+    with pytest.raises(KeyboardInterrupt):
+        end.finish(PREFLIGHT)
+    monkeypatch.undo()
+    # Another run of the pack has the job started again.
+    assert next_start(end) == lease.REPLACED
+    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
+    end.run.node("surplus", 0, 1, why="the run goes on with another job")
+    end.run.look(end.run.queue(), end.run.accounting(end.run.slurm("REQUEUED"), end.run.slurm("COMPLETED")))
+    attempt = start_of(end)
+    assert attempt.restarted_by == "sync"
+
+
+def test_an_agent_that_outlived_its_attempt_leaves_the_lease_to_the_later_one(tmp_path: Path) -> None:
     end = End(tmp_path, resources={"mem": "4096M"})
-    assert not end.finish(replace(CRASH, cause="oom"), requeue=replace(RULES, oom=OomSpec(at_most=8192)))
-    assert (end.queue.requeued, end.queue.forbidden, end.end["cause"]) == ([], 0, "oom")
-    assert lease.final_state(end.directory, 1) is None
+    assert lease.acquire(end.directory.attempt("7", 1), 1)
+    assert not end.finish(OOM, requeue=MORE)
+    assert (kinds(end), lease.final_state(end.directory, 1)) == (["end"], None)
 
 
 # --- other nodes, local runs ----------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
         return _closed_by_node(attempt, root, final, last_end)
     # Slurm rounds times to whole seconds, so the cancel is rounded as well.
     if final is not None and not final.is_gone and (cancelled_at is None or final.ended_at < int(cancelled_at)):
-        cause, reason = _slurms_reason(final)
+        cause, reason = _slurms_reason(attempt, final)
         return closed(attempt, cause, reason + _at_step(attempt), final.ended_at, confirmed=True)
     if cancelled_at is not None:
         at = max(last_end or (final.ended_at if final else 0.0), cancelled_at)
@@ -166,7 +166,7 @@ def _put_back(
     itself does.
     """
     if final is not None and final.is_cancel:
-        cause, reason = _slurms_reason(final)
+        cause, reason = _slurms_reason(attempt, final)
         return closed(attempt, cause, f"{reason}; before that, {requeue.reason}", final.ended_at, confirmed=True)
     failures = next((end.payload.failures for end in sorted(ends, key=_blame) if end.payload.failures), ())
     return replace(
@@ -192,7 +192,7 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
     follows = _stopped_by_signal(root) or end.cascade or overruled
     failed = replace(attempt, failures=tuple(end.failures))
     if follows and final is not None and not final.is_gone:
-        cause, reason = _slurms_reason(final)
+        cause, reason = _slurms_reason(attempt, final)
         if cause in ("crash", "lost") and end.signal == "SIGTERM":
             # Slurm ended it, and not by a cancel, which it would report: the job exited within a preemption's grace.
             cause, reason = "preempted", describe_state("PREEMPTED")
@@ -202,9 +202,12 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
     return closed(failed, end.cause, reason, last_end, confirmed=final is not None or not follows)
 
 
-def _slurms_reason(final: _Final) -> tuple[str, str]:
+def _slurms_reason(attempt: Attempt, final: _Final) -> tuple[str, str]:
     """Cause and reason according to Slurm, for an attempt that did not journal more itself."""
     observed, state = final.observed, base(final.state)
+    if state == "OUT_OF_MEMORY" and attempt.pack > 1:
+        # Its agent would have journaled that a process of this run was killed, unless that was the agent itself.
+        return "lost", "one of the runs of its job used more memory than the job had requested"
     if state == "TIMEOUT" and _left_early(observed):
         return "preempted", describe_state("PREEMPTED")
     description = describe_state(state)

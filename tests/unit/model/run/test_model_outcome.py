@@ -192,6 +192,17 @@ def test_slurm_says_why_a_node_was_asked_to_stop(state: str, cause: str) -> None
     assert (sim.newest.cause, sim.newest.confirmed) == (cause, True)
 
 
+def test_a_pack_that_ran_out_of_memory_says_nothing_about_each_of_its_runs() -> None:
+    pack = {"runs": 2, "share_gpu": False}
+    for sim, cause in (
+        (SimulatedRun().submitted(pack=pack).started(), "lost"),
+        (SimulatedRun().submitted(pack=pack).started().stopped(), "preempted"),
+        (SimulatedRun().submitted(pack=pack).started().ended("oom", reason="rank 0 was killed for memory"), "oom"),
+        (SimulatedRun().submitted(pack=pack).started().ended("completed"), "completed"),
+    ):
+        assert sim.observed(sim.slurm("OUT_OF_MEMORY")).causes == [cause]
+
+
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
 def test_a_node_that_got_another_signal_than_slurms_was_not_preempted(state: str) -> None:
     sim = SimulatedRun().submitted().started()

@@ -44,10 +44,10 @@ class JobStarts:
             self._behind = None
             groups = self._groups(batch, runs)
             sizes = [len(group) for group in groups]
-            limit = batch.spec.parallel
+            limit, pack = batch.spec.parallel, batch.spec.pack
             if batch.executor == "slurm":
-                self._note(describe_excess(limit, sizes))
-            for group, at_once in zip(groups, share_limit(limit, sizes), strict=True):
+                self._note(describe_excess(limit, sizes, pack))
+            for group, at_once in zip(groups, share_limit(limit, sizes, pack), strict=True):
                 if stop.raised is not None:
                     raise self._give_up(SubmitInterrupted("interrupted"))
                 self._start_group(batch, group, at_once)

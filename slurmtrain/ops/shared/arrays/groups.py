@@ -15,7 +15,7 @@ from slurmtrain.runtime.chain.files import read_upstreams
 
 
 def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[Sequence[Element], SweepLimit]]:
-    """The attempts that share a submission to Slurm, with how many of each may run at once, and how they share jobs.
+    """The attempts that share a submission to Slurm, how many of its jobs may run at once, and how runs share those.
 
     Args:
         workspace: where the runs are, which have been observed.
@@ -36,7 +36,8 @@ def groups_of(workspace: Workspace, elements: Sequence[Element]) -> list[tuple[S
             (request_key(each.attempt.plan, each.attempt.secrets, read_upstreams(each.run)), each) for each in members
         ]
         split = split_groups(keyed, largest, limit.pack.runs if limit.pack is not None else 1)
-        for group, at_once in zip(split, share_limit(limit.parallel, [len(group) for group in split]), strict=True):
+        shares = share_limit(limit.parallel, [len(group) for group in split], limit.pack)
+        for group, at_once in zip(split, shares, strict=True):
             groups.append((group, replace(limit, parallel=at_once, pack=pack_of_group(limit.pack, len(group)))))
     return groups
 

@@ -89,7 +89,7 @@ def start_array(
         workspace: where the runs are.
         elements: what to start; all request the same, and no job of theirs is left.
         command: the command that starts them, for the journals.
-        at_once: how many of them may run at once; None: all.
+        at_once: how many of the array's jobs may run at once; None: all.
         pack: how runs share an element's job; None: each has its own. There are as many as fill all jobs.
 
     Raises:
@@ -221,13 +221,11 @@ def _launch(
 ) -> str:
     from slurmtrain.slurm.launch import ArrayRequest, launch_array
 
-    jobs_at_once = at_once if at_once is None or pack is None else max(1, at_once // pack.runs)
-
     first = prepared[0].element.attempt
     locks = [each.element.lock for each in prepared]
     # All elements of an array start after the same runs (grouping.request_key).
     after = unfinished_upstream_jobs(prepared[0].element.run)
-    request = ArrayRequest(first.plan, array, locks, jobs_at_once, first.excluded_nodes, pack, after)
+    request = ArrayRequest(first.plan, array, locks, at_once, first.excluded_nodes, pack, after)
     return launch_array(request, variables)
 
 

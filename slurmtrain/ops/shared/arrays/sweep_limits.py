@@ -61,37 +61,52 @@ def turn_of(workspace: Workspace, run: Run, behind: str | None = None) -> Turn |
     return read_limits(workspace, [run.id])[run.id].turn(run.executor, behind)
 
 
-def share_limit(limit: int | None, sizes: Sequence[int]) -> list[int | None]:
-    """How many elements of each of several arrays may run at once, so that all together are ``limit``.
+def share_limit(limit: int | None, sizes: Sequence[int], pack: Pack | None = None) -> list[int | None]:
+    """How many jobs of each of several arrays may run at once, so that the runs of all together are ``limit``.
 
-    Slurm limits each array by itself. Larger arrays get more, and each at least one: if there are more arrays than
-    ``limit``, the sum is larger.
+    Slurm limits each array by itself, and counts jobs. Larger arrays get more, and each at least one job: if these
+    alone have more runs than ``limit``, that many may run at once.
 
     Args:
-        limit: how many may run at once; None: all.
-        sizes: how many elements the arrays have.
+        limit: how many runs may run at once; None: all.
+        sizes: how many runs the arrays have.
+        pack: how runs share jobs, as :func:`~slurmtrain.ops.shared.arrays.grouping.pack_of_group` has it for each
+            array; None: each has its own.
 
     Returns:
         The limit of each array; None: it needs none.
     """
     if limit is None or sum(sizes) <= limit:
         return [None] * len(sizes)
-    shares = [1] * len(sizes)
+    runs = _runs_of_a_job(sizes, pack)
+    jobs = [-(-size // each) for size, each in zip(sizes, runs, strict=True)]
+    shares, left = [1] * len(sizes), limit - sum(runs)
     # The next start goes to the array of which the smallest part may run.
-    parts = [(1 / size, index) for index, size in enumerate(sizes)]
+    parts = [(1 / count, index) for index, count in enumerate(jobs)]
     heapq.heapify(parts)
-    for _ in range(limit - len(sizes)):
-        _, index = parts[0]
-        shares[index] += 1
-        heapq.heapreplace(parts, (shares[index] / sizes[index], index))
-    return [share if share < size else None for share, size in zip(shares, sizes, strict=True)]
+    while parts and left > 0:
+        _, index = heapq.heappop(parts)
+        if shares[index] < jobs[index] and runs[index] <= left:
+            shares[index] += 1
+            left -= runs[index]
+            heapq.heappush(parts, (shares[index] / jobs[index], index))
+    return [share if share < count else None for share, count in zip(shares, jobs, strict=True)]
 
 
-def describe_excess(limit: int | None, sizes: Sequence[int]) -> list[str]:
-    """A note if more than ``limit`` may run at once, since arrays of these ``sizes`` are limited one by one."""
-    if limit is None or len(sizes) <= limit:
+def _runs_of_a_job(sizes: Sequence[int], pack: Pack | None) -> list[int]:
+    """How many runs share a job of each of the arrays."""
+    return [1 if pack is None else min(pack.runs, size) for size in sizes]
+
+
+def describe_excess(limit: int | None, sizes: Sequence[int], pack: Pack | None = None) -> list[str]:
+    """A note if more than ``limit`` may run at once, since arrays of these ``sizes`` are limited one by one.
+
+    ``pack``: as for :func:`share_limit`.
+    """
+    least = sum(_runs_of_a_job(sizes, pack))
+    if limit is None or least <= limit:
         return []
     return [
-        f"up to {len(sizes)} runs may run at once, and not {limit}: they are {len(sizes)} jobs and job arrays, as they "
+        f"up to {least} runs may run at once, and not {limit}: they are {len(sizes)} jobs and job arrays, as they "
         "request different resources or are too many for one, and Slurm limits each array by itself"
     ]

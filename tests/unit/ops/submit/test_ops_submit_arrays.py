@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import RequestRefused, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.arrays import start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
@@ -109,13 +110,30 @@ def test_several_arrays_share_a_limit_on_runs_at_once(workspace: Workspace, slur
     assert [note for note in notes if note.startswith("up to 2 runs may run at once, and not 1")]
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.none() | st.integers(1, 200))
-def test_the_limits_of_arrays_add_up_to_that_of_the_sweep(sizes: list[int], limit: int | None) -> None:
-    shares = share_limit(limit, sizes)
-    running = [size if share is None else share for share, size in zip(shares, sizes, strict=True)]
-    assert all(1 <= at_once <= size for at_once, size in zip(running, sizes, strict=True))
-    assert sum(running) == (sum(sizes) if limit is None else min(sum(sizes), max(limit, len(sizes))))
-    assert bool(describe_excess(limit, sizes)) == (limit is not None and limit < len(sizes))
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=6),
+    st.none() | st.integers(1, 200),
+    st.none() | st.integers(2, 5).map(Pack),
+)
+def test_the_limits_of_arrays_add_up_to_that_of_the_sweep(
+    sizes: list[int], limit: int | None, pack: Pack | None
+) -> None:
+    # As groups are: they fill all of their jobs, or are fewer than fill one.
+    sizes = [size if pack is None or size < pack.runs else size // pack.runs * pack.runs for size in sizes]
+    of_a_job = [1 if pack is None else min(pack.runs, size) for size in sizes]
+    jobs = [size // each for size, each in zip(sizes, of_a_job, strict=True)]
+    shares = share_limit(limit, sizes, pack)
+    running = [count if share is None else share for share, count in zip(shares, jobs, strict=True)]
+    assert all(1 <= at_once <= count for at_once, count in zip(running, jobs, strict=True))
+    runs = sum(at_once * each for at_once, each in zip(running, of_a_job, strict=True))
+    if limit is None or sum(sizes) <= limit:
+        assert runs == sum(sizes)
+    else:
+        assert runs <= max(limit, sum(of_a_job))
+        # No further job would have fitted.
+        waiting = [each for each, at_once, count in zip(of_a_job, running, jobs, strict=True) if at_once < count]
+        assert runs + min(waiting, default=limit) > limit
+    assert bool(describe_excess(limit, sizes, pack)) == (limit is not None and limit < sum(of_a_job))
 
 
 def test_an_array_that_slurm_refuses_leaves_nothing(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:

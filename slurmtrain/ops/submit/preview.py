@@ -9,6 +9,7 @@ from typing import Any
 from slurmtrain.config import Config
 from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
 from slurmtrain.model.spec.sweep.search import SearchSpec
+from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
 from slurmtrain.ops.submit.notes import notes_on_pack, notes_on_plans
 from slurmtrain.specfile import PlannedRun, SpecFile
 
@@ -53,7 +54,12 @@ def cost_of_runs(spec: SpecFile) -> SweepCost:
     """What all runs of a spec may cost."""
     # The runs of a search are all like its example.
     runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
-    return cost_of((run.plan.spec.resources for run in runs), spec.pack)
+    if spec.pack is None:
+        return cost_of(run.plan.spec.resources for run in runs)
+    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
+    keyed = ((request_key(run.plan, run.secrets), run.plan.spec.resources) for run in runs)
+    groups = split_groups(keyed, len(runs), spec.pack.runs)
+    return sum((cost_of(group, pack_of_group(spec.pack, len(group))) for group in groups), cost_of(()))
 
 
 def cost_json(cost: SweepCost) -> dict[str, Any]:

@@ -23,6 +23,14 @@ class SweepCost:
     gpu_hours: float
     without_limit: int
 
+    def __add__(self, other: SweepCost) -> SweepCost:
+        return SweepCost(
+            self.runs + other.runs,
+            self.node_hours + other.node_hours,
+            self.gpu_hours + other.gpu_hours,
+            self.without_limit + other.without_limit,
+        )
+
     def __str__(self) -> str:
         runs = f"{self.runs} run{'s' * (self.runs != 1)}"
         if self.without_limit == self.runs:
@@ -47,7 +55,7 @@ class SweepCost:
 def cost_of(resources: Iterable[ResourcesSpec], pack: Pack | None = None) -> SweepCost:
     """The cost of runs with these ``resources``; spare nodes count, and of a range of nodes the largest number.
 
-    ``pack``: how they share jobs: each has its share of a node then, and perhaps of the GPUs.
+    ``pack``: how they share jobs, all of which they fill: each has its share of a node then, and perhaps of the GPUs.
     """
     sharing = 1 if pack is None else pack.runs
     runs = without_limit = 0

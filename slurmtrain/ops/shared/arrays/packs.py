@@ -51,7 +51,9 @@ def _links(workspace: Workspace, submission: SubmissionDir) -> list[Path]:
         if launch.pack is None or launch.array is None:
             return []
         array, index = launch.array
-        return list(workspace.root.array(array).elements.glob(f"{index}.*"))
+        # By name: to list the links of all runs of the array for each of them would take minutes for a large sweep.
+        links = [workspace.root.array(array).element(index, slot) for slot in range(launch.pack.runs)]
+        return [link for link in links if link.is_symlink()]
     # The run's directory was deleted.
     for link in workspace.root.arrays.glob("*/elements/*.*"):
         if link.readlink() == submission.path:

@@ -20,6 +20,7 @@ from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.resume_failed import find_failed, resume_failed
 from slurmtrain.ops.shared.arrays import start_array
+from slurmtrain.ops.shared.arrays.packs import shares_job
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
@@ -87,6 +88,30 @@ def test_fewer_runs_than_fill_a_job_are_a_smaller_pack(workspace: Workspace, slu
     ]
 
 
+def test_a_limit_is_of_runs_and_what_is_left_over_has_its_part(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    sweep = ["params.a=range(10)", "pack=4", "parallel=8"]
+    assert not [note for note in submit(workspace, spec, sweep=sweep, executor="slurm").notes if "at once" in note]
+    arrays = sorted(line for text in scripts(workspace) for line in text.splitlines() if "--array" in line)
+    # 4 runs of the 8 that fill jobs, and both that are left over: a second job of 4 would be too many.
+    assert arrays == ["#SBATCH --array=0-0", "#SBATCH --array=0-1%1"]
+    notes = submit(workspace, spec, sweep=[*sweep[:2], "parallel=4"], executor="slurm").notes
+    assert [note for note in notes if note.startswith("up to 6 runs may run at once, and not 4")]
+
+
+def test_a_preview_counts_the_node_of_the_pack_that_is_left_over(spec: Path) -> None:
+    from slurmtrain.ops.submit import load
+    from slurmtrain.ops.submit.preview import cost_of_runs
+
+    resources = ["resources.time=01:00:00", "resources.gpus_per_node=1"]
+    costs = [
+        cost_of_runs(load(spec, resources, ["params.a=range(10)", f"pack={{runs: 4, share_gpu: {shares}}}"]))
+        for shares in ("false", "true")
+    ]
+    assert [(cost.runs, cost.node_hours, cost.gpu_hours) for cost in costs] == [(10, 3.0, 10.0), (10, 3.0, 3.0)]
+
+
 def test_a_pack_requests_what_all_of_its_runs_need(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     resources = ["resources.gpus_per_node=1", "resources.mem=1GB", "resources.cpus_per_proc=3"]
     for shares, gpus in (("false", 2), ("true", 1)):
@@ -140,6 +165,20 @@ def test_a_cancel_of_one_run_leaves_the_job_to_the_other_and_the_last_one_ends_i
     slurm.replies("squeue", squeue_line("8_0", run_id=array).replace("PENDING  ", "CANCELLED"))
     cancel(Workspace(workspace.config), [second], force=True)
     assert ["8_0"] in scancelled(slurm)
+
+
+def test_the_cancel_of_a_sweep_looks_at_the_links_of_each_pack_and_at_no_others(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_ids = submit_five(workspace, spec)
+    read: list[str] = []
+    readlink = Path.readlink
+    monkeypatch.setattr(Path, "readlink", lambda path: (read.append(path.name), readlink(path))[1])
+    monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("all links of the array are listed"))
+    for run_id in run_ids:
+        submission = workspace.root.run(run_id).submission(1)
+        assert shares_job(workspace, submission) == (run_id != run_ids[4])
+    assert read == ["0.0", "0.1", "0.0", "0.1", "1.0", "1.1", "1.0", "1.1"]
 
 
 def test_a_run_whose_directory_was_deleted_takes_no_job_from_others(

@@ -72,7 +72,7 @@ def synthesize(site: ClusterSite, job_ids: list[str]) -> list[str]:
     return runs
 
 
-@pytest.mark.parametrize("count", [1, 100, 2000])
+@pytest.mark.parametrize("count", [1, 1200])
 def test_any_command_asks_squeue_once_and_sacct_at_most_once(site: ClusterSite, cluster: Cluster, count: int) -> None:
     arrays = []
     for first in range(0, count, 1000):

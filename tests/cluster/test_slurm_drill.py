@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.cluster import ClusterSite
+from helpers.rare import rare
 
 # A reference run and two struck ones, each started twice.
 PATIENCE_S = 500
@@ -33,6 +32,7 @@ def drill(site: ClusterSite, spec: Path, *faults: str, code: int) -> dict[str, A
     return outcome
 
 
+@rare
 def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_after_all_its_processes_died(
     site: ClusterSite,
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_a
     assert len(set(jobs)) == 2
 
 
-@pytest.mark.skipif(os.environ.get("TEST_DRILLS") != "all", reason="takes minutes; TEST_DRILLS=all, or --thorough")
+@rare
 def test_a_drill_of_a_plain_script_kills_it_in_a_save_and_ends_its_hang(site: ClusterSite) -> None:
     script, options = site.scripts / "drilled.py", "--torn-s 3 --every 8 --stops-with 0"
     spec = site.spec(

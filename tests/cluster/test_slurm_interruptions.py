@@ -39,7 +39,7 @@ from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
 # longest run has four times as many steps as the others.
 TO_THE_END_S = 2 * PATIENCE_S + 4 * STEPS * PARAMS["step_ms"] / 1000
 # How often a run is preempted: more often by hand.
-PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "2"))
+PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
         site.until_step(run_id, site.step(run_id) + random.Random(number).randrange(20))
         preempt(cluster, lambda number=number: len(events(site, run_id, "requeue")) >= number)
         observers.communicate(timeout=PATIENCE_S)
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
+    site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     # No command has sent anything.
     until(lambda: len(steps_in_mlflow(proxy)) == STEPS, "the last metrics, from node 0")
     assert steps_in_mlflow(proxy) == set(range(1, STEPS + 1))
@@ -166,7 +166,7 @@ def test_a_rank_that_is_killed_and_one_that_is_stopped_are_started_again_in_plac
     until_trains(site, run_id, starts=2)
     until(lambda: len(events(site, run_id, "saved")) > 2, "more checkpoints")
     os.kill(pid_of(site, run_id, 1), signal.SIGSTOP)
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
+    site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     run = site.show(run_id)
     [attempt] = run["attempts"]
     assert [restart["cause"] for restart in attempt["restarts"]] == ["crash", "hang"]
@@ -186,7 +186,7 @@ def test_a_run_with_a_spare_continues_when_a_node_dies(site: ClusterSite, cluste
     node = int(host.removeprefix("node"))
     cluster.script("kill-node", str(node))
     try:
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
+        site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     finally:
         cluster.script("start-node", str(node))
     run = site.show(run_id)
@@ -219,7 +219,7 @@ def test_a_run_that_may_do_with_fewer_nodes_shrinks_when_one_dies_and_its_next_a
         # Until Slurm has given it up, a job that was put back still ends there, while its next start begins.
         until(lambda: "down" in cluster.slurm("sinfo", "--noheader", f"--nodes={host}", "--format=%T"), "a dead node")
         preempt(cluster, lambda: events(site, run_id, "requeue"), NODES - 1)
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
+        site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     finally:
         cluster.script("start-node", node)
     run = site.show(run_id)
@@ -259,7 +259,7 @@ def test_a_run_whose_job_may_not_be_put_back_is_submitted_again_by_the_watch(
         until_trains(site, run_id, starts=1)
         preempt(cluster, lambda: events(site, run_id, "requeue_failed") or site.job(run_id) != job)
         until(lambda: site.job(run_id) != job, "another job")
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
+        site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
     assert (run["lost_steps"], digests(site, run_id)) == (0, {undisturbed})

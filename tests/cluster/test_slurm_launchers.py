@@ -7,7 +7,7 @@ import random
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import PARAMS, SPOT, STEPS, TWO, digests, events, preempt
-from helpers.site import PATIENCE_S, until
+from helpers.site import PATIENCE_S
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_ranks_of_torchrun_lose_no_step_when_slurm_preempts_them(
     run_id = site.submit(site.spec("torchrun", command=command, params=PARAMS, resources=TWO, slurm=SPOT))
     site.until_step(run_id, random.Random(0).randrange(1, 20))
     preempt(cluster, lambda: events(site, run_id, "requeue"))
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=2 * PATIENCE_S)
+    site.until_state(run_id, "completed", patience_s=2 * PATIENCE_S)
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
     assert (run["step"], run["lost_steps"]) == (STEPS, 0)

@@ -317,7 +317,7 @@ def test_a_run_that_is_cancelled_while_it_waits_to_start_again_stays_cancelled(
     other = occupy(cluster, "node[2-3]")
     with cluster.wrong_clock(1, 5):
         run_id = site.submit(site.spec(**TINY))
-        until(lambda: site.status(run_id)["state"] == "requeued", "the job in the queue")
+        site.until_state(run_id, "requeued")
         site.call("cancel", run_id, code=None)
     assert site.until_state(run_id, "cancelled")["state"] == "cancelled"
     cluster.slurm("scancel", other)

@@ -33,7 +33,7 @@ def test_a_run_is_cancelled_while_its_submission_hangs_in_sbatch_and_no_job_of_i
     output, _ = submit.communicate(timeout=PATIENCE_S)
     assert f"run {run_id} was cancelled while its job was being submitted" in output
     until(lambda: not cluster.jobs(), "the end of its job")
-    until(lambda: site.status(run_id)["state"] == "cancelled", "the end of the run")
+    site.until_state(run_id, "cancelled")
     assert site.step(run_id) == 0
 
 

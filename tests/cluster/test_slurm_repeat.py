@@ -6,6 +6,7 @@ import os
 
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, events, preempt, until_trains
+from helpers.rare import rare
 
 SCRIPT = """
 import random, time
@@ -28,6 +29,7 @@ with slurmtrain.session() as run:
 """
 
 
+@rare
 def test_a_rerun_on_two_nodes_has_the_same_weights_although_its_code_is_gone_and_it_is_preempted(
     site: ClusterSite, cluster: Cluster
 ) -> None:

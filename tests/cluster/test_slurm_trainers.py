@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, TWO, events, preempt
+from helpers.rare import THOROUGH
 from helpers.site import PATIENCE_S, until
 from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trained_steps, trainings
 
 STEPS = 60
-NAMES = ["lightning", "transformers"] if os.environ.get("TEST_TRAINERS") == "all" else ["lightning"]
+NAMES = ["lightning", "transformers"] if THOROUGH else ["lightning"]
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_a_preempted_trainer_with_an_adapter_loses_no_step(site: ClusterSite, cl
     target = SAVE_EVERY + random.Random(name).randrange(1, SAVE_EVERY)
     until(lambda: trained_steps(site, run_id) >= target, f"{target} steps")
     preempt(cluster, lambda: events(site, run_id, "requeue"))
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=2 * PATIENCE_S)
+    site.until_state(run_id, "completed", patience_s=2 * PATIENCE_S)
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
     assert len({attempt["job_id"] for attempt in run["attempts"]}) == 1

@@ -334,16 +334,6 @@ class ClusterSite(Site):
         """Wait until a run has finished this step."""
         until(lambda: self.step(run_id) >= step, f"step {step} of {run_id}")
 
-    def until_state(self, run_id: str, *states: str) -> dict[str, Any]:
-        """Wait until a run is in one of these states, and return it."""
-
-        def look() -> dict[str, Any] | None:
-            run = self.status(run_id)
-            return run if run["state"] in states else None
-
-        answer: dict[str, Any] = until(look, f"run {run_id} {' or '.join(states)}")
-        return answer
-
 
 @contextlib.contextmanager
 def ordinary_person() -> Iterator[Person]:

@@ -22,6 +22,8 @@ SCRIPTS = PROJECT / "tests" / "local" / "scripts"
 ONE_PROCESS: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
 # How long until() pauses after a check, as a multiple of the check's duration: checks take CPU time from the run.
 REST = 3
+# Seconds between two questions about a run of which nothing new is written.
+SELDOM_S = 3.0
 # How long to wait for an expected event: generous, since machines are shared; passing tests never wait this long.
 PATIENCE_S = 120.0
 
@@ -128,6 +130,32 @@ class Site:
         """One run as ``show`` prints it."""
         shown: dict[str, Any] = self.json("show", run_id)["run"]
         return shown
+
+    def until_state(self, run_id: str, *states: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Wait until a run is in one of these states, and return it as ``status`` prints it.
+
+        A command takes CPU time from the run: it is called when agents or commands have written something, else seldom.
+        """
+        known_bytes, ask_at = -1, 0.0
+
+        def look() -> dict[str, Any] | None:
+            nonlocal known_bytes, ask_at
+            written = known_bytes
+            with contextlib.suppress(FileNotFoundError):
+                written = self._written(run_id)
+            if written == known_bytes and time.monotonic() < ask_at:
+                return None
+            run = self.status(run_id)
+            known_bytes, ask_at = written, time.monotonic() + SELDOM_S
+            return run if run["state"] in states else None
+
+        answer: dict[str, Any] = until(look, f"run {run_id} {' or '.join(states)}", patience_s=patience_s)
+        return answer
+
+    def _written(self, run_id: str) -> int:
+        """How many bytes commands and agents have written about a run. Raises FileNotFoundError if some just vanish."""
+        patterns = ("journal/*.jsonl", "attempts/*/node-*.jsonl")
+        return sum(path.stat().st_size for pattern in patterns for path in (self.runs / run_id).glob(pattern))
 
     def step(self, run_id: str) -> int:
         """The last finished step of the newest attempt, from its own file."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
+from helpers.rare import rare
 from helpers.site import ONE_PROCESS, PATIENCE_S, Site
 from helpers.trainers import TRAINERS
 
 # Commands that wait look at a run that must be started again as often as they ask Slurm.
 SOON = {"SLURMTRAIN_SLURM_INTERVAL": "10"}
 STEPS_OF_TRAINERS = 30
-THOROUGH = os.environ.get("TEST_DRILLS") == "all"
-rare = pytest.mark.skipif(not THOROUGH, reason="takes a minute; TEST_DRILLS=all, or scripts/test --thorough")
 
 
 @pytest.mark.slow
@@ -85,6 +83,7 @@ def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) 
     assert site.processes(hung["run_id"]) == []
 
 
+@rare
 @pytest.mark.slow
 def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_that_a_script_does_not_resume(
     site: Site,
@@ -176,6 +175,7 @@ def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str
         assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
 
 
+@rare
 @pytest.mark.slow
 def test_files_of_an_unknown_format_are_compared_as_they_are(site: Site) -> None:
     spec = site.spec(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from helpers import run_faults
+from helpers.rare import THOROUGH
 from helpers.site import SCRIPTS, Site, until
 from helpers.trainers import SAVE_EVERY, lost_steps, trainings
 
@@ -34,10 +34,8 @@ COMMANDS: dict[str, dict[str, Any]] = {
 }
 TWO = {"nodes": 1, "procs_per_node": 2, "time": "00:10:00"}
 FAULTS = ("preempted", "killed", "killed in a save", "cancelled")
-# With TEST_TRAINERS=all every launcher meets every fault.
-ALL = os.environ.get("TEST_TRAINERS") == "all"
-FEW = {("torchrun", "preempted"), ("torchrun", "killed in a save"), ("accelerate", "preempted"), ("spawn", "preempted")}
-CELLS = [cell for cell in itertools.product(COMMANDS, FAULTS) if ALL or cell in FEW]
+FEW = {("torchrun", "killed in a save"), ("accelerate", "preempted")}
+CELLS = [cell for cell in itertools.product(COMMANDS, FAULTS) if THOROUGH or cell in FEW]
 
 
 def launched(site: Site, name: str, **keys: Any) -> Path:
@@ -95,7 +93,7 @@ def test_training_that_a_launcher_has_started_continues_from_its_newest_checkpoi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*COMMANDS] if ALL else ["torchrun"])
+@pytest.mark.parametrize("name", [*COMMANDS] if THOROUGH else ["torchrun"])
 def test_two_runs_at_once_meet_at_ports_of_their_own(site: Site, name: str) -> None:
     nodes = {"resources": {**TWO, "nodes": 1 if name == "spawn" else 2}, "params": {"step_ms": 0}}
     runs = [site.submit(launched(site, name, **nodes)) for _ in range(2)]
@@ -163,7 +161,7 @@ def test_what_a_command_inherits_never_makes_a_rendezvous_of_its_own_wait_for_so
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", ["SIGTERM", "SIGUSR1"] if ALL else ["SIGTERM"])
+@pytest.mark.parametrize("stop", ["SIGTERM", "SIGUSR1"] if THOROUGH else ["SIGTERM"])
 def test_sessions_in_ranks_of_torchrun_lose_no_step_and_are_known_by_rank(site: Site, stop: str) -> None:
     spec = site.spec(
         command=f"torchrun {SCRIPTS}/steps.py",

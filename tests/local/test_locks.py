@@ -49,7 +49,7 @@ def test_a_run_whose_submission_is_stopped_can_be_cancelled_and_does_not_train(s
     finally:
         submit.kill()
     assert f"run {run_id} was cancelled while its job was being submitted" in err
-    until(lambda: site.status(run_id)["state"] == "cancelled", "the end of the run")
+    site.until_state(run_id, "cancelled")
     until(lambda: not site.processes(run_id), "the end of its processes")
     assert site.step(run_id) == 0
 
@@ -125,7 +125,7 @@ def test_a_run_that_fails_after_a_renaming_says_so_and_starts_again_where_it_is_
     before.rename(site.runs)
     [rank] = [Process.from_dict(each) for each in processes_of_ranks(site.runs / run_id)]
     assert rank.send(signal.SIGKILL)
-    until(lambda: site.status(run_id)["state"] == "requeued", "the end of the attempt")
+    site.until_state(run_id, "requeued")
     reason = site.show(run_id)["attempts"][0]["reason"]
     moved = f"its directory was moved from {before / run_id} to {site.runs / run_id} while it ran"
     assert reason.startswith("rank 0 was killed by SIGKILL")

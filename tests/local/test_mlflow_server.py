@@ -144,7 +144,7 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing_with_a_pas
     until(lambda: Shown(database, remote).points, "the first metrics on the server")
     assert site.step(run_id) < STEPS
     assert not [command for command in command_lines() if password in command]
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+    site.until_state(run_id, "completed")
     until(lambda: not site.processes(run_id), "the end of all processes")
     shown = Shown(database, remote)
     assert [step for step, _ in shown.line()] == list(range(1, STEPS + 1))

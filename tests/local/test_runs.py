@@ -224,7 +224,7 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
         resources={"nodes": 1, "procs_per_node": 2, "time": "00:00:40"},
     )
     run_id = site.submit(spec)
-    until(lambda: site.status(run_id)["state"] == "requeued", "the time limit")
+    site.until_state(run_id, "requeued")
     run = site.show(run_id)
     assert run["attempts"][0]["cause"] == "timeout"
     assert "'slurmtrain sync' or 'watch' starts it again" in run["reason"]

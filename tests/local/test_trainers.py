@@ -7,7 +7,6 @@ most. No interrupted run counts as completed, no run is given half a checkpoint,
 from __future__ import annotations
 
 import itertools
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +14,18 @@ from typing import Any
 
 import pytest
 from helpers import run_faults
+from helpers.rare import THOROUGH, rare
 from helpers.site import Site
 from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trainings, weights
 
 STEPS = 30
-# With TEST_TRAINERS=all every trainer meets every fault, with and without an adapter.
-ALL = os.environ.get("TEST_TRAINERS") == "all"
+# Otherwise every trainer meets every fault, with and without an adapter.
 FAULTS = ("preempted", "killed", "killed in a save", "cancelled")
 FEW = {
-    ("transformers", "preempted", True),
     ("transformers", "killed in a save", False),
     ("lightning", "preempted", True),
-    ("lightning", "preempted", False),
 }
-CELLS = [cell for cell in itertools.product(TRAINERS, FAULTS, (True, False)) if ALL or cell in FEW]
+CELLS = [cell for cell in itertools.product(TRAINERS, FAULTS, (True, False)) if THOROUGH or cell in FEW]
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +116,8 @@ def test_a_trainer_that_is_interrupted_continues_from_a_complete_checkpoint(
     assert weights(site, run_id) == undisturbed[name]
 
 
-@pytest.mark.parametrize("name", ["transformers", "lightning"] if ALL else ["transformers"])
+@rare
+@pytest.mark.parametrize("name", ["transformers", "lightning"])
 def test_an_evaluation_that_takes_longer_than_a_hang_is_none(site: Site, name: str) -> None:
     trainer = TRAINERS[name]
     trainer.skip_if_missing()

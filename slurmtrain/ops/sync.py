@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -140,30 +140,32 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
     make_room(len(created))
     with contextlib.ExitStack() as locks:
         elements: list[Element] = []
-        behind: str | None = None
+        # The run of each local sweep that was started last.
+        last: dict[str, str] = {}
         for run_id in created:
-            element = _first_attempt(workspace, run_id, behind, locks, synced)
+            element = _first_attempt(workspace, run_id, last, locks, synced)
             if element is None:
                 continue
             if element.attempt.executor == "slurm":
                 elements.append(element)
                 continue
             _start_first(workspace, [element], synced, SweepLimit())
-            behind = run_id
+            if element.attempt.turn is not None:
+                last[element.attempt.turn.sweep] = run_id
         for group, limit in groups_of(workspace, elements):
             _start_first(workspace, group, synced, limit)
     return synced.started
 
 
 def _first_attempt(
-    workspace: Workspace, run_id: str, behind: str | None, locks: contextlib.ExitStack, synced: Synced
+    workspace: Workspace, run_id: str, last: Mapping[str, str], locks: contextlib.ExitStack, synced: Synced
 ) -> Element | None:
     """The first attempt of a run that has none, with the run's lock; None if another command has that.
 
     Args:
         workspace: where the run is.
         run_id: the run.
-        behind: the local run that was started before it.
+        last: the run of each local sweep that was started last, by the sweep's id.
         locks: receives the lock.
         synced: receives what is in the way.
     """
@@ -184,7 +186,7 @@ def _first_attempt(
             executor=run.executor,
             number=1,
             secrets=secret_values(plan, {}),
-            turn=turn_of(workspace, run, behind),
+            turn=turn_of(workspace, run, last.get(run.sweep or "")),
             cancels=earlier,
         )
     except (SlurmtrainError, OSError) as error:

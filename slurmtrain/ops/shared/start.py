@@ -183,6 +183,7 @@ def cancels(run: RunDir) -> frozenset[str]:
 
 def _check_not_cancelled(run: RunDir, attempt: NewAttempt) -> None:
     if cancels(run) - attempt.cancels:
+        release_claim(attempt)
         raise RunCancelled(f"run {run.id} was cancelled before this command had submitted its job; there is none")
 
 
@@ -294,12 +295,16 @@ def prepare(
     submission = _new_submission(run)
     try:
         _claim(attempt, submission)
-        write_new(submission.plan, json_bytes(attempt.plan.to_json()))
-        write_new(submission.launch, json_bytes(launch.to_dict()))
     except RunBusy:
         submission.path.rmdir()
         raise
     except OSError as error:
+        raise unwritable(run, error) from error
+    try:
+        write_new(submission.plan, json_bytes(attempt.plan.to_json()))
+        write_new(submission.launch, json_bytes(launch.to_dict()))
+    except OSError as error:
+        release_claim(attempt)
         raise unwritable(run, error) from error
     return submission
 

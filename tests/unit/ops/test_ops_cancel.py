@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -147,3 +148,23 @@ def test_a_run_of_another_machine_is_cancelled_unless_it_trains_there(workspace:
         run.crashed().ended("crash")
         assert observe_run(workspace, RUN_ID, ask_slurm=False).state == "requeued"
         assert cancelling.cancel(workspace, [RUN_ID])[RUN_ID].state == "cancelled"
+
+
+def test_a_start_that_submits_no_job_leaves_no_claim_that_would_refuse_the_next(
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.replies("sacct", "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n")
+    run = build_run(workspace).submitted().started().reached(5).crashed()
+    claimed = run.directory.attempt("7", 0)
+    with monkeypatch.context() as full:
+        full.setattr(starting, "write_new", fails_with_full_disk)
+        assert "no space left" in sync_again(workspace).problems[0]
+    assert lease.read_claim(claimed, by="submission") is None
+    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    assert "there is none" in sync_again(workspace).problems[0]
+    assert lease.read_claim(claimed, by="submission") is None
+    assert slurm.calls("sbatch") == []
+
+
+def fails_with_full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

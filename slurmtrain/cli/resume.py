@@ -91,14 +91,15 @@ def _resume_failed(
     except SubmitFailed as error:
         _print(workspace, error.run_ids, as_json=as_json)
         raise
-    output.warn(resumed.notes)
+    output.warn([*resumed.notes, *resumed.problems])
+    code = 1 if resumed.problems else 0
     if waits:
         from slurmtrain.cli.shared.wait_for_runs import wait_for_runs
 
-        return wait_for_runs(workspace, resumed.run_ids, as_json=as_json)
+        return wait_for_runs(workspace, resumed.run_ids, as_json=as_json) or code
     _print(workspace, resumed.run_ids, as_json=as_json)
     output.note(f"{len(resumed.run_ids)} runs were started again")
-    return 0
+    return code
 
 
 def _print(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool, with_state: bool = False) -> None:
@@ -107,7 +108,8 @@ def _print(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool, with_
     from slurmtrain.ops.shared.views import run_json, runs_json
 
     if not (as_json or with_state):
-        output.echo(*run_ids)
+        if run_ids:
+            output.echo(*run_ids)
         return
     runs = observe(workspace, run_ids, ask_slurm=False).runs
     if as_json:

@@ -32,7 +32,7 @@ from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked
 
 # How many seconds the processes of an ended attempt may take to exit.
-_EXIT_S = 10.0
+EXIT_S = 10.0
 
 
 def resume(
@@ -103,7 +103,7 @@ def _plan_next(
     """The plan of a run's next attempt, which can start. Raises as :func:`resume`."""
     plan = current_plan(directory, run)
     planned = replan(plan, [*more_memory_override(run, overrides), *overrides], read_options)
-    wait_for_exits(run)
+    wait_for_exits(run, time.monotonic() + EXIT_S)
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
     if not from_start and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts):
@@ -194,12 +194,11 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
         )
 
 
-def wait_for_exits(run: Run) -> None:
+def wait_for_exits(run: Run, deadline: float) -> None:
     """Wait until all processes of a run are gone: an attempt journals its end a moment before they exit.
 
-    Raises RunBusy if they do not go.
+    Raises RunBusy if they still run at the ``deadline``, by the monotonic clock.
     """
-    deadline = time.monotonic() + _EXIT_S
     while alive(run):
         if time.monotonic() > deadline:
             raise RunBusy(

@@ -7,20 +7,31 @@ this is killed, what it has started is adopted, and the others are as they were,
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurmtrain.errors import NoCheckpoint, RunBusy, RunCancelled, SlurmtrainError, SubmitFailed
+from slurmtrain.errors import (
+    NoCheckpoint,
+    NotAvailable,
+    PathError,
+    RequestRefused,
+    RunBusy,
+    RunCancelled,
+    SlurmtrainError,
+    SubmitFailed,
+    UserError,
+)
 from slurmtrain.model.query.folding import count_states
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.resume import check_checkpoint, wait_for_exits
+from slurmtrain.ops.resume import EXIT_S, check_checkpoint, wait_for_exits
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.chain.ending import upstream_problem
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
+from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
@@ -36,10 +47,11 @@ _FAILED = ("failed", "lost")
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The ids of runs that were started again, and notes for the user."""
+    """The ids of runs that were started again, notes for the user, and why others were not started, a line each."""
 
     run_ids: Sequence[str]
     notes: Sequence[str]
+    problems: Sequence[str] = ()
 
 
 def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool = False) -> list[str]:
@@ -68,6 +80,8 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
 def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Sequence[str] = ()) -> Resumed:
     """Start the next attempt of each of these runs, from its newest complete checkpoint; without one, it begins again.
 
+    A run that cannot be started is left as it is, and keeps no other from being started.
+
     Args:
         workspace: where the runs are.
         run_ids: the runs, as :func:`find_failed` has them.
@@ -77,15 +91,18 @@ def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Seque
         UserError: an override is wrong, or a secret's value is missing; nothing was started.
         RunBusy: other commands are at work on all of them.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`; nothing was started.
-        SubmitFailed: as above, but some runs were started; it names them.
+        SubmitFailed: the job of some runs could not be submitted, or no run can be started; it names those that were.
     """
     make_room(len(run_ids))
     with contextlib.ExitStack() as locks:
         notes: list[str] = []
-        elements = _elements(workspace, run_ids, overrides, locks, notes)
+        problems: list[str] = []
+        elements = _elements(workspace, run_ids, overrides, locks, (notes, problems))
+        if not elements and problems:
+            raise SubmitFailed("; ".join([*problems, *notes]), [])
         if not elements:
             raise RunBusy("; ".join(notes))
-        return _start_all(workspace, elements, notes)
+        return _start_all(workspace, elements, notes, problems)
 
 
 def _elements(
@@ -93,7 +110,7 @@ def _elements(
     run_ids: Sequence[str],
     overrides: Sequence[str],
     locks: contextlib.ExitStack,
-    notes: list[str],
+    messages: tuple[list[str], list[str]],
 ) -> list[Element]:
     """What to start: the next attempt of each run that can be locked, and is still over.
 
@@ -102,8 +119,9 @@ def _elements(
         run_ids: the runs.
         overrides: of all of them.
         locks: receives their locks.
-        notes: receives what is left out, and why.
+        messages: receives notes on what is left out, and problems of runs that cannot be started.
     """
+    notes, problems = messages
     held: dict[RunDir, tuple[int, frozenset[str]]] = {}
     for run_id in run_ids:
         directory = workspace.root.run(run_id)
@@ -116,6 +134,7 @@ def _elements(
     observe(workspace, [directory.id for directory in held], ask_slurm=False)
     runs = workspace.store.load_all([directory.id for directory in held])
     elements, fresh = [], []
+    deadline = time.monotonic() + EXIT_S
     for directory, (lock, earlier) in held.items():
         run = runs.get(directory.id)
         if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
@@ -124,22 +143,68 @@ def _elements(
         if problem := upstream_problem(workspace, directory):
             notes.append(f"run {directory.id} cannot start: {problem}; left as it is")
             continue
-        attempt = _next_attempt(workspace, directory, run, overrides)
-        if not _has_checkpoint(directory, run, attempt):
-            fresh.append(run.id)
+        try:
+            attempt = _next_attempt(workspace, directory, run, overrides, deadline)
+            if not _has_checkpoint(directory, run, attempt):
+                fresh.append(run.id)
+        except (PathError, RunBusy, NotAvailable) as error:
+            problems.append(_problem([run.id], error))
+            continue
         elements.append(Element(directory, lock, replace(attempt, cancels=earlier)))
-    for executor in sorted({each.attempt.executor for each in elements}):
-        check_executor(workspace, executor, [e.attempt.plan for e in elements if e.attempt.executor == executor])
+    elements = _startable(workspace, elements, problems)
     check_trackers(each.attempt.plan for each in elements)
     if fresh:
         notes.append(f"{len(fresh)} without a checkpoint begin again: {_some(fresh)}")
     return elements
 
 
-def _next_attempt(workspace: Workspace, directory: RunDir, run: Run, overrides: Sequence[str]) -> NewAttempt:
-    """The attempt after the newest of a run. Raises UserError, or RunBusy if processes of that do not end."""
-    planned = replan(current_plan(directory, run), overrides, read_options)
-    wait_for_exits(run)
+def _problem(run_ids: Sequence[str], error: SlurmtrainError) -> str:
+    return f"run {_some(run_ids)} cannot be started again: {error}"
+
+
+def _startable(workspace: Workspace, elements: Sequence[Element], problems: list[str]) -> list[Element]:
+    """Those that their executor can start, in the same order. Raises LaunchError if Slurm does not answer.
+
+    Args:
+        workspace: provides the scheduler to ask.
+        elements: what is to be started.
+        problems: receives why others cannot be.
+    """
+    refused: set[RunDir] = set()
+    for executor in sorted({each.attempt.executor for each in elements}):
+        members = [each for each in elements if each.attempt.executor == executor]
+        try:
+            check_executor(workspace, executor, [each.attempt.plan for each in members])
+        except (NotAvailable, RequestRefused):
+            for each in members:
+                try:
+                    check_executor(workspace, executor, [each.attempt.plan])
+                except (NotAvailable, RequestRefused) as error:
+                    problems.append(_problem([each.run.id], error))
+                    refused.add(each.run)
+    return [each for each in elements if each.run not in refused]
+
+
+def _next_attempt(
+    workspace: Workspace, directory: RunDir, run: Run, overrides: Sequence[str], deadline: float
+) -> NewAttempt:
+    """The attempt after the newest of a run.
+
+    Args:
+        workspace: where the run is.
+        directory: its directory.
+        run: what is known of it.
+        overrides: the user's.
+        deadline: until when its processes may take to exit, by the monotonic clock.
+
+    Raises:
+        UserError: an override is wrong, or a secret's value is missing.
+        PathError: its plan cannot be read.
+        RunBusy: processes of its newest attempt do not end.
+    """
+    more_memory = more_memory_override(run, overrides)
+    planned = replan(current_plan(directory, run), [*more_memory, *overrides], read_options)
+    wait_for_exits(run, deadline)
     return NewAttempt(
         plan=planned.plan,
         executor=run.executor,
@@ -160,26 +225,46 @@ def _has_checkpoint(directory: RunDir, run: Run, attempt: NewAttempt) -> bool:
     return True
 
 
-def _start_all(workspace: Workspace, elements: Sequence[Element], notes: list[str]) -> Resumed:
-    """Start attempts; those whose last job is about to end by themselves: a job waits for one of the same name."""
+def _start_all(workspace: Workspace, elements: Sequence[Element], notes: list[str], problems: list[str]) -> Resumed:
+    """Start attempts; those whose last job is about to end by themselves: a job waits for one of the same name.
+
+    Args:
+        workspace: where they are.
+        elements: what to start.
+        notes: what the user is to know.
+        problems: why other runs are not started.
+
+    Raises:
+        LaunchError, RequestRefused: nothing was started.
+        SubmitFailed: Slurm did not take the jobs of some, and was not asked for those after them.
+    """
     alone: list[Element] = []
     together: list[Element] = []
     for each in elements:
         by_itself = each.attempt.executor != "slurm" or _has_job(workspace, each)
         (alone if by_itself else together).append(each)
     run_ids: list[str] = []
+    failure: SlurmtrainError | None = None
     for group, limit in [*groups_of(workspace, together), *(([each], SweepLimit()) for each in alone)]:
         try:
             notes += _start(workspace, group, limit)
         except RunCancelled as error:
             notes.append(str(error))
+        except UserError as error:
+            failure = failure or error
+            problems.append(_problem([each.run.id for each in group], error))
+            continue
         except SlurmtrainError as error:
             if not run_ids:
                 raise
             why = f"{error}; started again: {_some(run_ids)}; the others are as they were"
             raise SubmitFailed(why, run_ids) from error
         run_ids.extend(each.run.id for each in group)
-    return Resumed(sorted(run_ids), notes)
+    if failure is not None and not run_ids and len(problems) == 1:
+        raise failure
+    if not run_ids and problems:
+        raise SubmitFailed("; ".join([*problems, *notes]), [])
+    return Resumed(sorted(run_ids), notes, problems)
 
 
 def _has_job(workspace: Workspace, element: Element) -> bool:

@@ -10,7 +10,9 @@ import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.errors import RequestRefused, RunBusy, SpecError, SubmissionUncertain
+from slurmtrain.errors import RequestRefused, RunBusy, SpecError, SubmissionUncertain, SubmitFailed
+from slurmtrain.ops import resume as resuming
+from slurmtrain.ops import resume_failed as resume_failed_module
 from slurmtrain.ops.resume_failed import find_failed, resume_failed
 from slurmtrain.ops.shared import start
 from slurmtrain.ops.shared.observe import observe
@@ -149,3 +151,34 @@ def test_a_refused_array_leaves_runs_that_can_be_resumed_at_once(
         resume_failed(workspace, swept[: LOST + 1])
     slurm.replies("sbatch", "Submitted batch job 9\n")
     assert resume_failed(workspace, find_failed(workspace, swept)).run_ids == swept[: LOST + 1]
+
+
+def test_a_run_that_cannot_be_resumed_is_named_and_the_others_go_on(
+    workspace: Workspace, slurm: SlurmCommands, swept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    workspace.root.run(swept[FAILED]).plan.unlink()
+    workspace.root.run(swept[FAILED]).submission(1).plan.unlink()
+    monkeypatch.setattr(resuming, "alive", lambda run: run.id == swept[LOST])
+    monkeypatch.setattr(resume_failed_module, "EXIT_S", 0.0)
+    resumed = resume_failed(workspace, [swept[FAILED], swept[LOST], swept[CANCELLED]])
+    assert resumed.run_ids == [swept[CANCELLED]]
+    without_plan, straggles = resumed.problems
+    assert f"run {swept[FAILED]} cannot be started again: " in without_plan
+    assert "has no plan" in without_plan
+    assert f"processes of the last attempt of run {swept[LOST]} still run" in straggles
+    with pytest.raises(SubmitFailed, match="has no plan") as failure:
+        resume_failed(workspace, [swept[FAILED]])
+    assert failure.value.exit_code == 1
+
+
+def test_a_run_that_the_cluster_could_never_run_keeps_no_other_from_being_resumed(
+    workspace: Workspace, slurm: SlurmCommands, swept: list[str]
+) -> None:
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    plan = workspace.root.run(swept[FAILED]).submission(1).plan
+    plan.write_text(plan.read_text().replace('"nodes": 1', '"nodes": 99'))
+    resumed = resume_failed(Workspace(workspace.config), swept[: LOST + 1])
+    assert resumed.run_ids == [swept[LOST]]
+    [problem] = resumed.problems
+    assert swept[FAILED] in problem

@@ -287,16 +287,16 @@ def test_a_script_of_ones_own_gets_the_facts_and_its_newest_checkpoint(site: Sit
 
 
 def test_as_many_runs_of_a_local_sweep_as_may_run_at_once_each_on_gpus_of_its_own(site: Site) -> None:
-    spec = site.commanding(
-        "sh -c 'echo gpu $CUDA_VISIBLE_DEVICES; while [ ! -e go-${params.a} ]; do sleep 0.1; done'",
-        params={"a": 0},
-        resources={**ONE_PROCESS, "gpus_per_node": 1},
-        sweep={"params.a": [1, 2, 3, 4], "parallel": 2},
-        preflight={"gpu": False},
-        requeue={"enabled": False},
+    keys: dict[str, Any] = {
+        "command": 'sh -c \'trap "" TERM; echo gpu $CUDA_VISIBLE_DEVICES; '
+        "while [ ! -e go-${params.a} ]; do sleep 0.1; done'",
+        "resources": {**ONE_PROCESS, "gpus_per_node": 1},
+        "preflight": {"gpu": False},
+        "requeue": {"enabled": False},
         # Its script looks for a file that is made later, beside the code.
-        code="none",
-    )
+        "code": "none",
+    }
+    spec = site.commanding(params={"a": 0}, sweep={"params.a": [1, 2, 3, 4], "parallel": 2}, **keys)
     gpus = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
     runs = site.json("submit", str(spec), "--executor", "local", env=gpus)["runs"]
     ids = [run["id"] for run in runs]
@@ -305,17 +305,24 @@ def test_as_many_runs_of_a_local_sweep_as_may_run_at_once_each_on_gpus_of_its_ow
     assert sorted(line for run_id in ids[:2] for line in site.printed(run_id)) == ["gpu 4", "gpu 5"]
     until(lambda: "waits for its turn" in site.status(ids[2])["reason"], "the third run to wait")
     site.call("cancel", ids[2])
-    # Also an agent that is killed gives its slot back.
+    # An agent that is killed gives its slot back, once nothing that it has started trains or saves.
     for process in site.processes(ids[0]):
-        process.kill()
+        if any(ids[0] in word for word in process.cmdline()):
+            process.kill()
+    # Meanwhile a run of no sweep takes the GPU that is left.
+    alone = site.submit(site.commanding(name="alone", params={"a": 5}, **keys), env=gpus)
+    site.wait_for_lines(alone)
+    assert site.printed(alone) == ["gpu 6"]
+    assert "waits for its turn" in site.status(ids[3])["reason"]
+    (site.path / "go-1").touch()
     site.wait_for_lines(ids[3])
     [used] = site.printed(ids[3])
     assert used in {"gpu 4", "gpu 5"} - set(site.printed(ids[1]))
-    for number in (2, 4):
+    for number in (2, 4, 5):
         (site.path / f"go-{number}").touch()
-    site.call("wait", *ids, code=None)
-    states = [site.status(run_id)["state"] for run_id in ids]
-    assert states == ["lost", "completed", "cancelled", "completed"]
+    site.call("wait", *ids, alone, code=None)
+    states = [site.status(run_id)["state"] for run_id in (*ids, alone)]
+    assert states == ["lost", "completed", "cancelled", "completed", "completed"]
 
 
 def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) -> None:

@@ -213,6 +213,8 @@ def _apply_waiting(payload: WaitingForRun, attempt: Attempt, _event: AnyEvent) -
 def _apply_waiting_for_slot(payload: WaitingForSlot, attempt: Attempt, _event: AnyEvent) -> Attempt:
     gpus = f" with {payload.gpus} free GPU(s) each" if payload.gpus else ""
     reason = f"waits for its turn: of its sweep, up to {payload.count} run at once on this machine{gpus}"
+    if not payload.count:
+        reason = f"waits for its turn: it needs {payload.gpus} GPU(s) of this machine that no other run has"
     return replace(attempt, state="pending", reason=reason)
 
 

@@ -265,8 +265,8 @@ class _Agent:
         return lease.granted_to(self._attempt.run) == submission
 
     def _wait_for_turn(self) -> None:
-        """In a local sweep, wait until this run may begin. Raises PathError."""
-        if self._node.launch.turn is None:
+        """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
+        if self._node.executor != "local":
             return
         self._slot = wait_for_turn(
             self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None

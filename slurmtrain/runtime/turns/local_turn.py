@@ -1,4 +1,7 @@
-"""The turn of a local run: node 0 takes a slot and GPUs, and tells the agents of the other nodes."""
+"""The turn of a local run: node 0 takes a slot and GPUs, and tells the agents of the other nodes.
+
+``turn.json`` of the attempt has what it took: its GPUs and, in a sweep, its slot.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,36 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from slurmtrain.errors import PathError
-from slurmtrain.model.run.events.agent import WaitingForSlot
+from slurmtrain.errors import LaunchError, PathError
+from slurmtrain.model.run.events.agent import AgentStarted, WaitingForSlot
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.runtime.environment.gpus import local_gpus, set_local_gpus
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.job.run_reader import read_run
-from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
+from slurmtrain.runtime.job.run_reader import read_events, read_run
+from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
 from slurmtrain.system.files import describe_os_error, read_json, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
+from slurmtrain.system.process_table import marked
 
 _POLL_S = 0.1
+# All agents of a run are started together. One that is killed before it journals anything is never seen.
+_BEGIN_S = 300.0
+# The name under which runs that are of no sweep stand in line for GPUs.
+_SINGLE = "single"
 
 
 def wait_for_turn(
     attempt: AttemptDir, node: Node, resources: ResourcesSpec, journal: Journal, give_up: Callable[[], bool]
 ) -> contextlib.ExitStack:
-    """Wait until a run of a local sweep may begin, and let this process use the GPUs that the run then has.
+    """Wait until a local run may begin, and let this process use the GPUs that the run then has.
+
+    A run of a sweep needs a slot. Any run needs as many GPUs as it requests, which no other run of its runs root has.
 
     Args:
         attempt: the attempt.
@@ -39,23 +52,52 @@ def wait_for_turn(
 
     Raises:
         PathError: a file cannot be written or read.
+        LaunchError: node 0 has ended before it had what the run needs.
     """
-    turn = node.launch.turn
-    assert turn is not None
-    held = contextlib.ExitStack()
+    turn, held = node.launch.turn, contextlib.ExitStack()
+    needed = resources.allocated.max * resources.gpus_per_node
+    if turn is None and not needed:
+        return held
     if node.index:
         gpus = _wait_for_node_0(attempt, give_up)
-    else:
-        needed = resources.allocated.max * resources.gpus_per_node
-        slots = Slots(attempt.run.slots(socket.gethostname()), turn.sweep, turn.count)
-        request = SlotRequest(attempt.run.id, local_gpus(), needed, is_to_come(attempt.run, turn.behind))
-        waiting = WaitingForSlot(count=turn.count, gpus=needed)
-        gpus = take_slot(slots, request, held, give_up=give_up, note=lambda: journal.write(waiting))
         if gpus is not None:
-            _announce(attempt, gpus)
-    if gpus is not None:
-        set_local_gpus(gpus)
+            set_local_gpus(gpus)
+        return held
+    folder = attempt.run.slots(socket.gethostname())
+    slots = Slots(folder, _SINGLE, None) if turn is None else Slots(folder, turn.sweep, turn.count)
+    request = SlotRequest(
+        run=attempt.run.id,
+        gpus=local_gpus(),
+        needed=needed,
+        is_early=is_to_come(attempt.run, turn.behind if turn is not None else None),
+        in_use=lambda: used_by_ranks(attempt.run, slots),
+    )
+    waiting = WaitingForSlot(count=slots.count or 0, gpus=needed)
+    share = take_slot(slots, request, held, give_up=give_up, note=lambda: journal.write(waiting))
+    if share is not None:
+        set_local_gpus(share.gpus)
+        _announce(attempt, share, folder)
     return held
+
+
+def used_by_ranks(run: RunDir, slots: Slots) -> set[Path]:
+    """The slots and GPUs of all runs but this one of which ranks, or what these have started, run on this machine.
+
+    Args:
+        run: the run whose own are not meant: what an earlier attempt of it has left is killed once it has its turn.
+        slots: where the slots are.
+    """
+    root = run.path.parent
+    used = set()
+    for path in {Path(values[ATTEMPT_DIR]) for values in marked((ATTEMPT_DIR,)).values()}:
+        other = RunDir(root / path.parent.parent.name)
+        turn = None
+        with contextlib.suppress(PathError):
+            turn = None if other.id == run.id else _read_turn(AttemptDir(other.attempts / path.name))
+        if turn is not None:
+            used |= {slots.gpu(name) for name in turn.get("gpus", ())}
+            used |= {slots.folder / name for name in (turn.get("slot"),) if name}
+    return used
 
 
 def is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
@@ -81,18 +123,41 @@ def is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
     return is_to_come
 
 
-def _announce(attempt: AttemptDir, gpus: list[str]) -> None:
+def _announce(attempt: AttemptDir, share: Share, folder: Path) -> None:
+    slot = None if share.slot is None else str(share.slot.relative_to(folder))
     try:
-        write_json(attempt.turn, {"gpus": gpus})
+        write_json(attempt.turn, {"gpus": share.gpus, "slot": slot})
     except OSError as error:
         raise PathError(f"cannot write {attempt.turn}: {describe_os_error(error)}") from error
 
 
+def _read_turn(attempt: AttemptDir) -> dict[str, Any] | None:
+    """What a run has, once node 0 has written it. Raises PathError."""
+    return read_json(attempt.turn, types={"gpus": "Sequence[str]", "slot": "str | None"})
+
+
 def _wait_for_node_0(attempt: AttemptDir, give_up: Callable[[], bool]) -> list[str] | None:
-    """The GPUs of the run, once node 0 has them; None if it was given up. Raises PathError."""
+    """The GPUs of the run, once node 0 has them; None if it was given up. Raises PathError or LaunchError."""
+    deadline = time.monotonic() + _BEGIN_S
+    node_0: Process | None = None
     while not give_up():
-        turn = read_json(attempt.turn, types={"gpus": "Sequence[str]"})
+        node_0 = node_0 or _agent_of_node_0(attempt)
+        # Looked at before what it writes, so that its last word counts.
+        is_gone = time.monotonic() > deadline if node_0 is None else node_0.alive() is False
+        turn = _read_turn(attempt)
         if turn is not None:
             return list(turn.get("gpus", ()))
+        if is_gone:
+            raise LaunchError("the agent of node 0 has ended before it was this run's turn")
         time.sleep(_POLL_S)
+    return None
+
+
+def _agent_of_node_0(attempt: AttemptDir) -> Process | None:
+    """The agent of node 0, once it has journaled that it is there."""
+    path = attempt.node_journal(0)
+    for event in read_events(path, path.name):
+        if isinstance(event.payload, AgentStarted) and event.payload.process is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return Process.from_dict(event.payload.process)
     return None

@@ -1,7 +1,8 @@
 """Slots: how many runs of a sweep may run at once on this machine, and which GPUs each of them has.
 
 A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root. The kernel releases them
-when their holder dies, however that happens: no slot is lost, and nothing waits for a run that is gone.
+when their holder dies, however that happens: no slot is lost, and nothing waits for a run that is gone. The holder is
+an agent. If it is killed, its ranks may save for a while: what they use is not free until they have ended.
 
 Runs get slots in the order of their ids, as in the recipe for locks of ZooKeeper: each holds a file with its own id
 while it waits, and watches only the one before it; only the first in line tries the slots. If a run dies or is
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +29,13 @@ _POLL_S = 0.5
 class Slots:
     """The slots of a sweep on a machine.
 
-    ``folder``: what the sweeps of this machine share. ``sweep``: its id. ``count``: how many of its runs may run at
-    once.
+    ``folder``: what the runs of this machine share. ``sweep``: its id; of single runs, a name that they share.
+    ``count``: how many of its runs may run at once; None: as many as there are GPUs for.
     """
 
     folder: Path
     sweep: str
-    count: int
+    count: int | None
 
     @property
     def line(self) -> Path:
@@ -54,13 +55,23 @@ class Slots:
 class SlotRequest:
     """What a run needs to begin. ``run``: its id. ``gpus``: those it may use. ``needed``: how many of them it needs.
 
-    ``is_early``: whether a run that must begin before it is not in line yet, but will be.
+    ``is_early``: whether a run that must begin before it is not in line yet, but will be. ``in_use``: the slots and
+    GPUs that processes use, also those whose holder is dead.
     """
 
     run: str
     gpus: Sequence[str] = ()
     needed: int = 0
     is_early: Callable[[], bool] = lambda: False
+    in_use: Callable[[], Collection[Path]] = lambda: ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a run has. ``slot``: the file of its slot; None: it needs none. ``gpus``: the names of its GPUs."""
+
+    slot: Path | None
+    gpus: list[str]
 
 
 def take_slot(
@@ -70,8 +81,8 @@ def take_slot(
     *,
     give_up: Callable[[], bool],
     note: Callable[[], object] = lambda: None,
-) -> list[str] | None:
-    """Wait for a slot, and for as many GPUs as the run needs; returns these GPUs.
+) -> Share | None:
+    """Wait for a slot, and for as many GPUs as the run needs; returns them.
 
     Args:
         slots: the slots.
@@ -81,7 +92,7 @@ def take_slot(
         note: called once, if the run has to wait.
 
     Returns:
-        The names of the GPUs; None if it has given up.
+        What it has; None if it has given up.
 
     Raises:
         PathError: a lock cannot be opened.
@@ -97,8 +108,8 @@ def take_slot(
         while not give_up():
             if ahead is None or not _waits(slots.line / ahead):
                 ahead = _run_ahead(slots, request.run)
-            if ahead is None and not request.is_early() and (gpus := _take(slots, request, held)) is not None:
-                return gpus
+            if ahead is None and not request.is_early() and (share := _take(slots, request, held)) is not None:
+                return share
             note()
             note = _nothing
             time.sleep(_POLL_S)
@@ -127,26 +138,43 @@ def _waits(ticket: Path) -> bool:
     return False
 
 
-def _take(slots: Slots, request: SlotRequest, held: contextlib.ExitStack) -> list[str] | None:
+def _take(slots: Slots, request: SlotRequest, held: contextlib.ExitStack) -> Share | None:
     """A slot and GPUs, all of them or none; None if there are not enough."""
-    with contextlib.ExitStack() as trial:
-        if _lock_some(trial, [slots.slot(index) for index in range(slots.count)], 1) is None:
-            return None
-        indices = _lock_some(trial, [slots.gpu(name) for name in request.gpus], request.needed)
-        if indices is None:
-            return None
-        held.push(trial.pop_all())
-    return [request.gpus[index] for index in indices]
+    avoided: set[Path] = set()
+    while True:
+        with contextlib.ExitStack() as trial:
+            slot = _lock_some(trial, [slots.slot(index) for index in range(slots.count or 0)], 1, avoided)
+            gpus = _lock_some(trial, [slots.gpu(name) for name in request.gpus], request.needed, avoided)
+            if gpus is None or (slot is None and slots.count is not None):
+                return None
+            # Asked for while the locks are held: whoever held them before starts nothing any more.
+            in_use = {*(slot or ()), *gpus}.intersection(request.in_use())
+            if not in_use:
+                held.push(trial.pop_all())
+                names = {slots.gpu(name): name for name in request.gpus}
+                return Share(slot[0] if slot else None, [names[path] for path in gpus])
+        avoided |= in_use
 
 
-def _lock_some(trial: contextlib.ExitStack, paths: Sequence[Path], count: int) -> list[int] | None:
-    """Lock ``count`` of these files; returns the indices of those, or None if fewer are free."""
-    indices: list[int] = []
-    for index, path in enumerate(paths):
-        if len(indices) == count:
+def _lock_some(
+    trial: contextlib.ExitStack, paths: Sequence[Path], count: int, avoided: Collection[Path]
+) -> list[Path] | None:
+    """Lock some files; returns them, or None if fewer are free.
+
+    Args:
+        trial: receives the locks.
+        paths: the files.
+        count: how many of them.
+        avoided: which not.
+    """
+    chosen: list[Path] = []
+    for path in paths:
+        if len(chosen) == count:
             break
+        if path in avoided:
+            continue
         with contextlib.ExitStack() as attempt:
             if attempt.enter_context(locked(path, wait=False)) is not None:
                 trial.push(attempt.pop_all())
-                indices.append(index)
-    return indices if len(indices) == count else None
+                chosen.append(path)
+    return chosen if len(chosen) == count else None

@@ -53,14 +53,14 @@ class WaitingForRun(Payload):
 
 @payload
 class WaitingForSlot(Payload):
-    """As many runs of this sweep as may run at once on this machine do; this one waits for its turn."""
+    """A run on this machine waits for its turn: as many of its sweep run as may at once, or there are too few GPUs."""
 
     KIND: ClassVar[str] = "waiting_for_slot"
 
     count: int = 1
-    """How many of them may run at once."""
+    """How many runs of its sweep may run at once; 0: it is of none."""
     gpus: int = 0
-    """How many GPUs it needs, which it shares with no other run of a sweep."""
+    """How many GPUs it needs, which it shares with no other run."""
 
 
 @payload

@@ -1,15 +1,20 @@
-"""Whether a run of a local sweep waits for the one that was submitted before it."""
+"""What a local run waits for: the one that was submitted before it, what runs still use, and its own node 0."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from helpers.simulated_run import SimulatedRun
 
+from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
-from slurmtrain.runtime.turns.local_turn import is_to_come
-from slurmtrain.system.process import this_process
+from slurmtrain.runtime.turns import local_turn
+from slurmtrain.runtime.turns.local_turn import is_to_come, used_by_ranks
+from slurmtrain.runtime.turns.slots import Slots
+from slurmtrain.system.process import identify, this_process
 
 BEFORE, WAITING = "0000000001", "0000000002"
 
@@ -55,3 +60,50 @@ def test_a_run_whose_processes_are_dead_or_that_is_gone_is_not(root: RunsRoot) -
     sim.created(sweep="sweep").submitted(process=gone)
     assert not is_waited_for(root)
     assert not is_to_come(root.run(WAITING), None)()
+
+
+def test_what_ranks_whose_agent_is_dead_have_is_in_use_until_they_end(root: RunsRoot) -> None:
+    slots = Slots(root.slots("here"), "sweep", 2)
+    attempt = root.run(BEFORE).attempt("local-a", 0)
+    attempt.path.mkdir(parents=True)
+    attempt.turn.write_text('{"gpus": ["3", "MIG-a/b"], "slot": "sweep/1"}')
+    environ = {**os.environ, "SLURMTRAIN_ATTEMPT_DIR": str(attempt.path)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environ) as rank:
+        used = used_by_ranks(root.run(WAITING), slots)
+        assert used == {slots.slot(1), slots.gpu("3"), slots.gpu("MIG-a/b")}
+        # What its own last attempt has left is killed once it has its turn.
+        assert used_by_ranks(root.run(BEFORE), slots) == set()
+        rank.communicate()
+    assert used_by_ranks(root.run(WAITING), slots) == set()
+
+
+def test_an_agent_gives_up_once_the_one_of_node_0_has_ended(root: RunsRoot) -> None:
+    sim = SimulatedRun(root.run(BEFORE), spec={"name": "n"}, executor="local", job="local-a").created()
+    attempt = root.run(BEFORE).attempt("local-a", 0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as agent:
+        process = identify(agent.pid)
+        assert process is not None
+        sim.submitted().started(nodes=2, process=process.to_dict())
+        looks: list[int] = []
+
+        def kill_it_at_the_second_look() -> bool:
+            looks.append(1)
+            if len(looks) == 2:
+                agent.kill()
+                agent.wait()
+            return False
+
+        with pytest.raises(LaunchError, match="node 0 has ended before"):
+            local_turn._wait_for_node_0(attempt, kill_it_at_the_second_look)
+    assert len(looks) == 2
+    # What it wrote before it ended counts.
+    attempt.turn.write_text('{"gpus": ["1"]}')
+    assert local_turn._wait_for_node_0(attempt, lambda: False) == ["1"]
+
+
+def test_an_agent_does_not_wait_for_ever_for_one_that_never_begins(
+    root: RunsRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_turn, "_BEGIN_S", 0.0)
+    with pytest.raises(LaunchError, match="node 0 has ended before"):
+        local_turn._wait_for_node_0(root.run(BEFORE).attempt("local-a", 0), lambda: False)

@@ -14,7 +14,7 @@ import pytest
 
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.runtime.turns import slots as module
-from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
 
 RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(12)]
 TAKES_A_SLOT = """
@@ -39,7 +39,7 @@ class Runner:
 
     def __init__(self, slots: Slots, request: SlotRequest, begun: queue.Queue[Runner]) -> None:
         self.run = request.run
-        self.gpus: list[str] | None = None
+        self.share: Share | None = None
         self.waits = threading.Event()
         self._end, self._cancelled = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, args=(slots, request, begun), daemon=True)
@@ -47,10 +47,14 @@ class Runner:
 
     def _live(self, slots: Slots, request: SlotRequest, begun: queue.Queue[Runner]) -> None:
         with contextlib.ExitStack() as held:
-            self.gpus = take_slot(slots, request, held, give_up=self._cancelled.is_set, note=self.waits.set)
-            if self.gpus is not None:
+            self.share = take_slot(slots, request, held, give_up=self._cancelled.is_set, note=self.waits.set)
+            if self.share is not None:
                 begun.put(self)
                 self._end.wait()
+
+    @property
+    def gpus(self) -> list[str] | None:
+        return None if self.share is None else self.share.gpus
 
     def end(self) -> None:
         self._end.set()
@@ -70,7 +74,7 @@ def begun() -> queue.Queue[Runner]:
 def start(tmp_path: Path, begun: queue.Queue[Runner]) -> Iterator[Callable[..., Runner]]:
     started = []
 
-    def start_run(number: int, count: int = 1, sweep: str = "sweep", **request: object) -> Runner:
+    def start_run(number: int, count: int | None = 1, sweep: str = "sweep", **request: object) -> Runner:
         slots = Slots(tmp_path, sweep, count)
         runner = Runner(slots, SlotRequest(RUNS[number], **request), begun)  # type: ignore[arg-type]
         started.append(runner)
@@ -174,6 +178,38 @@ def test_runs_share_no_gpu_and_one_that_needs_more_than_are_free_holds_nothing(
     running[0].end()
     assert begun.get(timeout=30) is wide
     assert len({*(wide.gpus or ()), *(running[1].gpus or ())}) == 3
+    wide.end()
+    assert begun.get(timeout=30) is narrow
+
+
+def test_what_the_ranks_of_a_killed_agent_use_is_not_free(
+    start: Callable[..., Runner], begun: queue.Queue[Runner], tmp_path: Path
+) -> None:
+    gpus = {"gpus": ["0", "1"], "needed": 1}
+    slots = Slots(tmp_path, "sweep", 2)
+    used = {slots.slot(0), slots.gpu("0")}
+    start(0, count=2, in_use=lambda: used, **gpus)
+    share = begun.get(timeout=30).share
+    assert share == Share(slots.slot(1), ["1"])
+    later = in_line(start, 1, count=2, in_use=lambda: used, **gpus)
+    used.clear()
+    assert begun.get(timeout=30) is later
+    assert later.share == Share(slots.slot(0), ["0"])
+
+
+def test_runs_without_slots_wait_for_gpus_alone_and_in_order(
+    start: Callable[..., Runner], begun: queue.Queue[Runner]
+) -> None:
+    gpus = {"gpus": ["0", "1"], "count": None}
+    running = [start(0, needed=1, **gpus), start(1, needed=1, **gpus)]
+    assert {begun.get(timeout=30) for _ in running} == set(running)
+    assert sorted(str(each.share) for each in running) == [str(Share(None, ["0"])), str(Share(None, ["1"]))]
+    wide, narrow = in_line(start, 2, needed=2, **gpus), in_line(start, 3, needed=1, **gpus)
+    running[0].end()
+    with pytest.raises(queue.Empty):
+        begun.get(timeout=0.02)
+    running[1].end()
+    assert begun.get(timeout=30) is wide
     wide.end()
     assert begun.get(timeout=30) is narrow
 

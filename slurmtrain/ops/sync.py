@@ -24,6 +24,7 @@ from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.chain.ending import end_blocked
+from slurmtrain.ops.shared.chain.jobs import BEGIN_TIME, move_late
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
@@ -257,15 +258,17 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
 
 
 def _finish_chains(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """End runs that wait for one that will not complete."""
-    waiting = [
-        run_id
+    """End runs that wait for one that will not complete, and let those start whose turn it is."""
+    waiting = {
+        run_id: listed
         for run_id, listed in _open_runs(synced, only)
         if listed.state in ("pending", "requeued") and any(each.get("relation") == AFTER for each in listed.parents)
-    ]
+    }
     ended = end_blocked(workspace, waiting)
     synced.ended += ended
     synced.notes += [f"run {run_id} was ended: {why}" for run_id, why in ended.items()]
+    later = [run_id for run_id, listed in waiting.items() if listed.live is not None and listed.live.code == BEGIN_TIME]
+    synced.notes += move_late(workspace, [run_id for run_id in later if run_id not in ended])
     return synced.ended
 
 

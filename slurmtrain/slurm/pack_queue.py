@@ -35,9 +35,7 @@ class PackQueue:
         """Nothing: a run that must not start on some nodes leaves the job (``AttemptFinish``)."""
         return None
 
-    def requeue_job(
-        self, job_id: str, _without: Sequence[str], _delay_s: float, intent: Path, _after: Sequence[str] = ()
-    ) -> None:
+    def requeue_job(self, job_id: str, _without: Sequence[str], _delay_s: float, intent: Path) -> None:
         """Have the batch script requeue the job once all of its agents have ended.
 
         Args:
@@ -45,7 +43,6 @@ class PackQueue:
             _without: none: a run that must not start on some nodes leaves the job.
             _delay_s: not used, since it would delay other runs.
             intent: the file that the batch script looks for.
-            _after: not used: runs that start after others share no job.
         """
         write_json(intent, {"requeue": job_id})
 
@@ -58,10 +55,13 @@ class PackQueue:
         """
         write_json(intent, {"forbid_requeue": job_id})
 
-    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
-        """Those of these jobs that Slurm knows, and that are not over. Never raises.
+    def put_back(self, job_id: str, _after: Sequence[str], delay_s: float, intent: Path) -> None:
+        """As :meth:`requeue_job`: runs that start after others share no job.
 
         Args:
-            job_ids: the jobs.
+            job_id: the job.
+            _after: not used.
+            delay_s: not used either.
+            intent: the file that the batch script looks for.
         """
-        return self._queue.unfinished(job_ids)
+        self.requeue_job(job_id, (), delay_s, intent)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
-from slurmtrain.model.run.job_state import is_final
 from slurmtrain.slurm.command import is_installed, run_command
 from slurmtrain.slurm.dependency import describe_after
 from slurmtrain.slurm.limits import describe_too_few
@@ -58,15 +57,12 @@ class SlurmQueue:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
 
-    def requeue_job(
-        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
-    ) -> None:
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
         """Requeue the job ``job_id``. Raises SlurmDown.
 
-        It restarts without the nodes ``without``, not before ``delay_s`` seconds have passed, and once the jobs
-        ``after`` are over. If Slurm requeues the job but does not exclude the nodes, the job is held. In a container
-        there may be no scontrol: then the file ``intent`` asks the batch script, which runs outside, for the requeue
-        only.
+        It restarts without the nodes ``without``, and not before ``delay_s`` seconds have passed. If Slurm requeues the
+        job but does not exclude the nodes, the job is held. In a container there may be no scontrol: then the file
+        ``intent`` asks the batch script, which runs outside, for the requeue only.
         """
         if not is_installed("scontrol"):
             write_json(intent, {"requeue": job_id})
@@ -81,10 +77,6 @@ class SlurmQueue:
                 # A job that restarts without the delay is no reason to fail.
                 with contextlib.suppress(SlurmDown):
                     _update(job_id, f"StartTime=now+{math.ceil(delay_s)}")
-            if after:
-                # Without it the job starts too early once more, which costs some seconds.
-                with contextlib.suppress(SlurmDown):
-                    _update(job_id, f"Dependency={describe_after(after)}")
             if not without:
                 return
             try:
@@ -93,6 +85,26 @@ class SlurmQueue:
                 with contextlib.suppress(SlurmDown):
                     _ask("scontrol", "hold", job_id)
                 raise
+
+    def put_back(self, job_id: str, after: Sequence[str], delay_s: float, intent: Path) -> None:
+        """Requeue the job ``job_id``, which started before its turn, also if it may not be requeued. Raises SlurmDown.
+
+        It restarts once the jobs ``after`` are over that are in the queue; if none is, not before ``delay_s`` seconds
+        have passed. ``intent``: as for :meth:`requeue_job`.
+        """
+        if not is_installed("scontrol"):
+            write_json(intent, {"requeue": job_id})
+            return
+        with block_signals(_DISTURBING):
+            queued = _queued_of(after)
+            is_forbidden = _requeue_always(job_id)
+            # Without this, the job starts too early once more, which costs some seconds.
+            with contextlib.suppress(SlurmDown):
+                later = f"Dependency={describe_after(queued)}" if queued else f"StartTime=now+{math.ceil(delay_s)}"
+                _update(job_id, later)
+            if is_forbidden:
+                with contextlib.suppress(SlurmDown):
+                    _update(job_id, "Requeue=0")
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
         """Keep Slurm from ever starting the job ``job_id`` again by itself.
@@ -105,27 +117,40 @@ class SlurmQueue:
             except SlurmDown:
                 write_json(intent, {"forbid_requeue": job_id})
 
-    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
-        """Those of these jobs that Slurm knows, and that are not over. Never raises."""
-        with block_signals(_DISTURBING):
-            return [job_id for job_id in job_ids if _is_unfinished(job_id)]
+
+def _queued_of(job_ids: Sequence[str]) -> list[str]:
+    """Those of these jobs of this user that are in the queue, or run; none if Slurm does not answer."""
+    if not job_ids:
+        return []
+    with contextlib.suppress(SlurmDown):
+        queued = set(_ask("squeue", "--me", "--noheader", "--array", "--format=%i").split())
+        return [job_id for job_id in job_ids if job_id in queued]
+    return []
 
 
-def _is_unfinished(job_id: str) -> bool:
+def _requeue_always(job_id: str) -> bool:
+    """Requeue a job; returns whether it may not be requeued, which has to be said again then. Raises SlurmDown."""
     try:
-        return not is_final(read_job(_ask("scontrol", "show", "job", job_id)).get("JobState", ""))
+        _ask("scontrol", "requeue", "incomplete", job_id)
     except SlurmDown:
-        return False
+        if read_job(_ask("scontrol", "show", "job", job_id)).get("Requeue") != "0":
+            raise
+        _ask("scontrol", "update", f"JobId={job_id}", "Requeue=1")
+        _ask("scontrol", "requeue", "incomplete", job_id)
+        return True
+    return False
 
 
-def move_behind(job_id: str, dependency: str) -> None:
-    """Change what a pending job waits for, and let it start as soon as that is over. Raises SlurmDown.
+def move_behind(job_id: str, dependency: str, *, at_once: bool) -> None:
+    """Change what a pending job waits for. Raises SlurmDown.
 
     Args:
         job_id: The job.
         dependency: As for sbatch; empty: nothing any more.
+        at_once: Let it start as soon as that is over, whatever time it was to wait for.
     """
-    run_command("scontrol", "update", f"JobId={job_id}", f"Dependency={dependency}", "StartTime=now")
+    begin = ("StartTime=now",) if at_once else ()
+    run_command("scontrol", "update", f"JobId={job_id}", f"Dependency={dependency}", *begin)
 
 
 def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:

@@ -18,14 +18,20 @@ SLOW: dict[str, Any] = {"step_ms": 20, "slow_from": 15}
 
 
 def chain(
-    site: ClusterSite, *, pretrain: dict[str, Any] | None = None, held: bool = False, **more: Any
+    site: ClusterSite,
+    *,
+    pretrain: dict[str, Any] | None = None,
+    held: bool = False,
+    requeue: dict[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, list[str]]:
     """Submit a chain, whose last link is a sweep, the last first; the ids of the runs by name.
 
-    ``pretrain``: what differs in the first. ``held``: the jobs behind it never start, as in a full queue.
+    ``pretrain``: what differs in the first. ``held``: the jobs behind it never start, as in a full queue. ``requeue``:
+    the section of those behind it.
     """
     common: dict[str, Any] = {"resources": ONE_PROCESS, "slurm": SPOT, "checkpoint": {"every": {"steps": 10}}}
-    later = {**common, "slurm": {**SPOT, "hold": held}}
+    later = {**common, "slurm": {**SPOT, "hold": held}, "requeue": requeue or {}}
     first = {"steps": 60, **(pretrain or more)}
     files = [
         site.light(
@@ -122,7 +128,8 @@ def test_cancelling_a_run_ends_at_once_what_waits_for_it(site: ClusterSite, clus
 def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
     site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
 ) -> None:
-    ids = chain(site, pretrain={"steps": 60, **SLOW})
+    # What starts too early goes back also if nothing else would start it again.
+    ids = chain(site, pretrain={"steps": 60, **SLOW}, requeue={"enabled": False})
     [pretrain], [finetune], _ = ids.values()
     until_trains(site, pretrain, starts=1)
     [agent] = events(site, pretrain, "agent")
@@ -132,6 +139,7 @@ def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
     early = site.show(finetune)
     assert [attempt["cause"] for attempt in early["attempts"]][:1] == ["early"]
     until(lambda: cluster.state(site.job(finetune)) == "PENDING", "the job in the queue")
+    until(lambda: "Requeue=0" in cluster.slurm("scontrol", "show", "job", site.job(finetune)), "the job as it was")
     site.call("sync")
     assert len({attempt["job_id"] for attempt in site.show(pretrain)["attempts"]}) == 2
     dependency = cluster.slurm("squeue", "--noheader", f"--jobs={site.job(finetune)}", "--format=%E")

@@ -44,8 +44,6 @@ from slurmtrain.system.journal import Journal
 
 # Final causes: nothing follows them, so the rest of the run's history need not be read.
 _FINAL = frozenset({"completed", "cancelled"})
-# When a job looks again whether an upstream without a job has ended.
-_LOOK_AGAIN_S = 120.0
 
 
 class JobQueue(Protocol):
@@ -57,20 +55,22 @@ class JobQueue(Protocol):
     def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job ``job_id`` could not restart without the hosts ``without``, as a phrase; None if it could."""
 
-    def requeue_job(
-        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
-    ) -> None:
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
         """Requeue the job. Returns once the scheduler has accepted the request. Raises SlurmtrainError.
 
         The scheduler ends the job's running processes meanwhile.
 
         ``job_id``: the job. ``without``: hosts that it must not start on. ``delay_s``: the least number of seconds
         until it starts. ``intent``: a file that makes the batch script requeue the job if that cannot be done from
-        here. ``after``: jobs that must end first.
+        here.
         """
 
-    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
-        """Those of these jobs that have not ended, as far as the scheduler says."""
+    def put_back(self, job_id: str, after: Sequence[str], delay_s: float, intent: Path) -> None:
+        """Requeue a job that started before its turn, also one that may not be requeued. Raises SlurmtrainError.
+
+        ``job_id``: the job. ``after``: jobs that it starts after, if the scheduler has any of them. ``delay_s``: else,
+        the least number of seconds until it starts. ``intent``: as for :meth:`requeue_job`.
+        """
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
         """Keep the scheduler from ever starting the job again by itself. Raises SlurmtrainError.
@@ -189,7 +189,7 @@ class AttemptFinish:
         if not starts_again:
             return False
         if attempt_report.cause == EARLY:
-            return self._queue_behind_upstreams(self._queue)
+            return self._put_back(self._queue)
         return self._requeue_job(self._queue, without, decision.delay_s)
 
     def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
@@ -268,19 +268,24 @@ class AttemptFinish:
         # Commands start local runs again. A job that Slurm is ending may be one that it starts again, rightly.
         return self._queue is not None and not report.slurm_ends_it
 
-    def _queue_behind_upstreams(self, queue: JobQueue) -> bool:
+    def _put_back(self, queue: JobQueue) -> bool:
         """Put the job back into the queue, behind those of its upstreams.
 
         If they have none, because a command must submit it first, it looks again later, and that command moves it.
         """
-        from slurmtrain.runtime.chain.turn import unfinished_jobs
+        from slurmtrain.runtime.chain.turn import look_again_s, unfinished_jobs
 
-        after = queue.unfinished(unfinished_jobs(self._run, read_upstreams(self._run)))
-        return self._requeue_job(queue, (), 0.0 if after else _LOOK_AGAIN_S, after)
+        upstreams = read_upstreams(self._run)
+        after, delay_s = unfinished_jobs(self._run, upstreams), look_again_s(self._run, upstreams)
+        return self._ask(lambda: queue.put_back(self._node.job_id, after, delay_s, self._attempt.requeue))
 
-    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float, after: Sequence[str] = ()) -> bool:
+    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
+        return self._ask(lambda: queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue))
+
+    def _ask(self, requeue: Callable[[], None]) -> bool:
+        """Have the scheduler requeue the job; returns whether it will."""
         try:
-            queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue, after)
+            requeue()
         except SlurmtrainError as error:
             self._journal.write(RequeueFailed(reason=str(error)))
             return False

@@ -11,7 +11,7 @@ from typing import Any
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.layout import RunDir, run_ids_among
-from slurmtrain.system.files import FILE_MODE, make_directory, read_json, write_json
+from slurmtrain.system.files import FILE_MODE, make_new_directory, read_json, write_json
 
 _SEEN_S = 20.0
 _POLL_S = 0.2
@@ -34,8 +34,12 @@ def write_upstreams(run: RunDir, upstreams: Sequence[Upstream]) -> None:
 
 
 def note_dependent(upstream: RunDir, run_id: str) -> None:
-    """Note that a run starts after ``upstream``. Raises OSError."""
-    make_directory(upstream.dependents)
+    """Note that a run starts after ``upstream``, unless that was deleted meanwhile. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        try:
+            make_new_directory(upstream.dependents)
+        except FileNotFoundError:
+            return
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
     os.close(os.open(upstream.dependents / run_id, flags, FILE_MODE))
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurmtrain.model.interruption.next_start import with_next_start
-from slurmtrain.model.run.chain.upstreams import Standing, Upstream, standing
+from slurmtrain.model.run.chain.upstreams import EARLY, Standing, Upstream, standing
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.job.run_reader import read_run
@@ -20,6 +20,11 @@ from slurmtrain.runtime.job.run_reader import read_run
 _LAST_WORDS_S = 10.0
 _POLL_S = 0.5
 _SLOWEST_POLL_S = 3.0
+# When a job looks again whether an upstream that has no job has ended; then after twice as long each time: a week costs
+# 35 starts, and nobody who waits for a command for days waits much longer for that.
+_LOOK_AGAIN_S = 120.0
+_SELDOM_S = 6 * 3600.0
+_MOST_DOUBLINGS = 8
 
 
 def read_upstream_runs(run: RunDir, upstreams: Sequence[Upstream]) -> dict[str, Run]:
@@ -69,3 +74,18 @@ def unfinished_jobs(run: RunDir, upstreams: Sequence[Upstream]) -> list[str]:
     """The newest jobs of those upstreams of a run that have not ended."""
     runs = read_upstream_runs(run, upstreams).values()
     return [each.newest.job_id for each in runs if not each.ended and each.newest is not None and each.newest.job_id]
+
+
+def look_again_s(run: RunDir, upstreams: Sequence[Upstream]) -> float:
+    """In how many seconds a job that has started too early looks again, if no job of its upstreams is in the queue.
+
+    Args:
+        run: Its run, whose end has been journaled.
+        upstreams: The runs that it starts after.
+    """
+    waits = [each.newest for each in read_upstream_runs(run, upstreams).values() if not each.ended]
+    submitted = max((attempt.submitted_at or 0.0 for attempt in waits if attempt is not None), default=0.0)
+    starts = [attempt for attempt in read_run(run).attempts if attempt.cause == EARLY]
+    # Those before that waited for another job.
+    count = sum((attempt.started_at or 0.0) > submitted for attempt in starts)
+    return min(_SELDOM_S, _LOOK_AGAIN_S * 2.0 ** min(_MOST_DOUBLINGS, max(0, count - 1)))

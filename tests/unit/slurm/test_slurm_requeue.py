@@ -65,6 +65,8 @@ elif verb == "update":
     told = dict(word.split("=", 1) for word in sys.argv[2:])
     job["excluded"] = told.get("ExcNodeList", job["excluded"])
     job["starts"] = told.get("StartTime", job["starts"])
+    job["after"] = told.get("Dependency", job["after"])
+    job["requeue"] = told.get("Requeue", job["requeue"])
 elif verb == "hold":
     job["reason"] = "JobHeldUser"
 elif verb == "release":
@@ -79,7 +81,7 @@ class Slurm(SlurmCommands):
 
     def job(self, **more: Any) -> None:
         fields = {"record": RECORD, "script": SCRIPT, "state": "RUNNING", "reason": "None", "requeue": "1",
-                "excluded": "(null)", "starts": "now", "refusals": 0, "strict": False, **more}  # fmt: skip
+                "excluded": "(null)", "starts": "now", "after": "", "refusals": 0, "strict": False, **more}  # fmt: skip
         (self.path / "job.json").write_text(json.dumps(fields))
         script = self.path / "scontrol"
         script.write_text(SCONTROL.format(python=sys.executable))
@@ -208,7 +210,9 @@ def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slur
 def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     requeue_job(["node1"], 30.0, tmp_path / "requeue")
-    assert json.loads((tmp_path / "requeue").read_text()) == {"requeue": "7"}
+    SlurmQueue().put_back("7", ["6"], 30.0, tmp_path / "early")
+    for name in ("requeue", "early"):
+        assert json.loads((tmp_path / name).read_text()) == {"requeue": "7"}
     with pytest.raises(SlurmDown, match="no scontrol"):
         SlurmQueue().record("7")
     assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
@@ -218,6 +222,36 @@ def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
     record = SlurmQueue().record("7")
     assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "1")
     assert "ExcNodeList" not in record
+
+
+# --- a job that started before its turn ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("may_be_requeued", ["1", "0"])
+def test_a_job_that_started_early_goes_behind_the_jobs_in_the_queue_with_one_squeue_also_if_it_may_not_be_requeued(
+    slurm: Slurm, may_be_requeued: str
+) -> None:
+    slurm.job(requeue=may_be_requeued)
+    slurm.replies("squeue", "5\n8_1\n8_3\n")
+    SlurmQueue().put_back("7", ["4", "5", "8_1", "8_2"], 120.0, Path("/nowhere"))
+    now = slurm.now
+    assert (now["state"], now["after"], now["starts"]) == ("PENDING", "afterany:5:8_1", "now")
+    # It must not start again for any other reason then.
+    assert now["requeue"] == may_be_requeued
+    assert len(slurm.calls("squeue")) == 1
+
+
+@pytest.mark.parametrize("after", [["4"], []])
+def test_a_job_behind_no_job_in_the_queue_looks_again_later(slurm: Slurm, after: list[str]) -> None:
+    slurm.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    SlurmQueue().put_back("7", after, 239.5, Path("/nowhere"))
+    assert (slurm.now["state"], slurm.now["after"], slurm.now["starts"]) == ("PENDING", "", "now+240")
+
+
+def test_a_job_that_slurm_does_not_put_back_for_another_reason_is_reported(slurm: Slurm) -> None:
+    slurm.fails("scontrol", "scontrol: error: Unable to contact slurm controller")
+    with pytest.raises(SlurmDown, match="Unable to contact"):
+        SlurmQueue().put_back("7", [], 120.0, Path("/nowhere"))
 
 
 # --- leaving nodes out --------------------------------------------------------------------------------------------

@@ -48,13 +48,19 @@ def dependents(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
     return [run_id for run_id in ids if run_id in present]
 
 
-def observe_upstreams(workspace: Workspace, directory: RunDir) -> None:
-    """Bring what is known of the runs that a run starts after up to date."""
+def observe_upstreams(workspace: Workspace, directory: RunDir, *, ask_slurm: bool = True) -> None:
+    """Bring what is known of the runs that a run starts after up to date.
+
+    Args:
+        workspace: Where they are.
+        directory: The run's.
+        ask_slurm: Ask Slurm, if it may know more about any of them.
+    """
     from slurmtrain.runtime.chain.files import read_upstreams
 
     ids = [upstream.run for upstream in read_upstreams(directory)]
     if ids:
-        observe(workspace, ids)
+        observe(workspace, ids, ask_slurm=ask_slurm)
 
 
 def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
@@ -64,10 +70,11 @@ def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
     upstreams = read_upstreams(directory)
     if not upstreams or has_begun(directory):
         return ""
-    return standing(upstreams, _upstream_runs(workspace, upstreams)).problem
+    return standing(upstreams, upstream_runs(workspace, upstreams)).problem
 
 
-def _upstream_runs(workspace: Workspace, upstreams: Collection[Upstream]) -> Mapping[str, Run]:
+def upstream_runs(workspace: Workspace, upstreams: Collection[Upstream]) -> Mapping[str, Run]:
+    """Those of these runs that exist, by id, as the registry has them."""
     ids = {upstream.run for upstream in upstreams}
     present = workspace.present(ids)
     return {run_id: run for run_id, run in workspace.store.load_all(ids).items() if run_id in present}
@@ -82,9 +89,10 @@ def _end_if_blocked(workspace: Workspace, run_id: str) -> str:
         with locked(directory.lock, wait=False) as lock:
             if lock is None:
                 return ""
+            # Again: somebody may have started the other run meanwhile.
+            observe_upstreams(workspace, directory, ask_slurm=False)
             observe(workspace, [run_id], ask_slurm=False)
             run = workspace.store.load(run_id)
-            # Again: somebody may have started the other run meanwhile.
             problem = upstream_problem(workspace, directory)
             if problem and run is not None and _waits(run):
                 _end(workspace, directory, run, problem)

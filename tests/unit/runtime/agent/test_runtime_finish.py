@@ -54,7 +54,6 @@ class Queue:
     problem: str | None = None
     down: bool = False
     requeued: list[tuple[list[str], float]] = field(default_factory=list)
-    unfinished_jobs: Sequence[str] = ()
     after: Sequence[str] = ()
     forbidden: int = 0
     log: list[str] = field(default_factory=list)
@@ -67,18 +66,16 @@ class Queue:
         assert (job_id, list(without)) == ("7", ["n1"])
         return self.problem
 
-    def unfinished(self, job_ids: Sequence[str]) -> list[str]:
-        return [job_id for job_id in job_ids if job_id in self.unfinished_jobs]
+    def put_back(self, job_id: str, after: Sequence[str], delay_s: float, intent: Path) -> None:
+        self.requeue_job(job_id, (), delay_s, intent)
+        self.after = after
 
-    def requeue_job(
-        self, job_id: str, without: Sequence[str], delay_s: float, intent: Path, after: Sequence[str] = ()
-    ) -> None:
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
         assert (job_id, intent.parent.resolve()) == ("7", self.journal.parent)
         if self.down:
             raise SlurmDown("scontrol: Unable to contact slurm controller")
         self.log = [event["kind"] for event in read(self.journal)]
         self.requeued.append((list(without), delay_s))
-        self.after = after
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
         assert (job_id, intent.parent.resolve(), intent.name) == ("7", self.journal.parent, "no-requeue")
@@ -448,16 +445,13 @@ def test_ends_that_other_nodes_have_journaled_already_do_not_count_twice(tmp_pat
     assert ask_policy(RunDir(tmp_path).attempt("7", 0), latest, RULES).again
 
 
-@pytest.mark.parametrize(("in_queue", "after", "delay_s"), [(["6"], ["6"], 0.0), ([], [], 120.0)])
-def test_a_job_that_started_before_its_turn_goes_back_behind_that_of_its_upstream(
-    tmp_path: Path, in_queue: list[str], after: list[str], delay_s: float
-) -> None:
+def test_a_job_that_started_before_its_turn_goes_back_behind_that_of_its_upstream(tmp_path: Path) -> None:
     upstream = SimulatedRun(RunDir(tmp_path / "0123456788"), spec={}, job="6").submitted().started()
-    end = End(tmp_path / "0123456789", unfinished_jobs=in_queue)
+    end = End(tmp_path / "0123456789")
     write_upstreams(end.directory, [Upstream(upstream.directory.id, "pretrain")])
     early = ExitReport(cause="early", reason="after pretrain (has not ended)", failed_at=5.0)
     assert end.finish(early, requeue=RequeueSpec(enabled=False))
-    assert (end.queue.requeued, end.queue.after) == ([([], delay_s)], after)
+    assert (end.queue.requeued, end.queue.after) == ([([], 120.0)], ["6"])
     assert [event["kind"] for event in end.events] == ["requeue", "end"]
 
 

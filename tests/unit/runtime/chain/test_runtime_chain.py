@@ -14,7 +14,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.chain.references import Reference
 from slurmtrain.runtime.chain import files, turn
 from slurmtrain.runtime.chain.facts import find_facts
-from slurmtrain.runtime.chain.turn import standing_of, unfinished_jobs, wait_for_turn
+from slurmtrain.runtime.chain.turn import look_again_s, standing_of, unfinished_jobs, wait_for_turn
 
 FIRST, SECOND = "0000000001", "0000000002"
 UPSTREAM = Upstream(FIRST, "pretrain")
@@ -66,6 +66,23 @@ def test_a_job_of_slurm_looks_for_a_moment_only_and_a_local_run_as_long_as_it_ta
 
     assert wait_for_turn(run, [UPSTREAM], patient=True, note=complete, give_up=lambda: False).is_ready
     assert noted == [UPSTREAM]
+
+
+def test_a_job_that_waits_for_a_command_looks_again_ever_more_rarely_until_its_upstream_gets_another_job(
+    run: RunDir, first: SimulatedRun
+) -> None:
+    waiting = SimulatedRun(run, spec={}, job="8", now=first.now).submitted()
+    pauses = []
+    for restart in range(12):
+        waiting.started(restart=restart).ended("early", restart=restart)
+        pauses.append(look_again_s(run, [UPSTREAM]) / 60)
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 360, 360, 360, 360]
+    # A week of waiting: those up to four hours, and then every six.
+    assert sum(pauses[:8]) / 60 + 27 * 6 > 7 * 24
+    first.job, first.now = "9", waiting.now
+    first.submitted(2)
+    waiting.later(10).started(restart=12).ended("early", restart=12)
+    assert look_again_s(run, [UPSTREAM]) == 120
 
 
 def test_a_run_whose_upstream_failed_waits_no_longer(run: RunDir, first: SimulatedRun) -> None:
@@ -129,3 +146,8 @@ def test_dependents_are_noted_once_each_and_other_files_are_none(run: RunDir, fi
         files.note_dependent(first.directory, SECOND)
     (first.directory.dependents / "notes.txt").write_text("")
     assert files.dependents_of(first.directory) == [SECOND]
+
+
+def test_a_run_that_was_deleted_does_not_come_back_as_a_directory_of_dependents(tmp_path: Path) -> None:
+    files.note_dependent(RunDir(tmp_path / FIRST), SECOND)
+    assert not (tmp_path / FIRST).exists()

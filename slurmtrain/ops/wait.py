@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from slurmtrain.ops.shared.chain.waiting import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.choice.listed import Listed
@@ -34,6 +35,8 @@ def wait(
 ) -> tuple[bool, Synced]:
     """Wait until all these runs have ended, or cannot be read for a while, then mirror them to the tracking store.
 
+    Meanwhile it does what ``sync`` does, for them and for the runs that they start after: nobody else may.
+
     Args:
         workspace: where the runs are.
         run_ids: the runs to wait for; if one is of a search, all runs of the search are waited for.
@@ -50,9 +53,10 @@ def wait(
     pause = FIRST_PAUSE_S
     # When a run that cannot be read now could not be read for the first time (time.monotonic()).
     unreadable: dict[str, float] = {}
+    chosen: dict[str, Listed] = {}
     while True:
         # Without MLflow: importing it takes seconds, during which nothing would be shown.
-        synced = sync(workspace, list(waited), track=False)
+        synced = sync(workspace, [*waited, *open_upstreams(workspace, chosen)], track=False)
         waited.update(dict.fromkeys(synced.searched))
         pruned.update(synced.pruned)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in waited}

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError
 from slurmtrain.model.run.lineage import Parent
-from slurmtrain.model.spec.chain.references import PLACES, references
+from slurmtrain.model.spec.chain.references import PLACES, dependencies_of, references, references_of
 from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
@@ -273,12 +273,28 @@ def replan(
     [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
     if planned.plan.spec.name != plan.spec.name and not renames:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
+    if not renames:
+        _check_upstreams(plan.spec, planned.plan.spec)
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     # A run keeps its snapshot, unless an override says that it is to have none any more.
     spec = _as_it_began(plan.spec, planned.plan.spec)
     code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
     return replace(planned, plan=replace(planned.plan, spec=spec, workdir=workdir, code=code))
+
+
+def _check_upstreams(spec: Spec, later: Spec) -> None:
+    """Raise SpecError if a run were to start after others than it was submitted with: they are found only then.
+
+    ``spec``: the run's, as it was. ``later``: with the overrides.
+    """
+    if later.after != spec.after:
+        why = "a run starts after the runs that it was submitted with; submit a new run instead"
+        raise SpecError([Mistake("command line", "after", why)])
+    names = {each.name for each in dependencies_of(spec)}
+    if other := next((each for each in references_of(later) if each.run not in names), None):
+        why = f"{other}: a run refers to runs that it was submitted to start after; submit a new run instead"
+        raise SpecError([Mistake("command line", "", why)])
 
 
 def _as_it_began(spec: Spec, later: Spec) -> Spec:

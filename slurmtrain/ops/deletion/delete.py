@@ -175,16 +175,17 @@ def _check_nothing_runs(workspace: Workspace, run_id: str, run: Run | None) -> N
 
 
 def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequence[str]) -> None:
-    """Raise RunBusy if the plan of another run, which has not ended, mentions one of these runs."""
+    """Raise RunBusy if another run, which has not ended, mentions one of these runs in its plan, or starts after it."""
     chosen = set(run_ids)
     for other, row in observed.runs.index.items():
         if row.ended or other in chosen:
             continue
-        text = b"".join(_plans(workspace.root.run(other)))
+        directory = workspace.root.run(other)
+        text = b"".join((*_plans(directory), *_chain_files(directory)))
         if needed := next((run_id for run_id in run_ids if run_id.encode() in text), None):
             raise RunBusy(
-                f"run {other} ({row.name}), which has not ended, names run {needed} in its plan: it may need what is "
-                "in it; nothing was deleted"
+                f"run {other} ({row.name}), which has not ended, names run {needed} in its plan, or starts after it: "
+                "it may need what is in it; nothing was deleted"
             )
 
 
@@ -194,6 +195,13 @@ def _plans(directory: RunDir) -> Iterator[bytes]:
         for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
             text = read_checked(path)
             yield _without_start(text) if has_copy else text
+
+
+def _chain_files(directory: RunDir) -> Iterator[bytes]:
+    """What a run has of those that it starts after: their ids until it begins, then what it has got from them."""
+    path = directory.upstream_facts if directory.upstream_facts.exists() else directory.upstreams
+    with contextlib.suppress(OSError, PathError):
+        yield read_checked(path)
 
 
 def _without_start(plan: bytes) -> bytes:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -280,31 +280,44 @@ class _Agent:
         """
         run, local = self._attempt.run, self._node.executor == "local"
         upstreams = read_upstreams(run) if local or self._node.index == 0 else []
-        if not upstreams or has_begun(run):
-            return None
-        from slurmtrain.runtime.chain.facts import find_facts, link_upstream
-        from slurmtrain.runtime.chain.turn import wait_for_turn
+        if upstreams and not has_begun(run):
+            from slurmtrain.runtime.chain.turn import wait_for_turn
 
-        stands = wait_for_turn(
-            run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
-        )
-        if self._flag.raised is not None:
-            return self._report_early_signal()
-        if not stands.is_ready:
-            waits = ", ".join(describe_wait(each, "has not ended", None) for each in stands.waits)
-            cause = UPSTREAM if stands.problem else EARLY
-            return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
+            stands = wait_for_turn(
+                run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
+            )
+            if self._flag.raised is not None:
+                return self._report_early_signal()
+            if not stands.is_ready:
+                waits = ", ".join(describe_wait(each, "has not ended", None) for each in stands.waits)
+                cause = UPSTREAM if stands.problem else EARLY
+                return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
+            # What it has waited for is no part of its time limit.
+            self._began = time.monotonic() if local else self._began
         try:
-            facts = find_facts(run, upstreams, references_of(self._plan.spec))
-            if self._node.index == 0 and self._plan.spec.start_from is not None:
-                link_upstream(run, upstreams, self._plan.spec.start_from)
+            self._take_from_upstreams(upstreams)
         except SlurmtrainError as error:
             return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
-        if self._node.index == 0:
-            write_facts(run, facts)
-        # What it has waited for is no part of its time limit.
-        self._began = time.monotonic() if local else self._began
         return None
+
+    def _take_from_upstreams(self, upstreams: Sequence[Upstream]) -> None:
+        """Note what this run gets from those that it starts after, which have ended. Raises SlurmtrainError.
+
+        Later attempts use the same; only what an override has added is looked up then.
+        """
+        run = self._attempt.run
+        known = read_facts(run) if has_begun(run) else None
+        references = [each for each in references_of(self._plan.spec) if str(each) not in (known or {})]
+        if not upstreams or (known is not None and not references):
+            return
+        from slurmtrain.runtime.chain.facts import find_facts, link_upstream
+
+        facts = find_facts(run, upstreams, references)
+        if self._node.index != 0:
+            return
+        if known is None and self._plan.spec.start_from is not None:
+            link_upstream(run, upstreams, self._plan.spec.start_from)
+        write_facts(run, {**(known or {}), **facts})
 
     def _note_wait(self, upstream: Upstream) -> None:
         self._journal.write(WaitingForRun(run=upstream.run))

@@ -34,16 +34,20 @@ def upstreams_of(directory: RunDir) -> list[Upstream]:
 
 def describe_waits(workspace: Workspace, listed: Listed) -> str:
     """What a run waits for, such as ``after pretrain (running, step 120)``; empty if it waits for no run."""
-    if listed.state not in WAITING or not any(parent.get("relation") == AFTER for parent in listed.parents):
+    if not _waits_for_runs(workspace, listed):
         return ""
-    directory = workspace.root.run(listed.id)
-    if directory.upstream_facts.exists():
-        return ""
-    upstreams = upstreams_of(directory)
+    upstreams = upstreams_of(workspace.root.run(listed.id))
     runs = workspace.store.listed([upstream.run for upstream in upstreams])
     present = [(upstream, runs[upstream.run]) for upstream in upstreams if upstream.run in runs]
     waits = [describe_wait(each, run.state, run.row["step"]) for each, run in present if not run.ended]
     return ", ".join(waits[:3]) + (f" and {len(waits) - 3} more" if len(waits) > 3 else "")
+
+
+def _waits_for_runs(workspace: Workspace, listed: Listed) -> bool:
+    """Whether a run starts after others, and has not begun."""
+    if listed.state not in WAITING or not any(parent.get("relation") == AFTER for parent in listed.parents):
+        return False
+    return not workspace.root.run(listed.id).upstream_facts.exists()
 
 
 def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
@@ -111,6 +115,22 @@ def open_dependents(workspace: Workspace, observed: Observed, run_ids: Sequence[
         following |= dict.fromkeys(queue)
     listed = observed.runs.fetch(each for each in following if each not in run_ids)
     return [run_id for run_id, run in listed.items() if not run.ended]
+
+
+def open_upstreams(workspace: Workspace, runs: Mapping[str, Listed]) -> list[str]:
+    """The runs that any of these still waits for, and those that these wait for in turn.
+
+    Args:
+        workspace: Where they are.
+        runs: The runs by id, as observed.
+    """
+    queue: Mapping[str, Listed] = runs
+    above: dict[str, Listed] = {}
+    while waiting := [run for run in queue.values() if _waits_for_runs(workspace, run)]:
+        ids = {each.run for run in waiting for each in upstreams_of(workspace.root.run(run.id))}
+        queue = workspace.store.listed(ids - above.keys() - runs.keys())
+        above |= queue
+    return [run_id for run_id, run in above.items() if not run.ended]
 
 
 def describe_blocked(workspace: Workspace, run_ids: Sequence[str]) -> Iterator[str]:

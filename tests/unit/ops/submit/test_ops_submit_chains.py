@@ -11,14 +11,16 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import sync_again
 
-from slurmtrain.errors import SlurmtrainError, SpecError, SubmitFailed, UserError
+from slurmtrain.errors import RunBusy, SlurmtrainError, SpecError, SubmitFailed, UserError
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.ops.cancel import cancel
+from slurmtrain.ops.deletion.delete import find_deletable
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load_all, split_words, submit_specs
+from slurmtrain.ops.wait import wait
 from slurmtrain.runtime.chain.files import dependents_of, read_upstreams
 
 Write = Callable[..., Path]
@@ -250,13 +252,14 @@ def test_a_job_that_is_submitted_for_a_run_moves_those_behind_it(
 ) -> None:
     [first] = submit_all(workspace, write("a"))
     slurm.replies("sbatch", "Submitted batch job 9\n")
-    [second] = submit_all(workspace, write("b", "after: a", "slurm: {dependency: 'after:3'}"))
+    [second] = submit_all(workspace, write("b", "after: a", "slurm: {dependency: 'after:3', begin: now+9hours}"))
     simulate(workspace, first).crashed()
     slurm.replies("sacct", f"8|FAILED|1:0|2000000000|2000000100|300|30|n0|a-{first}\n")
     slurm.replies("sbatch", "Submitted batch job 10\n")
     resume(workspace, first, from_start=True)
     moves = [call.args for call in slurm.calls("scontrol") if "update" in call.args]
-    assert moves == [["update", "JobId=9", "Dependency=after:3,afterany:10", "StartTime=now"]]
+    # The time that its spec says stays.
+    assert moves == [["update", "JobId=9", "Dependency=after:3,afterany:10"]]
     # If that cannot be done, the run has its job all the same.
     simulate_again = SimulatedRun(workspace.root.run(first), job="10", now=2_000_000_200.0)
     simulate_again.started(host="n0", submission=2).crashed()
@@ -265,6 +268,79 @@ def test_a_job_that_is_submitted_for_a_run_moves_those_behind_it(
     monkeypatch.setattr("slurmtrain.ops.resume.check_executor", lambda *_: None)
     _, notes = resume(workspace, first, from_start=True)
     assert [note for note in notes if f"run {second} starts after run {first}, but its job could not be" in note]
+
+
+@pytest.mark.parametrize("has_job", [True, False])
+def test_sync_lets_a_job_that_would_look_again_later_start_when_it_is_its_turn(
+    workspace: Workspace, slurm: SlurmCommands, write: Write, has_job: bool
+) -> None:
+    [first] = submit_all(workspace, write("a", "requeue: {max_failures: 0}"))
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    [second] = submit_all(workspace, write("b", "after: 'afterany:a'"))
+    upstream = simulate(workspace, first)
+    waiting = SimulatedRun(workspace.root.run(second), job="9", now=2_000_000_000.0).started(host="n0")
+    waiting.node("requeue", cause="early", why="after a (has not ended)", exclude=[], delay_s=0.0).ended("early")
+    waits = squeue_line("9", reason="BeginTime", restart=1, run_id=second)
+    running = squeue_line("8", run_id=first).replace("PENDING", "RUNNING")
+    slurm.replies("squeue", waits)
+    slurm.replies("sacct", "")
+    assert not sync_again(workspace).problems
+    # Nothing of the run before it is in the queue, but it has not ended: a command must say what becomes of it.
+    assert [call for call in slurm.calls("scontrol") if "update" in call.args] == []
+    if has_job:
+        slurm.replies("squeue", waits + running)
+    else:
+        upstream.crashed()
+    assert not sync_again(workspace).problems
+    moves = [call.args for call in slurm.calls("scontrol") if "update" in call.args]
+    assert moves == [["update", "JobId=9", f"Dependency={'afterany:8' if has_job else ''}", "StartTime=now"]]
+
+
+def test_who_waits_for_a_run_sees_to_those_that_it_waits_for(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    first, _, last = submit_all(workspace, write("a"), write("b", "after: a"), write("c", "after: b"))
+    simulate(workspace, first).reached(10).stopped()
+    slurm.replies("sacct", f"8|TIMEOUT|0:0|2000000000|2000000100|300|30|n0|a-{first}\n")
+    slurm.replies("sbatch", "Submitted batch job 10\n")
+    looks = iter(range(3))
+
+    class Twice:
+        def wait(self, _seconds: float) -> bool:
+            return next(looks) > 1
+
+    wait(Workspace(workspace.config, warn=pytest.fail), [last], lambda _: None, Twice())
+    run = workspace.store.load(first)
+    assert run is not None
+    assert [attempt.job_id for attempt in run.attempts] == ["8", "10"]
+
+
+def test_a_run_that_another_waits_for_is_not_deleted(workspace: Workspace, slurm: SlurmCommands, write: Write) -> None:
+    first, second = submit_all(workspace, write("a"), write("b", "after: a"))
+    simulate(workspace, first).ended("completed")
+    slurm.replies("sacct", f"8|COMPLETED|0:0|2000000000|2000000100|300|30|n0|a-{first}\n")
+    slurm.replies("squeue", squeue_line("8", run_id=second))
+    with pytest.raises(RunBusy, match=rf"run {second} \(b\), which has not ended, names run {first}.* starts after it"):
+        find_deletable(workspace, [first], forget=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("after=[c]", "after: a run starts after the runs that it was submitted with"),
+        ("params.x=${run.c.step}", "${run.c.step}: a run refers to runs that it was submitted to start after"),
+    ],
+)
+def test_a_run_does_not_get_other_runs_to_start_after_later(
+    workspace: Workspace, slurm: SlurmCommands, write: Write, override: str, message: str
+) -> None:
+    _, second, _ = submit_all(workspace, write("a"), write("b", "after: a", "params: {x: 1}"), write("c"))
+    simulate(workspace, second).cancel().ended("cancelled")
+    slurm.replies("sacct", f"8|CANCELLED|0:0|2000000000|2000000100|300|30|n0|b-{second}\n")
+    with pytest.raises(SpecError) as raised:
+        resume(workspace, second, [override], from_start=True)
+    assert message in str(raised.value)
+    assert len(slurm.calls("sbatch")) == 3
 
 
 def test_a_submission_that_may_have_succeeded_keeps_its_run_and_those_before_it(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @question_options
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
 @click.option("--no-fold", "unfolded", is_flag=True, help="List each run of a sweep, not one line for all of them.")
+@click.option("--tree", is_flag=True, help="Print below each run those that start after it, with all of its chain.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @options.interval_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
@@ -43,6 +44,7 @@ def command(
     question: Question,
     all_runs: bool,
     unfolded: bool,
+    tree: bool,
     watch: bool,
     interval: float,
     as_csv: bool,
@@ -65,7 +67,7 @@ def command(
     # Other programs want all runs, people those that matter now.
     for_programs = as_csv or as_json
     folds = not (unfolded or for_programs)
-    question = replace(question, names=names, all_runs=all_runs, for_programs=for_programs, folds=folds)
+    question = replace(question, names=names, all_runs=all_runs, for_programs=for_programs, folds=folds, tree=tree)
     show = _as_json if as_json else _as_csv if as_csv else _as_table
     if not watch:
         selection = _look(workspace, question)
@@ -134,9 +136,14 @@ def _as_table(question: Question, selection: Selection) -> None:
     if question.columns:
         run_table.print_fields(selection.runs, question.columns)
     elif selection.runs:
-        run_table.print_runs(selection.lines, selection.fields)
+        run_table.print_runs(_indented(selection.lines), selection.fields)
     if selection.cut:
         output.echo(run_table.count_states(selection.cut), err=True)
+
+
+def _indented(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Lines of runs with their names as in a tree."""
+    return [{**line, "name": "  " * line["depth"] + line["name"]} if line.get("depth") else line for line in lines]
 
 
 def _live(workspace: Workspace, question: Question, interval: float) -> int:
@@ -147,7 +154,7 @@ def _live(workspace: Workspace, question: Question, interval: float) -> int:
             selection = _look(workspace, question)
             room = run_table.rows_on(live.console.height)
             others = [run["state"] for run in selection.lines[room:]] + list(selection.cut)
-            shown, width = selection.lines[:room], live.console.width
+            shown, width = _indented(selection.lines[:room]), live.console.width
             drawn = run_table.screen(shown, width, others, selection.fields, question.columns)
             live.update(drawn, refresh=True)
             time.sleep(interval)

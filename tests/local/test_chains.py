@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from helpers.site import Site, until
 
 ONCE = {"max_failures": 0}
@@ -11,7 +13,7 @@ def test_runs_wait_for_others_and_say_why_they_cannot_start(site: Site) -> None:
     gate = site.path / "gate"
     files = [
         site.commanding("python -c pass", "strict", after="pretrain"),
-        site.commanding("echo ${run.pretrain.id} ${params.dir}", "any", after="afterany:pretrain",
+        site.commanding("echo ${params.dir}", "any", after="afterany:pretrain",
                         params={"dir": "${run.pretrain.dir}"}),
         site.commanding("echo never", "cancelled", after="pretrain"),
         site.commanding("echo never", "last", after=["strict"]),
@@ -21,6 +23,17 @@ def test_runs_wait_for_others_and_say_why_they_cannot_start(site: Site) -> None:
     strict, any_end, cancelled, last, pretrain = (run["id"] for run in runs)
     until(lambda: site.status(strict)["reason"] == "after pretrain (running)", "the wait")
     assert site.status(last)["reason"] == "after strict (pending)"
+    lines = site.call("status", "--tree", last).stdout.splitlines()[1:]
+    shown = [re.match(r"(\w+)  ( *\w+)", line) for line in lines]
+    assert [match.groups() for match in shown if match] == [
+        (pretrain, "pretrain"),
+        (strict, "  strict"),
+        (last, "    last"),
+        (any_end, "  any"),
+        (cancelled, "  cancelled"),
+    ]
+    tree = site.json("status", "--tree", last)["runs"]
+    assert [(run["id"], run["depth"]) for run in tree][:3] == [(pretrain, 0), (strict, 1), (last, 2)]
     site.call("cancel", cancelled)
     assert site.status(cancelled)["state"] == "cancelled"
     gate.touch()
@@ -31,8 +44,11 @@ def test_runs_wait_for_others_and_say_why_they_cannot_start(site: Site) -> None:
     ]
     assert states[strict]["reason"].startswith(f"run {pretrain} (pretrain) failed: rank 0 exited with code 3")
     assert states[last]["reason"].startswith(f"run {strict} (strict) failed: run {pretrain}")
-    assert site.printed(any_end) == [f"{pretrain} {site.runs / pretrain}"]
+    assert site.printed(any_end) == [f"{site.runs / pretrain}"]
     assert site.printed(last) == []
+    # What an override adds is looked up then, and the rest stays as it was.
+    site.call("resume", "--from-start", any_end, "command=echo ${run.pretrain.id} ${params.dir}", "--wait")
+    assert f"{pretrain} {site.runs / pretrain}" in site.printed(any_end)
     shown = site.call("show", strict).stdout
     assert f"after       {pretrain} pretrain (failed)" in shown
     assert f"before      {last} last (failed)" in shown

@@ -60,6 +60,8 @@ class Question:
     """Any run may be the answer, archived ones too, and in a shared root those of others."""
     folds: bool = False
     """Each sweep is a line of its own, unless the question chooses among runs."""
+    tree: bool = False
+    """Each run has those below it that start after it, whether or not they were asked for."""
 
     @property
     def chooses(self) -> bool:
@@ -125,6 +127,12 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
         shown = [run for run in matching if id(run) in chosen]
     compared = (comparison.name for comparison in _comparisons(conditions) if comparison.is_order)
     fields = [*dict.fromkeys([*(key.name for key in keys), *compared])]
+    if question.tree:
+        from slurmtrain.ops.query.tree import chain_lines
+
+        unfolded = chain_lines(workspace, runs, shown, folds=False)
+        folded = chain_lines(workspace, runs, shown, folds=True) if question.folds else unfolded
+        return Selection(unfolded, cut, fields, notes, len(runs), folded)
     lines = (
         _fold(workspace, runs, shown, archived_too=question.all_runs)
         if question.folds and not question.chooses

@@ -289,7 +289,7 @@ class _Agent:
             if self._flag.raised is not None:
                 return self._report_early_signal()
             if not stands.is_ready:
-                waits = ", ".join(describe_wait(each, "has not ended", None) for each in stands.waits)
+                waits = ", ".join(describe_wait(each.name, "has not ended", None) for each in stands.waits)
                 cause = UPSTREAM if stands.problem else EARLY
                 return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
             # What it has waited for is no part of its time limit.

@@ -82,7 +82,7 @@ def describe_failure(upstream: Upstream, state: str, reason: str) -> str:
     return f"run {upstream} {words}{more}"
 
 
-def describe_wait(upstream: Upstream, state: str, step: int | None) -> str:
-    """What a run waits for: an ``upstream`` in this ``state``, which has finished ``step`` steps."""
+def describe_wait(name: str, state: str, step: int | None) -> str:
+    """What a run waits for: one that its spec calls ``name``, in this ``state``, which has finished ``step`` steps."""
     at = f", step {step}" if step is not None and state == "running" else ""
-    return f"after {upstream.name} ({state}{at})"
+    return f"after {name} ({state}{at})"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.chain.upstreams import UPSTREAM, Upstream, describe_wait
+from slurmtrain.model.run.chain.tree import tree_order
+from slurmtrain.model.run.chain.upstreams import UPSTREAM, Upstream, describe_failure, describe_wait
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.ops.shared.chain.ending import dependents
@@ -33,14 +34,39 @@ def upstreams_of(directory: RunDir) -> list[Upstream]:
 
 
 def describe_waits(workspace: Workspace, listed: Listed) -> str:
-    """What a run waits for, such as ``after pretrain (running, step 120)``; empty if it waits for no run."""
+    """What a run waits for, such as ``after pretrain (running, step 120)``, or why it never starts; empty if it may."""
     if not _waits_for_runs(workspace, listed):
         return ""
     upstreams = upstreams_of(workspace.root.run(listed.id))
     runs = workspace.store.listed([upstream.run for upstream in upstreams])
-    present = [(upstream, runs[upstream.run]) for upstream in upstreams if upstream.run in runs]
-    waits = [describe_wait(each, run.state, run.row["step"]) for each, run in present if not run.ended]
-    return ", ".join(waits[:3]) + (f" and {len(waits) - 3} more" if len(waits) > 3 else "")
+    for each in upstreams:
+        if problem := _problem(each, runs.get(each.run)):
+            return f"cannot start: {problem}"
+    waits: dict[str, list[Listed]] = {}
+    for each in upstreams:
+        if each.run in runs and not runs[each.run].ended:
+            waits.setdefault(each.name, []).append(runs[each.run])
+    phrases = [_describe_all(name, of_name) for name, of_name in waits.items()]
+    return ", ".join(phrases[:3]) + (f" and {len(phrases) - 3} more" if len(phrases) > 3 else "")
+
+
+def _describe_all(name: str, waits: Sequence[Listed]) -> str:
+    """What a run waits for: the runs that it knows by a name, which may be those of a sweep."""
+    from slurmtrain.model.query.folding import count_states
+
+    if len(waits) > 1:
+        return f"after {name} ({count_states([run.state for run in waits])})"
+    return describe_wait(name, waits[0].state, waits[0].row["step"])
+
+
+def _problem(upstream: Upstream, listed: Listed | None) -> str:
+    """Why nothing can start after a run that was deleted, or has ended; empty if it may."""
+    if upstream.any:
+        return ""
+    if listed is None:
+        return f"the directory of run {upstream} was deleted"
+    over = listed.ended and listed.state != "completed"
+    return describe_failure(upstream, listed.state, listed.reason) if over else ""
 
 
 def _waits_for_runs(workspace: Workspace, listed: Listed) -> bool:
@@ -57,7 +83,7 @@ def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
     after = dependents(workspace, [run_id])
     if not upstreams and not after:
         return {"after": [], "before": [], "chain": []}
-    tree = _tree(workspace, run_id)
+    tree = tree_order(chains_of(workspace, [run_id], _MOST_RUNS), [run_id])
     runs = observe(workspace, [*(upstream.run for upstream in upstreams), *after, *tree], ask_slurm=False).runs
     return {
         "after": [
@@ -69,29 +95,22 @@ def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
     }
 
 
-def _tree(workspace: Workspace, run_id: str) -> dict[str, int]:
-    """All runs of a run's chain, each below the first of those that it starts after, with how deep it is there."""
-    tree: dict[str, int] = {}
-    waiting = [(root, 0) for root in reversed(_roots(workspace, run_id))]
-    while waiting and len(tree) < _MOST_RUNS:
-        each, depth = waiting.pop()
-        if each not in tree:
-            tree[each] = depth
-            waiting += [(below, depth + 1) for below in reversed(dependents(workspace, [each]))]
-    return tree
+def chains_of(workspace: Workspace, run_ids: Sequence[str], most: int | None = None) -> dict[str, list[str]]:
+    """Of these runs, of all before and after them, and of all before and after those: the runs that each starts after.
 
-
-def _roots(workspace: Workspace, run_id: str) -> list[str]:
-    """The first runs of a run's chain: those before it, or before any of these, that start after none."""
-    roots, visited, queue = [], {run_id}, [run_id]
-    while queue and len(visited) < _MOST_RUNS:
-        each = queue.pop()
-        above = [upstream.run for upstream in upstreams_of(workspace.root.run(each))]
-        if not above:
-            roots.append(each)
-        queue += [run for run in above if run not in visited]
-        visited.update(above)
-    return sorted(roots)
+    Args:
+        workspace: Where they are.
+        run_ids: The runs.
+        most: Of how many runs, at most; None: all. What is left out stands nowhere in the result.
+    """
+    above: dict[str, list[str]] = {}
+    queue = list(run_ids)[:most]
+    while queue:
+        above |= {run_id: [each.run for each in upstreams_of(workspace.root.run(run_id))] for run_id in queue}
+        related = dict.fromkeys([*(each for run_id in queue for each in above[run_id]), *dependents(workspace, queue)])
+        queue = [run_id for run_id in related if run_id not in above]
+        queue = queue if most is None else queue[: max(0, most - len(above))]
+    return {run_id: [each for each in upper if each in above] for run_id, upper in above.items()}
 
 
 def _facts(runs: Mapping[str, Listed], run_id: str) -> dict[str, Any]:

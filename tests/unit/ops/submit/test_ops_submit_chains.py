@@ -15,6 +15,7 @@ from slurmtrain.errors import RunBusy, SlurmtrainError, SpecError, SubmitFailed,
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.deletion.delete import find_deletable
+from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
@@ -98,6 +99,13 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     }
     assert "--dependency=afterany:8_0\n" in array.read_text()
     assert submit_all(workspace, write("byid", f"after: {elements[0]}"))
+    lines = select(workspace, observe(workspace).runs, Question(names=[report], tree=True, folds=True)).lines
+    assert [(line["name"], line["depth"], line["state"], line["reason"].partition("; ")[0]) for line in lines] == [
+        ("prep", 0, "3 pending", "3 runs"),
+        ("report", 1, "pending", "after prep (3 pending)"),
+        ("many", 1, "2 pending", f"after {elements[0]} (pending)"),
+        ("byid", 1, "pending", f"after {elements[0]} (pending)"),
+    ]
 
 
 def test_after_on_the_command_line_adds_to_that_of_the_spec(

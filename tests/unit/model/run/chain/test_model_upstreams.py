@@ -38,8 +38,8 @@ def test_a_deleted_run_will_never_complete() -> None:
 
 
 def test_a_wait_is_described_by_what_the_other_run_does() -> None:
-    assert describe_wait(PRETRAIN, "running", 120) == "after pretrain (running, step 120)"
-    assert describe_wait(PRETRAIN, "pending", 120) == "after pretrain (pending)"
+    assert describe_wait("pretrain", "running", 120) == "after pretrain (running, step 120)"
+    assert describe_wait("pretrain", "pending", 120) == "after pretrain (pending)"
 
 
 def test_an_upstream_survives_its_json() -> None:

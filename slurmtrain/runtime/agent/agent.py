@@ -306,18 +306,18 @@ class _Agent:
         Later attempts use the same; only what an override has added is looked up then.
         """
         run = self._attempt.run
-        known = read_facts(run) if has_begun(run) else None
-        references = [each for each in references_of(self._plan.spec) if str(each) not in (known or {})]
-        if not upstreams or (known is not None and not references):
+        recorded = read_facts(run) if has_begun(run) else None
+        references = [each for each in references_of(self._plan.spec) if str(each) not in (recorded or {})]
+        if not upstreams or (recorded is not None and not references):
             return
         from slurmtrain.runtime.chain.facts import find_facts, link_upstream
 
         facts = find_facts(run, upstreams, references)
         if self._node.index != 0:
             return
-        if known is None and self._plan.spec.start_from is not None:
+        if recorded is None and self._plan.spec.start_from is not None:
             link_upstream(run, upstreams, self._plan.spec.start_from)
-        write_facts(run, {**(known or {}), **facts})
+        write_facts(run, {**(recorded or {}), **facts})
 
     def _note_wait(self, upstream: Upstream) -> None:
         self._journal.write(WaitingForRun(run=upstream.run))

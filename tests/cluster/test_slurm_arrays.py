@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from test_slurm_kills import Killing, _launchers
 
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import is_run_id
+from slurmtrain.slurm.reconcile import GIVEN_UP_S
 
 # What does not change the weights.
 SWEEP = ("--sweep", "params.step_ms=50,51,52,53")
@@ -144,6 +146,44 @@ def test_failed_elements_are_resumed_as_one_array_and_people_may_use_slurms_own_
     assert queries["squeue"] <= 1, queries
     cluster.slurm("scancel", new)
     until(lambda: set(states(site, ids)) == {"cancelled"}, "the end of the whole array")
+
+
+def test_elements_that_a_person_cancels_before_they_begin_are_cancelled_and_no_others(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    """Of which Slurm keeps nothing: neither the queue nor accounting names them any more."""
+    spec = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"}, params={"a": 1})
+    runs = submit_sweep(site, spec, "--sweep", "params.a=range(5)")
+    ids = [run["id"] for run in runs]
+    [array] = {run["job_id"].partition("_")[0] for run in runs}
+    cluster.slurm("scancel", f"{array}_[1-2]")
+    cluster.slurm("scancel", f"{array}_3")
+    queued = ("squeue", "--noheader", "--array", "--states=all", "--format=%i", f"--jobs={array}")
+    until(lambda: cluster.slurm(*queued).split() == [f"{array}_0", f"{array}_4"], "the end of three elements")
+
+    until(lambda: cluster.slurm("sacct", "--noheader", f"--jobs={array}"), "a row of the array in accounting")
+    site.call("status")
+    for run_id in ids[1:4]:
+        backdate(absences(site, run_id), GIVEN_UP_S + 60)
+    site.call("registry", "rebuild")
+    assert states(site, ids) == ["pending", *["cancelled"] * 3, "pending"]
+    assert ["over" in json.loads(site.runs.joinpath(run_id, "lease.json").read_text()) for run_id in ids] == [
+        False, True, True, True, False,
+    ]  # fmt: skip
+    cluster.slurm("scancel", array)
+    until(lambda: set(states(site, ids)) == {"cancelled"}, "the end of the others")
+
+
+def absences(site: ClusterSite, run_id: str) -> list[Path]:
+    """The journals that say that Slurm does not know the job of a run."""
+    return [path for path in (site.runs / run_id / "journal").iterdir() if '"ABSENT"' in path.read_text()]
+
+
+def backdate(journals: list[Path], seconds: float) -> None:
+    """Make the events of journals older, in place."""
+    for path in journals:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**line, "t": line["t"] - seconds}) + "\n" for line in lines))
 
 
 def test_a_sweep_that_is_longer_than_arrays_may_be_is_several_that_share_its_limit(

@@ -164,6 +164,7 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
                     "exclude=[{params.lr: 1}]",
                     "points=x",
                 ),
+                *("search={metric: loss, mode: min, trials: 3}", "search={trials: 0, pruner: x}", "search=median"),
                 *("params.lr=linspace(0,1,99999999)", "params.lr=range(0,5,0)", "params.lr=choice(\x1b[31m)"),
             ]
         )

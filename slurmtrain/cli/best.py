@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--by",
     metavar="METRIC",
     shell_complete=complete.complete_metric,
-    help="The metric, or min:METRIC, METRIC@STEP, ...; by default the only one that the runs have.",
+    help="The metric, or min:METRIC, METRIC@STEP, ...; by default that of a search, or the only one that runs have.",
 )
 @click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")
@@ -56,11 +56,17 @@ def command(
     """
     from slurmtrain.ops.query.best import rank
     from slurmtrain.ops.query.select import Question
+    from slurmtrain.ops.search.summary import summarize
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import SCHEMA
 
     observed = observe(workspace)
     output.warn_about(observed)
+    searches = summarize(workspace, names)
+    if by is None and len(names) == len(searches) == 1:
+        # What a search is for says what is best.
+        [search] = searches
+        by, larger = search.metric, search.larger if larger is None else larger
     question = Question(names=names, namesakes=True, where=where, over=over, for_programs=True)
     ranking = rank(workspace, observed.runs, question, by, larger)
     criterion, runs = ranking.criterion, ranking.runs[:top]
@@ -76,6 +82,8 @@ def command(
         answer = {"schema": SCHEMA, "by": criterion.name, "better": criterion.better, "runs": shown}
         if over:
             answer |= {"over": list(over), "groups": [group.to_json() for group in groups]}
+        if searches:
+            answer["searches"] = [search.to_json() for search in searches]
         output.print_json(answer)
     elif groups:
         _print_groups(criterion.name, groups, ranking.params)
@@ -93,6 +101,9 @@ def command(
                 for run in runs
             ],
         )  # fmt: skip
+    if not as_json:
+        for search in searches:
+            output.note(str(search))
     return 0 if runs else 1
 
 

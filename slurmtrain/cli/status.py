@@ -17,6 +17,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.query.select import Selection
+    from slurmtrain.ops.search.summary import SearchSummary
 
 
 @click.command(
@@ -73,9 +74,9 @@ def command(
         selection = _look(workspace, question)
         if not selection.runs:
             _explain_nothing(workspace, selection)
-        show(question, selection)
+        show(workspace, question, selection)
         if show is _as_table:
-            _describe_sweeps(names, selection)
+            _describe_sweeps(workspace, names, selection)
             for line in describe_unmirrored(workspace, selection.runs):
                 output.note(line)
         return 0
@@ -83,7 +84,7 @@ def command(
     if output.is_terminal(sys.stdout) and show is _as_table:
         return _live(workspace, question, interval)
     while True:
-        show(question, _look(workspace, question))
+        show(workspace, question, _look(workspace, question))
         sys.stdout.flush()
         time.sleep(interval)
 
@@ -99,7 +100,7 @@ def _look(workspace: Workspace, question: Question) -> Selection:
     return selection
 
 
-def _describe_sweeps(names: Sequence[str], selection: Selection) -> None:
+def _describe_sweeps(workspace: Workspace, names: Sequence[str], selection: Selection) -> None:
     """Summarize the sweeps that were named, below their runs."""
     from slurmtrain.model.query.folding import describe_sweep
 
@@ -107,6 +108,19 @@ def _describe_sweeps(names: Sequence[str], selection: Selection) -> None:
         runs = [run for run in selection.runs if run["sweep"] == name]
         if runs:
             output.note(describe_sweep(runs))
+            for search in _searches(workspace, [name], selection):
+                output.note(str(search))
+
+
+def _searches(workspace: Workspace, names: Sequence[str], selection: Selection) -> Sequence[SearchSummary]:
+    """The searches that were named. ``selection``: what is listed."""
+    sweeps = {run["sweep"] for run in selection.runs}
+    searches = [name for name in names if name in sweeps]
+    if not searches:
+        return []
+    from slurmtrain.ops.search.summary import summarize
+
+    return summarize(workspace, searches)
 
 
 def _explain_nothing(workspace: Workspace, selection: Selection) -> None:
@@ -116,23 +130,25 @@ def _explain_nothing(workspace: Workspace, selection: Selection) -> None:
         output.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
 
 
-def _as_json(question: Question, selection: Selection) -> None:
+def _as_json(workspace: Workspace, question: Question, selection: Selection) -> None:
     from slurmtrain.model.query.fields import value_of
     from slurmtrain.ops.shared.views import SCHEMA, now_iso
 
     runs: Sequence[Mapping[str, Any]] = selection.runs
     if question.columns:
         runs = [{name: value_of(run, name) for name in question.columns} for run in runs]
-    output.print_json({"schema": SCHEMA, "as_of": now_iso(), "runs": [dict(run) for run in runs]})
+    searches = [search.to_json() for search in _searches(workspace, question.names, selection)]
+    answer = {"schema": SCHEMA, "as_of": now_iso(), "runs": [dict(run) for run in runs]}
+    output.print_json({**answer, "searches": searches} if searches else answer)
 
 
-def _as_csv(question: Question, selection: Selection) -> None:
+def _as_csv(_workspace: Workspace, question: Question, selection: Selection) -> None:
     from slurmtrain.cli.shared.csv_rows import print_csv
 
     print_csv(selection.runs, question.columns)
 
 
-def _as_table(question: Question, selection: Selection) -> None:
+def _as_table(_workspace: Workspace, question: Question, selection: Selection) -> None:
     if question.columns:
         run_table.print_fields(selection.runs, question.columns)
     elif selection.runs:

@@ -55,6 +55,7 @@ class PlannedRun:
     ``parents``: the runs that it comes from.
     ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
     ``point``: what the sweep sets in this run, with secrets. ``trial``: its number in a search; None: in none.
+    ``search``: what that search is for.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class PlannedRun:
     has_code: bool = False
     point: Point = field(default_factory=dict, repr=False)
     trial: int | None = None
+    search: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,16 @@ is started like any other, and one that it has not is asked for again, with the 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
-from slurmtrain.model.run.events.command import CancelRequested, RunCreated
-from slurmtrain.model.run.run import Run
+from slurmtrain.errors import SlurmtrainError, SubmitFailed
 from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
-from slurmtrain.ops.history import read_history
 from slurmtrain.ops.search.record import SearchRecord, forget, lock_of, read, under_way
-from slurmtrain.ops.search.study import Study, Trial
+from slurmtrain.ops.search.study import Study
+from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.submission import submit_sweeps
@@ -48,15 +45,6 @@ class Advance:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _TrialRun:
-    """A trial, its run, and whether a person has cancelled it."""
-
-    trial: Trial
-    run: Run
-    is_cancelled: bool
-
-
 def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Advance:
     """Take all searches further that are not over; another command's turn is left to it, unless ``only`` names runs.
 
@@ -70,7 +58,13 @@ def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Ad
             continue
         try:
             with locked_search(workspace, sweep, wait=only is not None) as is_ours:
-                if is_ours and (record := read(workspace, sweep)) is not None:
+                if not is_ours:
+                    continue
+                record = read(workspace, sweep)
+                if record is None:
+                    # Another command has ended it meanwhile; taking the lock has made its file again.
+                    forget(workspace, sweep)
+                else:
                     advance(workspace, record, advanced)
         except (SlurmtrainError, OSError) as error:
             advanced.problems.append(f"search {sweep} cannot go on: {error}")
@@ -92,19 +86,25 @@ def locked_search(workspace: Workspace, sweep: str, *, wait: bool) -> Iterator[b
         yield lock is not None
 
 
-def advance(workspace: Workspace, record: SearchRecord, advanced: Advance) -> None:
+def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is_new: bool = False) -> None:
     """End runs that are to be pruned, and submit the next ones. The caller holds the search's lock.
 
     Args:
         workspace: where the runs are.
         record: the search.
         advanced: receives what was done.
+        is_new: whether it has no runs yet; without any run, another search is over.
 
     Raises:
         SlurmtrainError: as :func:`slurmtrain.ops.submit.submit_specs`; or Optuna is not installed.
     """
     search = record.search
-    runs = _read_trials(workspace, record)
+    observe(workspace, ask_slurm=False)
+    runs = read_trials(workspace, record.sweep, search.metric, with_curves=search.pruner.name != "none")
+    if not (runs or is_new):
+        # Its submission was killed before it had created a run, or a person has deleted all of them for good.
+        forget(workspace, record.sweep)
+        return
     advanced.runs += [each.run.id for each in runs]
     advanced.pruned += [each.run.id for each in runs if each.trial.state == "pruned"]
     number = max((each.trial.number for each in runs), default=-1) + 1
@@ -112,12 +112,18 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance) -> No
     if number >= search.trials and not open_runs:
         forget(workspace, record.sweep)
         return
+    count = min(search.parallel - len(open_runs), search.trials - number)
+    if count <= 0 and not (open_runs and search.pruner.name != "none"):
+        return  # before Optuna is imported, which takes a second
     study = Study(search, _without_gaps([each.trial for each in runs], number))
     advanced.ending += _prune(workspace, study, open_runs)
-    count = min(search.parallel - len(open_runs), search.trials - number)
     if count <= 0:
         return
-    if why := _why_over(search, runs):
+    if _is_cancelled(runs):
+        again = f"'slurmtrain resume {runs[-1].run.id}' continues it"
+        advanced.notes.append(f"search {record.sweep} asks for no more runs: all that ran were cancelled; {again}")
+        return
+    if why := _why_hopeless(search, runs):
         advanced.problems.append(f"search {record.sweep} asks for no more runs: {why}")
         return
     chosen = [(number + each, study.ask()) for each in range(count)]
@@ -130,61 +136,19 @@ def _has_any(workspace: Workspace, sweep: str, run_ids: Collection[str]) -> bool
     return any(row.sweep == sweep for row in workspace.store.index(run_ids).values())
 
 
-def _read_trials(workspace: Workspace, record: SearchRecord) -> list[_TrialRun]:
-    """The trials that there are, in the order of their numbers."""
-    observe(workspace, ask_slurm=False)
-    run_ids = [run_id for run_id, row in workspace.store.index().items() if row.sweep == record.sweep]
-    created = workspace.store.events_of(run_ids, RunCreated)
-    ends = workspace.store.events_of(run_ids, CancelRequested)
-    trials = []
-    for run_id, run in workspace.store.load_all(run_ids).items():
-        origin = created[run_id][0].payload if created.get(run_id) else RunCreated()
-        if origin.trial is None:
-            continue
-        is_pruned = any(event.payload.reason for event in ends.get(run_id, ()))
-        trial = Trial(
-            number=origin.trial,
-            values=origin.varies,
-            state=_state(run, record.search, is_pruned=is_pruned),
-            value=run.metrics.get(record.search.metric),
-            curve=_curve(workspace, run, record.search),
-        )
-        trials.append(_TrialRun(trial, run, run.cancelled and not is_pruned))
-    return sorted(trials, key=lambda each: each.trial.number)
-
-
-def _state(run: Run, search: SearchSpec, *, is_pruned: bool) -> str:
-    if not run.ended:
-        return "running"
-    if run.state == "cancelled" and is_pruned:
-        return "pruned"
-    value = run.metrics.get(search.metric)
-    return "complete" if run.state == "completed" and value is not None and math.isfinite(value) else "failed"
-
-
-def _curve(workspace: Workspace, run: Run, search: SearchSpec) -> dict[int, float]:
-    """The metric by step, if the pruner needs it."""
-    if search.pruner.name == "none":
-        return {}
-    try:
-        curve = read_history(run, workspace.root.run(run.id), [search.metric]).curves.get(search.metric)
-    except PathError:
-        return {}
-    points = zip(curve.kept.steps, curve.kept.values, strict=True) if curve else ()
-    return {int(step): value for step, value in points if math.isfinite(value)}
-
-
 def _without_gaps(trials: Sequence[Trial], count: int) -> list[Trial]:
     """The trials by number; those whose runs somebody has removed count as failed."""
     by_number = {trial.number: trial for trial in trials}
     return [by_number.get(number, Trial(number, {}, "failed")) for number in range(count)]
 
 
-def _prune(workspace: Workspace, study: Study, runs: Sequence[_TrialRun]) -> list[str]:
+def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun]) -> list[str]:
     """End the runs that the pruner would end; returns their ids."""
     pruned = []
     for each in runs:
-        why = "" if each.run.cancelled or each.run.state != "running" else study.why_prune(each.trial)
+        # One that was pruned and runs nevertheless was resumed by a person, who wants it to go on.
+        is_left_alone = each.is_pruned or each.run.cancelled or each.run.state != "running"
+        why = "" if is_left_alone else study.why_prune(each.trial)
         if why:
             request_end(workspace, each.run.id, why)
             pruned.append(each.run.id)
@@ -192,16 +156,19 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[_TrialRun]) -> lis
     return pruned
 
 
-def _why_over(search: SearchSpec, runs: Sequence[_TrialRun]) -> str:
-    """Why a search that has trials left asks for no more, as a phrase; empty if it does."""
-    if runs and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs):
-        return f"all that ran were cancelled; 'slurmtrain resume {runs[-1].run.id}' continues it"
+def _is_cancelled(runs: Sequence[TrialRun]) -> bool:
+    """Whether a person has cancelled all runs that ran last."""
+    return bool(runs) and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs)
+
+
+def _why_hopeless(search: SearchSpec, runs: Sequence[TrialRun]) -> str:
+    """Why the runs so far promise no value of the metric, as a phrase; empty if they do."""
     ended = [each for each in runs if each.run.ended and not each.is_cancelled]
-    if len(ended) >= _WITHOUT_VALUE and all(each.trial.state == "failed" for each in ended):
-        logged = sorted({name for each in ended for name in each.run.metrics})
-        names = f"; they have logged {', '.join(logged)}" if logged else ""
-        return f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}{names}"
-    return ""
+    if len(ended) < _WITHOUT_VALUE or any(each.trial.state != "failed" for each in ended):
+        return ""
+    logged = sorted({name for each in ended for name in each.run.metrics})
+    names = f"; they have logged {', '.join(logged)}" if logged else ""
+    return f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}{names}"
 
 
 def _submit(
@@ -223,4 +190,6 @@ def _submit(
 def _plan(record: SearchRecord, number: int, values: dict[str, object]) -> PlannedRun:
     planned = replan(record.plan, write_assignments(values), read_options, renames=True)
     overrides = (*record.overrides, *planned.overrides)
-    return replace(planned, overrides=overrides, varies=values, trial=number, has_code=True)
+    return replace(
+        planned, overrides=overrides, varies=values, trial=number, search=record.search.objective, has_code=True
+    )

@@ -44,7 +44,7 @@ def begin(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
     with locked_search(workspace, record.sweep, wait=True):
         store(workspace, record)
         try:
-            advance(workspace, record, advanced)
+            advance(workspace, record, advanced, is_new=True)
         except BaseException as error:
             # Whoever created no run has submitted nothing.
             if not (advanced.runs or isinstance(error, SubmitFailed)):

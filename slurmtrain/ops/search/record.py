@@ -89,9 +89,13 @@ def read(workspace: Workspace, sweep: str) -> SearchRecord | None:
 
 
 def forget(workspace: Workspace, sweep: str) -> None:
-    """Remove a record: nothing is asked any more."""
+    """Remove a record: nothing is asked any more. The caller holds the search's lock.
+
+    Its file goes too: whoever has opened it and gets the lock finds no record, and does nothing.
+    """
     with contextlib.suppress(OSError):
         _path(workspace, sweep).unlink(missing_ok=True)
+        lock_of(workspace, sweep).unlink(missing_ok=True)
 
 
 def _path(workspace: Workspace, sweep: str) -> Path:

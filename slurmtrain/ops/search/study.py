@@ -8,32 +8,17 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.sweep.expressions import Distribution
 from slurmtrain.model.spec.sweep.search import Method, SearchSpec, is_same
+from slurmtrain.ops.search.trials import Trial
 
 # What the search sets itself.
 _OWN_SETTINGS = frozenset({"self", "seed", "constant_liar", "constraints_func", "gamma", "weights"})
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A run of a search.
-
-    ``number``: counted from 0. ``values``: those of the keys that are searched. ``state``: ``running``, ``complete``,
-    ``pruned`` or ``failed``. ``value``: what it has reached, if it is complete. ``curve``: the metric by step.
-    """
-
-    number: int
-    values: Mapping[str, Any]
-    state: str
-    value: float | None = None
-    curve: Mapping[int, float] = field(default_factory=dict)
 
 
 def check_methods(search: SearchSpec) -> None:
@@ -64,8 +49,10 @@ class Study:
             sampler=_sampler(search, self._count),
             pruner=_pruner(search),
         )
+        # Pruners compare at the last steps of those that run. Optuna copies all that it has, again and again.
+        compared = {max(trial.curve) for trial in trials if trial.state == "running" and trial.curve}
         for trial in trials:
-            self._study.add_trial(self._frozen(trial))
+            self._study.add_trial(self._frozen(trial, compared))
 
     def ask(self) -> dict[str, Any]:
         """The values of the next trial, which counts as running from now on."""
@@ -82,7 +69,8 @@ class Study:
             return ""
         return f"pruned by the {self._search.pruner.name} pruner at step {max(trial.curve)}"
 
-    def _frozen(self, trial: Trial) -> Any:
+    def _frozen(self, trial: Trial, compared: Collection[int]) -> Any:
+        """A trial as Optuna has it; of the curve of one that has ended, its last point and those at some steps."""
         optuna = _import_optuna()
         states = optuna.trial.TrialState
         params: dict[str, Any] = {}
@@ -98,8 +86,14 @@ class Study:
             value=trial.value if trial.state == "complete" else None,
             params=params,
             distributions=self._spaces,
-            intermediate_values=dict(trial.curve),
+            intermediate_values=_thinned(trial, compared),
         )
+
+
+def _thinned(trial: Trial, compared: Collection[int]) -> dict[int, float]:
+    if trial.state == "running" or not trial.curve:
+        return dict(trial.curve)
+    return {step: trial.curve[step] for step in sorted({*compared, max(trial.curve)}) if step in trial.curve}
 
 
 def _import_optuna() -> Any:

@@ -239,6 +239,7 @@ def _build(
                     pack=batch.spec.pack.to_dict() if batch.spec.pack is not None else None,
                     varies={key: value if is_plain(value) else str(value) for key, value in planned.varies.items()},
                     trial=planned.trial,
+                    search=planned.search,
                     spec_file=str(batch.spec.path) if batch.spec.path else None,
                     parents=[parent.to_dict() for parent in planned.parents] or None,
                     **run_settings(planned.plan),

@@ -47,6 +47,8 @@ class RunCreated(Payload):
     """How runs of its sweep share jobs: ``runs``, how many share one, and ``share_gpu``, whether they share GPUs."""
     trial: int | None = field(default=None, metadata=OMIT_NONE)
     """Its number among the runs of its search, counted from 0; None: it is none of a search."""
+    search: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    """What its search is for: ``metric``, ``mode`` (``min`` or ``max``) and ``trials``, how many runs there will be."""
     spec_file: str | None = None
     """The path of the spec file, absolute; None if there was none, or it is unknown."""
     parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)

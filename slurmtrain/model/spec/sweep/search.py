@@ -41,6 +41,11 @@ class SearchSpec:
     pruner: Method = Method("none")
     seed: int = 0
 
+    @property
+    def objective(self) -> dict[str, Any]:
+        """What each of its runs records: ``metric``, ``mode`` (``min`` or ``max``) and ``trials``."""
+        return {"metric": self.metric, "mode": "max" if self.larger else "min", "trials": self.trials}
+
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
         return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +11,18 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun
 
+from slurmtrain.cli import status
+from slurmtrain.cli.best import command as command_best
 from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.search import advance as advancing
 from slurmtrain.ops.search.advance import Advance, advance_all
 from slurmtrain.ops.search.record import read, under_way
+from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
@@ -85,7 +91,7 @@ def test_as_many_are_asked_for_as_have_ended_until_there_are_all(workspace: Work
     assert sorted(trials(workspace).values()) == list(range(6))
     end(workspace, next(run_id for run_id, number in trials(workspace).items() if number == 5), loss=0.1)
     assert not advance_all(workspace).created
-    assert under_way(workspace) == []
+    assert list(workspace.root.searches.iterdir()) == []
 
 
 def test_a_command_that_dies_while_it_asks_leaves_no_trial_twice_and_loses_none(
@@ -139,6 +145,39 @@ def test_a_run_that_the_pruner_would_end_is_cancelled_with_the_reason(
     assert advance_all(workspace).pruned == [second]
 
 
+def test_a_pruned_run_that_a_person_has_resumed_is_not_pruned_again(
+    workspace: Workspace, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = begin(pruner={"median": {"n_startup_trials": 1}})
+    first, second = submission.run_ids
+    end(workspace, first, loss=1.0)
+    sim = simulated(workspace, second).started().reached(5, loss=9.0)
+    monkeypatch.setattr(advancing, "finish_cancel", lambda *_: {})
+    assert advance_all(workspace).ending == [second]
+    sim.later(60).ended("cancelled")
+    sim.later(60).write("journal/again.jsonl", "submitting", submission=2, attempt=2, executor="slurm", host="login")
+    sim.write("journal/again.jsonl", "submitted", submission=2, job_id="9")
+    sim.job = "9"
+    sim.started(submission=2).reached(6, loss=9.0)
+    observe(workspace, ask_slurm=False)
+    run = workspace.store.load(second)
+    assert run is not None
+    assert (run.state, run.cancelled) == ("running", False)
+    assert advance_all(workspace).ending == []
+    sim.ended("completed")
+    advance_all(workspace)
+    assert [each.trial.state for each in read_trials(workspace, str(submission.sweep))][:2] == ["complete"] * 2
+
+
+def test_a_search_whose_runs_are_all_deleted_for_good_is_over(workspace: Workspace, begin: Begin) -> None:
+    submission = begin()
+    for run_id in submission.run_ids:
+        shutil.rmtree(workspace.root.run(run_id).path)
+    assert advance_all(workspace) == Advance()
+    assert trials(workspace) == {}
+    assert list(workspace.root.searches.iterdir()) == []
+
+
 def test_a_metric_that_no_run_logs_ends_the_search_and_is_named(workspace: Workspace, begin: Begin) -> None:
     begin(trials=20, parallel=5)
     for run_id in trials(workspace):
@@ -164,7 +203,8 @@ def test_nothing_is_asked_for_once_a_person_has_cancelled_all_that_ran(workspace
         simulated(workspace, run_id).started().cancel().later(5).ended("cancelled")
     advanced = advance_all(workspace)
     assert not advanced.created
-    assert "all that ran were cancelled" in advanced.problems[0]
+    assert advanced.problems == []
+    assert "all that ran were cancelled" in advanced.notes[0]
 
 
 def test_a_search_has_no_idempotency_key(begin: Begin, workspace: Workspace) -> None:
@@ -179,3 +219,39 @@ def test_without_a_job_nothing_is_left(workspace: Workspace, begin: Begin, slurm
         begin()
     assert not trials(workspace)
     assert under_way(workspace) == []
+
+
+def test_status_and_best_say_what_a_search_has_reached(
+    workspace: Workspace, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submission = begin(metric="score", mode="max", pruner={"median": {"n_startup_trials": 1}})
+    first, second = submission.run_ids
+    end(workspace, first, score=0.25, loss=3.0)
+    sim = simulated(workspace, second).started().reached(5, score=0.1)
+    monkeypatch.setattr(advancing, "finish_cancel", lambda *_: {})
+    assert advance_all(workspace).ending == [second]
+    sim.later(60).ended("cancelled")
+    runs = ["--runs", str(workspace.root.path)]
+    shown = CliRunner().invoke(status.command, [str(submission.sweep), *runs])
+    lr = workspace.store.events(first, RunCreated)[0].payload.varies["params.lr"]
+    line = (
+        f"search {submission.sweep}: 3 of 6 trials: 1 complete, 1 running, 1 pruned; "
+        f"best score 0.25 of run {first} with params.lr={lr}"
+    )
+    assert line in shown.stderr.replace("\n  ", " ")
+    best = CliRunner().invoke(command_best, [str(submission.sweep), *runs])
+    assert line in best.stderr.replace("\n  ", " ")
+    assert first in best.stdout
+    expected = {
+        "sweep": submission.sweep, "metric": "score", "mode": "max", "trials": 6,
+        "states": {"complete": 1, "running": 1, "pruned": 1},
+        "best": {"run": first, "value": 0.25, "varies": {"params.lr": lr}},
+    }  # fmt: skip
+    for command in (status.command, command_best):
+        answer = json.loads(CliRunner().invoke(command, [str(submission.sweep), "--json", *runs]).stdout)
+        assert answer["searches"] == [expected]
+    # It is all in the runs.
+    workspace.close()
+    (workspace.root.path / "registry.db").unlink()
+    again = CliRunner().invoke(status.command, [str(submission.sweep), "--json", *runs])
+    assert json.loads(again.stdout)["searches"] == [expected]

@@ -10,7 +10,8 @@ import pytest
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.spec.sweep.expressions import Distribution
 from slurmtrain.model.spec.sweep.search import Method, SearchSpec
-from slurmtrain.ops.search.study import Study, Trial, check_methods
+from slurmtrain.ops.search.study import Study, check_methods
+from slurmtrain.ops.search.trials import Trial
 
 SPACE = {
     "params.lr": Distribution(low=1e-5, high=0.1, log=True),
@@ -83,6 +84,16 @@ def test_a_run_that_is_worse_than_the_median_is_pruned() -> None:
     assert study.why_prune(bad) == "pruned by the median pruner at step 5"
     assert study.why_prune(good) == study.why_prune(early) == ""
     assert Study(search(), [*trials, bad]).why_prune(bad) == ""
+
+
+def test_of_long_curves_of_ended_trials_optuna_gets_what_pruners_compare() -> None:
+    pruned = search(pruner=Method("median", {"n_startup_trials": 3}))
+    values = Study(search(), []).ask()
+    trials = [complete(number, values, 1.0, dict.fromkeys(range(1, 1001), 1.0)) for number in range(3)]
+    bad = Trial(3, values, "running", None, dict.fromkeys(range(1, 501), 2.0))
+    study = Study(pruned, [*trials, bad])
+    assert study.why_prune(bad) == "pruned by the median pruner at step 500"
+    assert [len(trial.intermediate_values) for trial in study._study.trials] == [2, 2, 2, 500]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""The trials of a search, read from its runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmtrain.errors import PathError
+from slurmtrain.model.run.events.command import CancelRequested, RunCreated
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of a search.
+
+    ``number``: counted from 0. ``values``: those of the keys that are searched. ``state``: ``running``, ``complete``,
+    ``pruned`` or ``failed``. ``value``: what it has reached, if it is complete. ``curve``: the metric by step.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    state: str
+    value: float | None = None
+    curve: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """A trial and its run. ``is_pruned``: whether its search has ended it. ``is_cancelled``: whether a person has.
+
+    ``objective``: what its search is for, as :attr:`.SearchSpec.objective`.
+    """
+
+    trial: Trial
+    run: Run
+    is_pruned: bool
+    is_cancelled: bool
+    objective: Mapping[str, Any]
+
+
+def read_trials(
+    workspace: Workspace, sweep: str, metric: str | None = None, *, with_curves: bool = False
+) -> list[TrialRun]:
+    """The trials that a search has, in the order of their numbers; none if the sweep is no search.
+
+    Args:
+        workspace: where the runs are, which have been observed.
+        sweep: the id of its sweep.
+        metric: what the search is for; None: what its runs say.
+        with_curves: whether the values by step are needed, as pruners do.
+    """
+    run_ids = [run_id for run_id, row in workspace.store.named([sweep]).items() if row.sweep == sweep]
+    created = workspace.store.events_of(run_ids, RunCreated)
+    searched = [run_id for run_id in run_ids if created.get(run_id) and created[run_id][0].payload.trial is not None]
+    ends = workspace.store.events_of(searched, CancelRequested) if searched else {}
+    trials = []
+    for run_id, run in workspace.store.load_all(searched).items():
+        origin = created[run_id][0].payload
+        assert origin.trial is not None
+        is_pruned = any(event.payload.reason for event in ends.get(run_id, ()))
+        objective = origin.search or {}
+        name = metric or str(objective.get("metric"))
+        value = _value(run, name)
+        trial = Trial(
+            number=origin.trial,
+            values=origin.varies,
+            state=_state(run, value, is_pruned=is_pruned),
+            value=value,
+            curve=_curve(workspace, run, name) if with_curves else {},
+        )
+        trials.append(TrialRun(trial, run, is_pruned, run.cancelled and not is_pruned, objective))
+    return sorted(trials, key=lambda each: each.trial.number)
+
+
+def _value(run: Run, metric: str) -> float | None:
+    """The last value of a metric; None if there is none, or it is no number."""
+    value = run.metrics.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _state(run: Run, value: float | None, *, is_pruned: bool) -> str:
+    if not run.ended:
+        return "running"
+    if run.state == "cancelled" and is_pruned:
+        return "pruned"
+    return "complete" if run.state == "completed" and value is not None else "failed"
+
+
+def _curve(workspace: Workspace, run: Run, metric: str) -> dict[int, float]:
+    """A metric by step, without what was rolled back."""
+    # Imported here: lists do without.
+    from slurmtrain.ops.history import read_history
+
+    try:
+        curve = read_history(run, workspace.root.run(run.id), [metric]).curves.get(metric)
+    except PathError:
+        return {}
+    points = zip(curve.kept.steps, curve.kept.values, strict=True) if curve else ()
+    return {int(step): value for step, value in points if math.isfinite(value)}

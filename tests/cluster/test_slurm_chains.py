@@ -23,12 +23,13 @@ def chain(
     pretrain: dict[str, Any] | None = None,
     held: bool = False,
     requeue: dict[str, Any] | None = None,
+    executor: str = "slurm",
     **more: Any,
 ) -> dict[str, list[str]]:
     """Submit a chain, whose last link is a sweep, the last first; the ids of the runs by name.
 
     ``pretrain``: what differs in the first. ``held``: the jobs behind it never start, as in a full queue. ``requeue``:
-    the section of those behind it.
+    the section of those behind it. ``executor``: where they run.
     """
     common: dict[str, Any] = {"resources": ONE_PROCESS, "slurm": SPOT, "checkpoint": {"every": {"steps": 10}}}
     later = {**common, "slurm": {**SPOT, "hold": held}, "requeue": requeue or {}}
@@ -44,7 +45,7 @@ def chain(
         site.light("finetune", params={"steps": 40, "init": "${run.pretrain.checkpoint}", **more}, **later),
         site.light("pretrain", params=first, **common),
     ]
-    runs = site.json("submit", *map(str, files), "--executor", "slurm")["runs"]
+    runs = site.json("submit", *map(str, files), "--executor", executor)["runs"]
     return {name: [run["id"] for run in runs if run["name"] == name] for name in ("pretrain", "finetune", "evaluate")}
 
 
@@ -62,8 +63,8 @@ def began_with(site: ClusterSite, run_id: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed_chain(shared_site: ClusterSite) -> dict[str, set[str]]:
-    """The weights of a chain that nothing disturbs."""
-    ids = chain(shared_site)
+    """The weights of a chain that nothing disturbs, and that no queue delays."""
+    ids = chain(shared_site, executor="local")
     shared_site.call("wait", *all_of(ids))
     return weights(shared_site, ids)
 

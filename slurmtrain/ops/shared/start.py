@@ -166,7 +166,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
     if attempt.executor == "slurm":
-        notes += move_dependents(workspace, run)
+        notes += move_dependents(workspace, [run])
     if cancels(run) - attempt.cancels:
         cancel_job(workspace, run, attempt.executor, submitted)
     return [*excluded.notes, *stats.notes, *notes]

@@ -57,8 +57,12 @@ def wait_for_turn(
         give_up: Whether not to wait any longer.
     """
     began, noted, poll_s = time.monotonic(), None, _POLL_S
+    remaining = upstreams
     while True:
-        now = standing_of(run, upstreams)
+        now = standing_of(run, remaining)
+        if now.is_ready and remaining is not upstreams:
+            # Again: one that had ended may have been resumed.
+            now = standing_of(run, upstreams)
         if now.is_ready or now.problem or give_up():
             return now
         if not patient and time.monotonic() - began > _LAST_WORDS_S:
@@ -66,6 +70,8 @@ def wait_for_turn(
         if patient and now.waits[0] != noted:
             noted = now.waits[0]
             note(noted)
+        # Of a sweep, most have ended long before the last.
+        remaining = now.waits
         time.sleep(poll_s)
         poll_s = min(_SLOWEST_POLL_S, 1.2 * poll_s)
 

@@ -124,8 +124,7 @@ def start_array(
         notes = _record_all(array, prepared, job_id)
     # Its answers so far are from before these jobs.
     workspace.scheduler.forget()
-    for each in prepared:
-        notes += move_dependents(workspace, each.element.run)
+    notes += move_dependents(workspace, [each.element.run for each in prepared])
     return [*excluded.notes, *stats.notes, *busy, *notes, *_cancel_cancelled(workspace, prepared, job_id)]
 
 

@@ -7,9 +7,11 @@ behind that job if it is there, else until they look again, some time later; ``s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from slurmtrain.errors import PathError, SlurmDown
+from slurmtrain.errors import PathError, SlurmDown, SlurmtrainError
 from slurmtrain.model.run.chain.upstreams import EARLY, Upstream, standing
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
@@ -33,24 +35,16 @@ def unfinished_upstream_jobs(run: RunDir) -> list[str]:
     return unfinished_jobs(run, upstreams)
 
 
-def move_dependents(workspace: Workspace, run: RunDir) -> list[str]:
-    """Let the waiting jobs of all runs that start after this one wait for its newest job too; returns notes.
+def move_dependents(workspace: Workspace, runs: Iterable[RunDir]) -> list[str]:
+    """Let the waiting jobs of all runs that start after any of these wait for the newest jobs of these; returns notes.
 
     Args:
         workspace: Where they are.
-        run: A run that has just got a job.
+        runs: Runs that have just got jobs.
     """
-    from slurmtrain.runtime.chain.files import dependents_of, has_begun
+    from slurmtrain.runtime.chain.files import dependents_of
 
-    notes = []
-    for run_id in dependents_of(run):
-        directory = workspace.root.run(run_id)
-        try:
-            if directory.path.is_dir() and not has_begun(directory):
-                notes += _move(directory)
-        except (PathError, SlurmDown) as error:
-            notes.append(f"run {run_id} starts after run {run.id}, but its job could not be put behind ({error})")
-    return notes
+    return _move(workspace, list(dict.fromkeys(run_id for run in runs for run_id in dependents_of(run))))
 
 
 def move_late(workspace: Workspace, run_ids: Iterable[str]) -> list[str]:
@@ -63,22 +57,24 @@ def move_late(workspace: Workspace, run_ids: Iterable[str]) -> list[str]:
         workspace: Where they are.
         run_ids: Runs whose jobs Slurm starts at a later time; what is known of them and their upstreams is up to date.
     """
+    due = [run_id for run_id in run_ids if _is_late(workspace, run_id)]
+    notes = _move(workspace, due)
+    if due:
+        workspace.scheduler.forget()
+    return notes
+
+
+def _is_late(workspace: Workspace, run_id: str) -> bool:
+    """Whether a run that looks again later may start, or has a job to wait for instead."""
     from slurmtrain.runtime.chain.files import has_begun, read_upstreams
 
-    notes = []
-    for run_id in run_ids:
-        directory, run = workspace.root.run(run_id), workspace.store.load(run_id)
-        try:
-            upstreams = read_upstreams(directory)
-            if run is None or not upstreams or has_begun(directory) or not _was_early(run):
-                continue
+    directory, run = workspace.root.run(run_id), workspace.store.load(run_id)
+    with contextlib.suppress(PathError):
+        upstreams = read_upstreams(directory)
+        if run is not None and upstreams and not has_begun(directory) and _was_early(run):
             stands = standing(upstreams, upstream_runs(workspace, upstreams))
-            if stands.is_ready or _is_any_queued(workspace, stands.waits):
-                notes += _move(directory)
-                workspace.scheduler.forget()
-        except (PathError, SlurmDown) as error:
-            notes.append(f"run {run_id} could start, but its job cannot be told so ({error}): it looks again itself")
-    return notes
+            return stands.is_ready or _is_any_queued(workspace, stands.waits)
+    return False
 
 
 def _is_any_queued(workspace: Workspace, upstreams: Sequence[Upstream]) -> bool:
@@ -91,22 +87,75 @@ def _is_any_queued(workspace: Workspace, upstreams: Sequence[Upstream]) -> bool:
     return False
 
 
-def _move(directory: RunDir) -> list[str]:
-    """Let the job of a run wait for those of its upstreams, if it still waits at all; returns notes."""
+def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
+    """Let the jobs of runs wait for those of their upstreams, if they still wait at all; returns notes."""
+    from slurmtrain.slurm.requeue import move_behind
+    from slurmtrain.slurm.scheduler import join_elements
+
+    moves: dict[tuple[str, bool], dict[str, str]] = {}
+    upstream_jobs: dict[tuple[str, ...], Sequence[str]] = {}
+    notes = []
+    for run_id in run_ids:
+        try:
+            move = _move_of(workspace.root.run(run_id), upstream_jobs)
+        except PathError as error:
+            notes.append(_describe_failure([run_id], error))
+            continue
+        if move is not None:
+            moves.setdefault((move.dependency, move.at_once), {})[move.job_id] = run_id
+    for (dependency, at_once), jobs in moves.items():
+        for elements in join_elements(jobs):
+            try:
+                move_behind(elements, dependency, at_once=at_once)
+            except SlurmDown as error:
+                array = elements.partition("_")[0]
+                ids = [run_id for job_id, run_id in jobs.items() if job_id.partition("_")[0] == array]
+                notes.append(_describe_failure(ids, error))
+    return notes
+
+
+def _describe_failure(run_ids: Sequence[str], error: SlurmtrainError) -> str:
+    more = f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else ""
+    return (
+        f"the job of run {run_ids[0]}{more} could not be put behind those of the runs that it starts after ({error}): "
+        "if it starts too early, it goes back into the queue"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What a pending job is to wait for. ``at_once``: and for no time any more."""
+
+    job_id: str
+    dependency: str
+    at_once: bool
+
+
+def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[str]]) -> _Move | None:
+    """How the job of a run is to be moved; None if it has begun, or has none. Raises PathError.
+
+    ``upstream_jobs``: those of the upstreams, by their ids: the runs of a sweep share them.
+    """
     from slurmtrain.ops.shared.current_plan import current_plan
+    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
+    from slurmtrain.runtime.chain.turn import unfinished_jobs
     from slurmtrain.runtime.job.run_reader import read_run
     from slurmtrain.slurm.request import dependency_of
-    from slurmtrain.slurm.requeue import move_behind
 
+    # Of thousands that are being submitted, none has a job yet.
+    if not any(directory.submissions.glob("*")) or has_begun(directory):
+        return None
     run = read_run(directory)
     job = _waiting_job(run)
     if job is None:
-        return []
-    after = unfinished_upstream_jobs(directory)
-    dependency = dependency_of(current_plan(directory, run), after, singleton=_has_predecessor(run))
+        return None
+    upstreams = read_upstreams(directory)
+    key = tuple(upstream.run for upstream in upstreams)
+    if key not in upstream_jobs:
+        upstream_jobs[key] = unfinished_jobs(directory, upstreams)
+    dependency = dependency_of(current_plan(directory, run), upstream_jobs[key], singleton=_has_predecessor(run))
     # One that has not started yet may have to wait for a time that its spec says.
-    move_behind(job, dependency, at_once=_was_early(run))
-    return []
+    return _Move(job, dependency, at_once=_was_early(run))
 
 
 def _waiting_job(run: Run) -> str | None:

@@ -17,6 +17,7 @@ from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.deletion.delete import find_deletable
 from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.resume import resume
+from slurmtrain.ops.resume_failed import resume_failed
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -275,7 +276,7 @@ def test_a_job_that_is_submitted_for_a_run_moves_those_behind_it(
     slurm.fails("scontrol", "slurm_update error: Job has already started")
     monkeypatch.setattr("slurmtrain.ops.resume.check_executor", lambda *_: None)
     _, notes = resume(workspace, first, from_start=True)
-    assert [note for note in notes if f"run {second} starts after run {first}, but its job could not be" in note]
+    assert [note for note in notes if f"the job of run {second} could not be put behind" in note]
 
 
 @pytest.mark.parametrize("has_job", [True, False])
@@ -349,6 +350,24 @@ def test_a_run_does_not_get_other_runs_to_start_after_later(
         resume(workspace, second, [override], from_start=True)
     assert message in str(raised.value)
     assert len(slurm.calls("sbatch")) == 3
+
+
+def test_the_elements_of_an_array_are_moved_with_one_command_and_none_of_them_twice(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    sweep = ("params: {x: 1}", "sweep: {params.x: [1, 2, 3]}")
+    firsts = submit_all(workspace, write("a", *sweep))
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    submit_all(workspace, write("b", "after: 'afterany:a'", *sweep))
+    assert [call for call in slurm.calls("scontrol") if "update" in call.args] == []
+    for index, run_id in enumerate(firsts):
+        SimulatedRun(workspace.root.run(run_id), job=f"8_{index}", now=2_000_000_000.0).started(host="n0").crashed()
+    ended = "".join(f"8_{i}|FAILED|1:0|2000000000|2000000100|300|30|n0|a-{run}\n" for i, run in enumerate(firsts))
+    slurm.replies("sacct", ended)
+    slurm.replies("sbatch", "Submitted batch job 10\n")
+    resume_failed(workspace, firsts)
+    moves = [call.args for call in slurm.calls("scontrol") if "update" in call.args]
+    assert moves == [["update", "JobId=9_[0-2]", "Dependency=afterany:10_0:10_1:10_2"]]
 
 
 def test_a_submission_that_may_have_succeeded_keeps_its_run_and_those_before_it(

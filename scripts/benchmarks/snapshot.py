@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from _measure import ROOT, Report, command, in_turns, seconds_of
@@ -33,52 +32,18 @@ NO_PYTHON = Path("/nowhere/bin/python")
 
 def run(arguments: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
-        repository, copy = Path(folder) / "home" / "repository", Path(folder) / "copy"
+        repository = Path(folder) / "home" / "repository"
         make_repository(repository)
-        runs = RunsRoot(Path(folder) / "runs")
-        runs.path.mkdir()
-        source = CodeSource(workdir=repository, spec=CodeSpec())
+        snapshots, submitting = Snapshots(Path(folder), repository), Submitting(Path(folder), repository)
         time.sleep(SETTLING_S)
-
-        def unchanged() -> None:
-            take(runs, source, NO_PYTHON)
-
-        def first() -> None:
-            shutil.rmtree(runs.snapshots, ignore_errors=True)
-            unchanged()
-
-        def copied() -> None:
-            snapshot, _ = take(runs, source, NO_PYTHON)
-            began = time.perf_counter()
-            make_tree(runs.run("copy"), snapshot)
-            copies.append(time.perf_counter() - began)
-            shutil.rmtree(runs.run("copy").path)
-
-        copies: list[float] = []
-        first()
-        measures: dict[str, Callable[[], object]] = {
-            "first": first,
-            "unchanged": unchanged,
-            "git_status": lambda: subprocess.run(["git", "-C", repository, "status", "--porcelain"], check=True),
-            "cp": lambda: subprocess.run(["cp", "-r", repository, copy], check=True),
-        }
-
-        def seconds(measure: Callable[[], object]) -> float:
-            shutil.rmtree(copy, ignore_errors=True)
-            began = time.perf_counter()
-            measure()
-            return time.perf_counter() - began
-
-        def copy_seconds() -> float:
-            runs.run("copy").path.mkdir()
-            copied()
-            return copies[-1]
-
-        submitting = Submitting(Path(folder), repository)
+        snapshots.first()
         times = in_turns(
             {
-                **{name: lambda measure=measure: seconds(measure) for name, measure in measures.items()},
-                "run_copy": copy_seconds,
+                "first": snapshots.first,
+                "unchanged": snapshots.unchanged,
+                "git_status": lambda: timed("git", "-C", repository, "status", "--porcelain"),
+                "cp": snapshots.cp,
+                "run_copy": snapshots.run_copy,
                 **{f"submit_{name}": lambda name=name: submitting.seconds(name) for name in SUBMISSIONS},
             },
             3 if arguments.quick else 15,
@@ -92,6 +57,45 @@ def run(arguments: argparse.Namespace) -> Report:
     report.ratio("submit_first/submit_without", times["submit_first"], times["submit_without"])
     report.ratio("submit_unchanged/submit_without", times["submit_unchanged"], times["submit_without"])
     return report
+
+
+class Snapshots:
+    """Snapshots of a repository, and copies of them, below a folder; each measure is in seconds."""
+
+    def __init__(self, folder: Path, repository: Path) -> None:
+        self.repository, self.folder = repository, folder
+        self.runs = RunsRoot(folder / "runs")
+        self.runs.path.mkdir()
+        self.source = CodeSource(workdir=repository, spec=CodeSpec())
+
+    def first(self) -> float:
+        shutil.rmtree(self.runs.snapshots, ignore_errors=True)
+        return self.unchanged()
+
+    def unchanged(self) -> float:
+        began = time.perf_counter()
+        take(self.runs, self.source, NO_PYTHON)
+        return time.perf_counter() - began
+
+    def cp(self) -> float:
+        shutil.rmtree(self.folder / "copy", ignore_errors=True)
+        return timed("cp", "-r", self.repository, self.folder / "copy")
+
+    def run_copy(self) -> float:
+        snapshot, _ = take(self.runs, self.source, NO_PYTHON)
+        run = self.runs.run("copy")
+        shutil.rmtree(run.path, ignore_errors=True)
+        run.path.mkdir()
+        began = time.perf_counter()
+        make_tree(run, snapshot)
+        return time.perf_counter() - began
+
+
+def timed(*command_line: str | Path) -> float:
+    """How many seconds a command takes, whose output is discarded."""
+    began = time.perf_counter()
+    subprocess.run(command_line, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
 
 
 # By the line of the spec: a first submission stores the snapshot, which the one after it finds.

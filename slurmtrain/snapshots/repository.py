@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import NoSnapshot, UserError
+from slurmtrain.model.spec.code.revision import Revision
+from slurmtrain.runtime.code.git import NoGit, run_git
 
 # A listing that takes longer is of a home directory, or on a dead file server.
 _TIMEOUT_S = 30.0
@@ -26,16 +28,8 @@ _UNFINISHED = {
     "REVERT_HEAD": "a revert",
     "MERGE_HEAD": "a merge",
 }
-# A hook, or a command in it, has these for the repository that it belongs to (git rev-parse --local-env-vars).
-_OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX",
-               "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class NoGit(Exception):
-    """A directory is in no work tree that git can read. ``why``: in a few words; empty if there is no repository."""
-
-    why: str
+# Of files that a commit lacks: those of a first commit, say, need not all be named.
+_MOST_ADDED = 1000
 
 
 def find_root(directory: Path) -> Path:
@@ -51,11 +45,15 @@ def find_root(directory: Path) -> Path:
 
 
 class Listing(NamedTuple):
-    """The files of a work tree: those that git tracks, and others; and the submodules that are not there."""
+    """The files of a work tree: those that git tracks, and others; and the submodules that are not there.
+
+    ``repositories``: that of the work tree, and those in it, relative to it: the first is an empty text.
+    """
 
     tracked: list[str]
     others: list[str]
     absent: list[str]
+    repositories: list[str]
 
 
 def list_files(root: Path) -> Listing:
@@ -69,13 +67,14 @@ def list_files(root: Path) -> Listing:
         NoGit: git does not answer.
         NoSnapshot: it takes too long.
     """
-    listing = Listing([], [], [])
+    listing = Listing([], [], [], [])
     _list(root, b"", listing)
     return listing
 
 
 def _list(root: Path, prefix: bytes, listing: Listing) -> None:
     """Add the files of a work tree, with this prefix before their paths."""
+    listing.repositories.append(os.fsdecode(prefix).rstrip("/"))
     conflicts: list[bytes] = []
     submodules: list[bytes] = []
     for entry in _lines(root, "ls-files", "-s", "-z"):
@@ -113,6 +112,23 @@ def _is_part(nested: Path) -> bool:
         return False
 
 
+def revisions(root: Path, repositories: Sequence[str]) -> Iterator[Revision]:
+    """What is checked out in the repositories of a :class:`Listing`; of one without a commit there is nothing."""
+    for path in repositories:
+        place = root / path
+        with contextlib.suppress(NoGit):
+            commit, branch = os.fsdecode(_ask(place, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD")).split("\n")
+            added = _lines(
+                place, "diff-index", "--cached", "--name-only", "--no-renames", "--diff-filter=A", "-z", commit
+            )
+            yield Revision(
+                path=path,
+                commit=commit,
+                branch="" if branch == "HEAD" else branch,
+                added=[os.fsdecode(each) for each in added[:_MOST_ADDED]],
+            )
+
+
 def unfinished(root: Path) -> str:
     """What somebody is in the middle of in a work tree, such as ``a merge``; empty if that is nothing."""
     git = root / ".git"
@@ -141,24 +157,10 @@ def _ask(root: Path, *arguments: str) -> bytes:
 
 def _run(root: Path, *arguments: str) -> bytes:
     """What git prints. Raises NoGit; NoSnapshot if it does not end."""
-    environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
     try:
-        completed = subprocess.run(
-            # A monitor of files is a program that the repository names.
-            ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments],
-            env={**environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise NoGit("there is no git on PATH") from None
+        return run_git(root, *arguments, timeout_s=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise NoSnapshot(
             f"git has not listed the files of {root} within {_TIMEOUT_S:.0f} s; set 'workdir' to the directory of the "
             "code, or set 'code: none'"
         ) from None
-    if completed.returncode:
-        lines = completed.stderr.decode(errors="replace").strip().splitlines()
-        raise NoGit(lines[0].removeprefix("fatal: ") if lines else f"git exited with {completed.returncode}")
-    return completed.stdout

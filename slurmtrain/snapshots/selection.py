@@ -20,6 +20,7 @@ from slurmtrain.model.spec.code.tree_paths import (
     without_data_directories,
     without_places,
 )
+from slurmtrain.runtime.code.git import NoGit
 from slurmtrain.snapshots import folder, repository
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import read_readable
@@ -52,13 +53,15 @@ class CodeSelection:
     """The files of a snapshot that is to be taken.
 
     ``root``: the directory that they are below, absolute. ``files``: their paths relative to it, with their status.
-    ``beside``: the names of what else is next to them, by directory. ``notes``: for the user.
+    ``beside``: the names of what else is next to them, by directory. ``notes``: for the user. ``repositories``: those
+    that the files are in, relative to the root; none without git.
     """
 
     root: Path
     files: dict[str, os.stat_result]
     beside: dict[str, list[str]]
     notes: list[str]
+    repositories: Sequence[str]
 
 
 def select(source: CodeSource, runs_root: Path) -> CodeSelection:
@@ -74,16 +77,16 @@ def select(source: CodeSource, runs_root: Path) -> CodeSelection:
         PathError: A directory cannot be read.
     """
     code = source.spec
-    root, paths, notes = _listed(source, runs_root)
+    root, paths, repositories, notes = _listed(source, runs_root)
     files = dict(_stat(root, dict.fromkeys((*paths, *_included(root, code.include)))))
     no_code = {path for each in source.no_code if (path := relative_to_root(each, str(root)))}
     files = {path: files[path] for path in without_places(without_data_directories(files), no_code)}
     _check_size(root, files, code.max_size)
-    return CodeSelection(root, files, _beside(root, files), notes)
+    return CodeSelection(root, files, _beside(root, files), notes, repositories)
 
 
-def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], list[str]]:
-    """The root of the code, the paths of its files, and notes."""
+def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Sequence[str], list[str]]:
+    """The root of the code, the paths of its files, its repositories, and notes."""
     notes: list[str] = []
     workdir, code = source.workdir, source.spec
     try:
@@ -96,15 +99,16 @@ def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], list[
             inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
             # Where git ignores the working directory itself, the repository around it is not what runs.
             if any(path.startswith(inside) for path in paths):
-                return root, _outside_of(root, runs_root, paths), [*notes, *_notes_on(root, listing)]
-    except repository.NoGit as error:
+                notes += _notes_on(root, listing)
+                return root, _outside_of(root, runs_root, paths), listing.repositories, notes
+    except NoGit as error:
         if error.why:
             notes.append(f"git cannot list the code ({error.why}); all files in {workdir} count as code")
     if source.by_default and (why := folder.why_no_project(workdir)):
         raise NoSnapshot(f"{workdir} {why}; set 'workdir' to the directory of the code")
     rules = [*folder.RULES, *_lines_of(workdir / ".gitignore"), *code.exclude]
     paths = list(islice(folder.list_files(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
-    return workdir, _outside_of(workdir, runs_root, paths), notes
+    return workdir, _outside_of(workdir, runs_root, paths), (), notes
 
 
 def _notes_on(root: Path, listing: repository.Listing) -> Iterator[str]:

@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import IO
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot, SnapshotDir
 from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
+from slurmtrain.snapshots import repository
 from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.hashes import hash_files, kind_of, read
 from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory
 from slurmtrain.system.locks import locked
+from slurmtrain.system.owned_files import open_checked, read_checked
 
 _CHUNK = 1 << 20
 _LITTER_S = 86400.0
 _READ_ONLY = 0o400
+# A gzip file ends with how many bytes it stands for (RFC 1952).
+_ISIZE = 4
 
 
 def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
@@ -56,6 +60,7 @@ def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot
         bytes=manifest.size,
         import_roots=editable.import_roots,
         beside=selection.beside,
+        revisions=tuple(repository.revisions(selection.root, selection.repositories)),
     )
     return snapshot, [*selection.notes, *editable.notes]
 
@@ -109,11 +114,29 @@ def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
 
 
 def _is_stored(root: RunsRoot, manifest: CodeManifest) -> bool:
-    """Whether a snapshot is there already; then its time is that of now, so that ``clean`` knows that it is needed."""
+    """Whether a snapshot is there already; then its time is that of now, so that ``clean`` knows that it is needed.
+
+    A damaged one is moved out of the way of the one that replaces it.
+    """
+    directory = root.snapshot(manifest.hash)
     with locked(root.snapshots_lock), contextlib.suppress(FileNotFoundError):
-        os.utime(root.snapshot(manifest.hash).path)
-        return True
+        os.utime(directory.path)
+        if _is_whole(directory, manifest):
+            return True
+        directory.path.rename(root.snapshots / f".old-{os.urandom(8).hex()}")
     return False
+
+
+def _is_whole(directory: SnapshotDir, manifest: CodeManifest) -> bool:
+    """Whether the files of a snapshot are there, and their ends: only a job that makes a copy reads all of them."""
+    try:
+        if read_checked(directory.manifest) != manifest.to_bytes():
+            return False
+        with os.fdopen(open_checked(directory.contents), "rb") as contents:
+            contents.seek(-_ISIZE, os.SEEK_END)
+            return int.from_bytes(contents.read(), "little") == manifest.size % (1 << 8 * _ISIZE)
+    except OSError:
+        return False
 
 
 def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:

@@ -95,6 +95,7 @@ def test_a_preempted_session_goes_on_with_the_old_script_module_and_installed_pa
     spec = site.commanding("python train.py 100", "trained", workdir=str(project))
     run_id = site.submit(spec, env=env)
     until(lambda: site.step(run_id) > 5, "training")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, check=True, capture_output=True).stdout
     edit(project)
     site.signal_all(run_id, signal.SIGTERM)
     until(lambda: not site.processes(run_id), "the end of the first attempt")
@@ -105,6 +106,8 @@ def test_a_preempted_session_goes_on_with_the_old_script_module_and_installed_pa
     first = code(site, run_id)
     assert [attempt["code"] for attempt in site.show(run_id)["attempts"]] == [first["snapshot"]] * 2
     assert Path(first["dir"]) == site.runs / run_id / "code" / "project"
+    answered = subprocess.run(["git", "rev-parse", "HEAD"], cwd=first["dir"], check=True, capture_output=True)
+    assert answered.stdout == commit
 
     resumed = site.call("resume", run_id, "command=python train.py 102", "--code", "now", "--wait")
     changed = "4 changed (helper.py, run.sh, src/package/__init__.py and 1 more)"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.redact import redact_code
+from slurmtrain.runtime.code.git import NoGit, run_git
 from slurmtrain.runtime.code.packages import read_software
 
 # The revision is useful but not required: git on a slow file system is not worth a longer wait.
@@ -80,14 +81,6 @@ def _difference(directory: Path) -> bytes:
 
 def _ask_git(directory: Path, *arguments: str) -> str | None:
     try:
-        completed = subprocess.run(
-            ["git", "-C", str(directory), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return run_git(directory, *arguments, timeout_s=_GIT_TIMEOUT_S).decode(errors="replace").strip()
+    except (NoGit, subprocess.TimeoutExpired):
         return None
-    return completed.stdout.strip() if completed.returncode == 0 else None

@@ -6,6 +6,8 @@ does it again, and nothing depends on how far it was.
 
 What the snapshot does not hold, such as data and directories for results, stays where it is, and the copy has links to
 it; likewise to what is next to the repository, for paths such as ``../data``.
+
+Programs in it that ask git get the answers of the submission (:mod:`~slurmtrain.runtime.code.private_git`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmtrainError
@@ -29,6 +31,7 @@ from slurmtrain.model.spec.code.tree_paths import (
     may_appear_later,
     names_by_directory,
 )
+from slurmtrain.runtime.code.private_git import GIT, make_repositories
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import open_checked, read_checked
 
@@ -50,19 +53,25 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         SlurmtrainError: The snapshot is missing or damaged, or the copy cannot be written.
     """
     state = read_json(run.code_state) or {}
-    complete = {"snapshot": snapshot.hash, "root": snapshot.root}
+    revisions = [revision.to_dict() for revision in snapshot.revisions]
+    complete = {"snapshot": snapshot.hash, "root": snapshot.root, **({"revisions": revisions} if revisions else {})}
     tree = snapshot.tree(run.code)
     if state == complete and tree.is_dir():
         return False
     manifest = read_manifest(run, snapshot.hash)
+    # If this is killed, an attempt with yet another snapshot removes what it has written of this one.
+    earlier = [name for name in _snapshots_in(state) if name != snapshot.hash]
     try:
         make_directory(run.code, private=True)
         _link_neighbours(Path(snapshot.root), run.code)
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        _remove_old(run, tree, state.get("snapshot"), {file.path for file in manifest.files})
+        write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash]})
+        for each in earlier:
+            _remove_old(run, tree, each, {file.path for file in manifest.files})
         _make_directories(tree, directories_of(file.path for file in manifest.files))
         _write_files(run, snapshot, manifest, tree)
         _link_rest(snapshot, manifest, tree)
+        make_repositories(snapshot, manifest, tree)
         _flush(tree)
         write_json(run.code_state, complete)
     except OSError as error:
@@ -80,7 +89,9 @@ def results_in_copy(run: RunDir) -> int:
     except (PathError, OSError):
         return 0
     tree, size = run.code / name, 0
-    for folder, _, files in os.walk(tree):
+    for folder, directories, files in os.walk(tree):
+        if GIT in directories:
+            directories.remove(GIT)
         for file in files:
             place = Path(folder, file)
             status = place.lstat()
@@ -114,15 +125,26 @@ def _link_neighbours(root: Path, code: Path) -> None:
             _link(root.parent, code, (name for name in names if name != root.name and not name.startswith(".")))
 
 
-def _remove_old(run: RunDir, tree: Path, earlier: object, kept: Collection[str]) -> None:
-    """Remove the files of an earlier snapshot that the new one does not hold."""
-    if not isinstance(earlier, str):
-        return
+def _snapshots_in(state: Mapping[str, object]) -> list[str]:
+    """The snapshots of which there may be files in a run's copy, by what its state says."""
+    unfinished = state.get("unfinished")
+    snapshots = unfinished if isinstance(unfinished, list) else [state.get("snapshot")]
+    return [name for name in snapshots if isinstance(name, str)]
+
+
+def _remove_old(run: RunDir, tree: Path, earlier: str, kept: Collection[str]) -> None:
+    """Remove the files of an earlier snapshot that the new one does not hold, and directories that are empty then."""
+    removed = []
     with contextlib.suppress(PathError):
         for file in read_manifest(run, earlier).files:
             if file.path not in kept:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     (tree / file.path).unlink()
+                    removed.append(file.path)
+    # Python would import an empty one, and none can be a link to what is no code any more.
+    for directory in sorted(filter(None, directories_of(removed)), reverse=True):
+        with contextlib.suppress(OSError):
+            (tree / directory).rmdir()
 
 
 def _make_directories(tree: Path, directories: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_a_snapshot_has_tracked_modified_and_untracked_files_but_not_ignored_or_
     assert (copy / "l\udcff").readlink() == Path("train.py")
     assert (copy / "ignored").readlink() == repo / "ignored"
     assert (copy / "env").readlink() == repo / "env"
-    assert not (copy / ".git").exists()
+    assert not (copy / ".git").is_symlink()
 
 
 def test_submodules_and_nested_repositories_belong_to_the_code_and_work_trees_do_not(
@@ -291,6 +292,35 @@ def test_a_copy_is_completed_after_a_kill_at_any_point(repo: Path, monkeypatch: 
     copy = snapshot.tree(run.code)
     assert ((copy / "src/x.py").read_text(), (copy / "train.py").read_text()) == ("x", "old")
     assert (copy / "ignored").is_symlink()
+
+
+def test_after_kills_no_file_is_left_of_any_earlier_snapshot(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, run = snapshot_of(repo)
+    make_tree(run, first)
+    write(repo, "package/second.py")
+    second, _ = snapshot_of(repo)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_module, "_link_rest", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            make_tree(run, second)
+    assert (first.tree(run.code) / "package/second.py").exists()
+    shutil.rmtree(repo / "package")
+    make_tree(run, first)
+    assert not (first.tree(run.code) / "package").exists()
+
+
+@pytest.mark.parametrize("name", ["contents", "manifest"])
+def test_a_damaged_snapshot_is_replaced_by_the_next_submission_of_the_same_code(repo: Path, name: str) -> None:
+    snapshot, run = snapshot_of(repo)
+    path = getattr(run.snapshot(snapshot.hash), name)
+    content = path.read_bytes()
+    path.chmod(0o600)
+    for damaged in (content[:-5], None):
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        assert snapshot_of(repo)[0].hash == snapshot.hash
+        assert path.read_bytes() == content
+        path.chmod(0o600)
+    make_tree(run, snapshot)
 
 
 def test_a_missing_or_damaged_snapshot_is_named_with_the_cure(repo: Path) -> None:

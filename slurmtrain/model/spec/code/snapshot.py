@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from slurmtrain.model.spec.code.revision import Revision
 from slurmtrain.model.spec.code.tree_paths import relative_to_root
 
 SCHEMA = 1
@@ -111,6 +112,7 @@ class CodeSnapshot:
     ``hash``: names it. ``root``: the directory that it was taken of, absolute. ``files``, ``bytes``: how much it holds.
     ``import_roots``: the directories in it, relative to ``root``, that must precede installed packages. ``beside``:
     what else there was next to its files, by directory: it stays where it is, and a run gets links to it.
+    ``revisions``: of the repositories that it was taken of, the one around others first; none without git.
     """
 
     hash: str
@@ -119,6 +121,7 @@ class CodeSnapshot:
     bytes: int
     import_roots: Sequence[str] = ()
     beside: Mapping[str, Sequence[str]]
+    revisions: Sequence[Revision] = ()
 
     @property
     def short_hash(self) -> str:
@@ -147,6 +150,7 @@ class CodeSnapshot:
             "bytes": self.bytes,
             "import_roots": list(self.import_roots),
             "beside": {directory: list(names) for directory, names in self.beside.items()},
+            **({"revisions": [revision.to_dict() for revision in self.revisions]} if self.revisions else {}),
         }
 
     @classmethod
@@ -161,6 +165,7 @@ class CodeSnapshot:
             bytes=int(plain["bytes"]),
             import_roots=[str(root) for root in plain["import_roots"]],
             beside={str(directory): list(map(str, names)) for directory, names in plain["beside"].items()},
+            revisions=tuple(Revision.from_dict(each) for each in plain.get("revisions", ())),
         )
 
 

@@ -18,7 +18,7 @@ from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
 from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, upstream_problem
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
@@ -102,7 +102,7 @@ def _plan_next(
 ) -> PlannedRun:
     """The plan of a run's next attempt, which can start. Raises as :func:`resume`."""
     plan = current_plan(directory, run)
-    planned = replan(plan, [*more_memory_override(run, overrides), *overrides], read_options)
+    planned = replan(plan, [*after_oom_overrides(run, overrides), *overrides], read_options)
     wait_for_exits(run, time.monotonic() + EXIT_S)
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")

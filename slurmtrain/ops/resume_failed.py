@@ -31,7 +31,7 @@ from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.chain.ending import upstream_problem
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
@@ -202,8 +202,8 @@ def _next_attempt(
         PathError: its plan cannot be read.
         RunBusy: processes of its newest attempt do not end.
     """
-    more_memory = more_memory_override(run, overrides)
-    planned = replan(current_plan(directory, run), [*more_memory, *overrides], read_options)
+    after_oom = after_oom_overrides(run, overrides)
+    planned = replan(current_plan(directory, run), [*after_oom, *overrides], read_options)
     wait_for_exits(run, deadline)
     return NewAttempt(
         plan=planned.plan,

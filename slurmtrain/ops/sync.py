@@ -25,7 +25,7 @@ from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
 from slurmtrain.ops.shared.chain.ending import end_blocked
 from slurmtrain.ops.shared.chain.jobs import BEGIN_TIME, move_late
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, more_memory_override, predecessor
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
@@ -359,7 +359,7 @@ def _submit_again(
     """
     newest = run.newest
     assert newest is not None
-    plan, overrides = current_plan(directory, run), more_memory_override(run)
+    plan, overrides = current_plan(directory, run), after_oom_overrides(run)
     if overrides:
         plan = _with_overrides(plan, overrides)
     try:

@@ -7,7 +7,7 @@ shows it, and ``sync`` acts on nothing else.
 
 from __future__ import annotations
 
-from slurmtrain.model.interruption.memory import requested_memory
+from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.chain.upstreams import UPSTREAM
 from slurmtrain.model.run.fold import with_state
@@ -30,7 +30,7 @@ def _decided(newest: Attempt, run: Run) -> Attempt:
     is_requeued = newest.restarted_by is not None
     if not newest.ended or newest.policy is None or newest.cause in ("completed", "cancelled"):
         return replace(newest, restarted_by="sync") if is_requeued and is_over else newest
-    decided = decision(run.attempts, run.checkpoints, requested_memory(run.executor, run.resources))
+    decided = decision(run.attempts, run.checkpoints, BatchMemory.of_attempt(run.executor, run.resources))
     if not is_requeued and (newest.cause == PREFLIGHT or run.given_up or not decided.again):
         why = "" if newest.cause in _SAY_WHY else run.given_up or decided.why
         return replace(newest, reason="; ".join(filter(None, (newest.reason, why))))

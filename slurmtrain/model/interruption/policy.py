@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
+from slurmtrain.model.interruption.after_oom import BatchMemory, after_oom, why_not
 from slurmtrain.model.interruption.exit_report import ExitReport, is_of_gpu_memory
-from slurmtrain.model.interruption.memory import describe_memory, more_memory
 from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
@@ -150,14 +150,14 @@ class PriorEnd:
 class Decision:
     """What to do with a run.
 
-    ``why``: a sentence without a full stop. ``delay_s``: seconds to wait before a requeue. ``memory``: how much the
-    next attempt requests per node, in MiB, which needs a new job; None: as much as the last one.
+    ``why``: a sentence without a full stop. ``delay_s``: seconds to wait before a requeue. ``memory``: what the next
+    attempt gets instead of what the last one had, which needs a new job; None: the same.
     """
 
     action: Literal["requeue", "stop"]
     why: str
     delay_s: float = 0.0
-    memory: int | None = None
+    memory: BatchMemory | None = None
 
     @property
     def again(self) -> bool:
@@ -195,7 +195,9 @@ def prior_ends(
     return ends if latest is None else [*ends, latest]
 
 
-def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], memory: int | None = None) -> Decision:
+def decision(
+    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], memory: BatchMemory | None = None
+) -> Decision:
     """What to do with a run after the last of these attempts, which has ended.
 
     ``attempts`` and ``checkpoints``: those of the run. ``memory``: as in :func:`decide`.
@@ -208,18 +210,18 @@ def policy_of(attempt: Attempt) -> RequeueSpec:
     return read_requeue(attempt.policy or {})
 
 
-def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: int | None = None) -> Decision:
+def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemory | None = None) -> Decision:
     """Whether to start the run again after the last end of ``history``, which begins when a person last started it.
 
-    ``requeue``: the rules. ``memory``: how much the last attempt requested per node, in MiB; None if nothing limited it
-    to that. Raises nothing. By the cause of the last end:
+    ``requeue``: the rules. ``memory``: what the last attempt had; None if that is unknown. Raises nothing. By the cause
+    of the last end:
 
     * ``completed`` and ``cancelled`` were intended, and with ``upstream`` a run that it needs will not complete: never.
     * ``early``: it started before that run had completed, and has done nothing: always.
     * All other causes only if ``requeue.enabled``.
     * ``preempted`` costs nothing and is nobody's fault: always, however often.
-    * ``oom``: with more memory as long as ``requeue.oom`` allows more, if it was the node's and not a GPU's; otherwise
-      never, since the same would happen again.
+    * ``oom``: with more memory, or its batch in more parts, as long as ``requeue.oom`` allows that; otherwise never,
+      since the same would happen again.
     * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
     * ``node_fail``, ``lost``, ``preflight``, and unknown causes: ``max_node_failures`` times in a row, since the
       cluster may have problems for a while; a new checkpoint resets the count.
@@ -290,21 +292,14 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
     return sum(past.cause in _FAILURES for past in history)
 
 
-def _after_oom(last: PriorEnd, requeue: RequeueSpec, memory: int | None) -> Decision:
+def _after_oom(last: PriorEnd, requeue: RequeueSpec, memory: BatchMemory | None) -> Decision:
     if requeue.oom is None or memory is None:
         return Decision("stop", "it ran out of memory, and would again")
-    if last.of_gpu:
-        return Decision("stop", "it ran out of GPU memory, which requeue.oom does not raise, and would again")
-    more = more_memory(memory, requeue.oom)
+    more = after_oom(memory, requeue.oom, of_gpu=last.of_gpu)
     if more is None:
-        most = describe_memory(requeue.oom.at_most)
-        return Decision(
-            "stop", f"it ran out of memory with {describe_memory(memory)}, and requeue.oom.at_most is {most}"
-        )
-    why = (
-        f"it ran out of memory with {describe_memory(memory)}; it continues {_from(last)} with {describe_memory(more)}"
-    )
-    return Decision("requeue", why, memory=more)
+        return Decision("stop", why_not(memory, requeue.oom, of_gpu=last.of_gpu))
+    had = f" with {memory}" if str(memory) else ""
+    return Decision("requeue", f"it ran out of memory{had}; it continues {_from(last)} with {more}", memory=more)
 
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:

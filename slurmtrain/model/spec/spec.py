@@ -5,6 +5,7 @@ Larger sections have modules of their own, such as :mod:`slurmtrain.model.spec.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +22,6 @@ from slurmtrain.model.spec.kinds import (
     Items,
     KeyPath,
     Nullable,
-    NullableSection,
     Scalar,
     Section,
     ShorthandSection,
@@ -29,7 +29,7 @@ from slurmtrain.model.spec.kinds import (
 )
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
-from slurmtrain.model.spec.oom import OomSpec
+from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
@@ -84,6 +84,12 @@ class ResourcesSpec:
         None,
         Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
         "Memory per node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
+    )
+    accumulation: int = declare_key(
+        1,
+        POSITIVE,
+        "Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits "
+        "into memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION.",
     )
     time: int | None = declare_key(
         None,
@@ -182,7 +188,7 @@ class RequeueSpec:
         "The signal that asks a script without `slurmtrain.session()` to save and exit.",
     )
     oom: OomSpec | None = declare_key(
-        None, NullableSection(OomSpec), "What a run gets that ran out of memory; null: it fails."
+        None, OomSection(OomSpec), "What a run gets that ran out of memory; null: it fails."
     )
     exit_zero: str = declare_key(
         "auto",
@@ -354,16 +360,25 @@ class Spec:
             for key in self.slurm:
                 if canonical_option(key) in ("mem-per-cpu", "mem-per-gpu"):
                     yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
-        if self.requeue.oom is not None and self.resources.mem is None:
-            yield "requeue", "'oom' raises 'resources.mem': set that, too"
-        elif self.requeue.oom is not None and 0 < self.requeue.oom.at_most < (self.resources.mem or 0):
-            yield "requeue", "'oom.at_most' is less than 'resources.mem'"
+        yield from self._oom_conflicts()
         # A wrong command is None.
         for name in _OF_CHECKPOINT if self.command else ():
             if name in self.command and not self.checkpoint.glob:
                 yield "command", f"'{name}' needs to know where checkpoints are: set 'checkpoint.glob'"
             elif name in self.command and self.checkpoint.format == OWN:
                 yield "command", f"'{name}' is always empty with 'checkpoint.format: own'; remove one of the two"
+
+    def _oom_conflicts(self) -> Iterator[Conflict]:
+        oom = self.requeue.oom
+        if oom is None:
+            return
+        if oom.at_most is not None and self.resources.mem is None:
+            yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set that, too"
+        elif oom.at_most is not None and 0 < oom.at_most < (self.resources.mem or 0):
+            yield "requeue", "'oom.at_most' is less than 'resources.mem'"
+        # A wrong number is None.
+        if oom.accumulation and (self.resources.accumulation or 1) > (oom.max_accumulation or math.inf):
+            yield "requeue", "'oom.max_accumulation' is less than 'resources.accumulation'"
 
 
 def read_spec(data: object, report: kinds.Report) -> Spec:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.interruption.memory import requested_memory
+from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
@@ -25,18 +25,19 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
     return plan
 
 
-def more_memory_override(run: Run, overrides: Sequence[str] = ()) -> list[str]:
-    """The override for the next attempt of a run that ran out of memory and, by its policy, is to get more.
+def after_oom_overrides(run: Run, overrides: Sequence[str] = ()) -> list[str]:
+    """The overrides for the next attempt of a run that ran out of memory, by its policy.
 
     Args:
         run: the run, which has ended.
-        overrides: those of the user, which may say how much it is to get.
+        overrides: those of the user, which may say what it is to get.
     """
-    by_user = any(override.startswith("resources.mem=") for override in overrides)
+    by_user = any(override.startswith(("resources.mem=", "resources.accumulation=")) for override in overrides)
     if by_user or run.newest is None or run.newest.cause != "oom":
         return []
-    decided = decision(run.attempts, run.checkpoints, requested_memory(run.executor, run.resources))
-    return [f"resources.mem={decided.memory}M"] if decided.memory is not None else []
+    had = BatchMemory.of_attempt(run.executor, run.resources)
+    decided = decision(run.attempts, run.checkpoints, had)
+    return decided.memory.overrides(had) if decided.memory is not None else []
 
 
 class RunSettings(TypedDict):

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
-from slurmtrain.model.interruption.memory import requested_memory
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
@@ -115,7 +115,7 @@ def ask_policy(attempt: AttemptDir, latest: PriorEnd, requeue: RequeueSpec) -> D
         return decide(prior_ends([], [], latest), requeue)
     run = run_reader.read_run(attempt.run)
     history = prior_ends(run.attempts, run.checkpoints, latest, attempt.path.name)
-    return decide(history, requeue, requested_memory(run.executor, run.resources))
+    return decide(history, requeue, BatchMemory.of_attempt(run.executor, run.resources))
 
 
 class AttemptFinish:
@@ -193,7 +193,7 @@ class AttemptFinish:
         return self._requeue_job(self._queue, without, decision.delay_s)
 
     def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
-        """Whether the job, as it is, is none for the run: it requests too little memory, or others stay on its node."""
+        """Whether the job, as it is, is none for the run: it gives too little memory, or others stay on its node."""
         return decision.memory is not None or (bool(report.without) and self._node.launch.pack is not None)
 
     def _leave_job(
@@ -207,7 +207,8 @@ class AttemptFinish:
         lease.close(self._attempt.run, self._node.submission, lease.REPLACED)
         if attempt_report.without:
             self._journal.write(self._requeue_event(attempt_report, decision, attempt_report.without))
-        why = "its next job requests more memory" if decision.memory is not None else "others of its job stay there"
+        more = decision.memory
+        why = "others of its job stay there" if more is None else f"its next job runs with {more}"
         self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
         self._journal_end(node_report)
         forbid_requeue(queue, self._attempt, self._node)

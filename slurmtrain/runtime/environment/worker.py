@@ -24,7 +24,7 @@ class Worker:
     the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
     from; None if there is none. ``heartbeat``: the path of the board on which its agent reads its progress; None if
     there is none. ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that within which
-    it must exit; None outside a job. ``seed`` and ``deterministic``: as in the spec.
+    it must exit; None outside a job. ``seed``, ``deterministic`` and ``accumulation``: as in the spec.
     """
 
     rank: int
@@ -46,6 +46,7 @@ class Worker:
     forced_exit_s: float | None
     seed: int | None
     deterministic: bool
+    accumulation: int
 
 
 def this_worker() -> Worker:
@@ -75,4 +76,5 @@ def this_worker() -> Worker:
         forced_exit_s=float(environ[variables.FORCED_EXIT]) if environ.get(variables.FORCED_EXIT) else None,
         seed=int(environ[variables.SEED]) if environ.get(variables.SEED) else None,
         deterministic=environ.get(variables.DETERMINISTIC) == "1",
+        accumulation=int(environ.get(variables.ACCUMULATION, "1")),
     )

@@ -125,6 +125,9 @@ class Session:
         """Which attempt of the run this is, from 1."""
         self.seed = worker.seed
         """The spec's ``seed``, with which random numbers are seeded as the session is entered; None if it has none."""
+        self.accumulation = worker.accumulation
+        """Into how many parts to divide the batch of each rank (gradient accumulation), the spec's or, after it ran out
+        of memory, more; 1 outside a job."""
         self.params = {**params, **worker.params}
         """The spec's ``params``, which override those given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None

@@ -80,6 +80,28 @@ def test_a_run_out_of_memory_is_submitted_again_with_more_until_it_has_all_it_ma
     assert "it ran out of memory with 6GB, and requeue.oom.at_most is 6GB" in now.reason
 
 
+def test_a_run_whose_batch_does_not_fit_on_a_gpu_is_submitted_again_with_its_batch_in_parts(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
+    run = build_run(workspace, requeue={"oom": {"accumulation": "x2", "max_accumulation": 2}})
+    assert run._plan is not None
+    run.created(**run_settings(run._plan)).submitted().later(time.time() - 200)
+    failures = [{"rank": 0, "exit_code": 1, "error": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"}]
+    run.started().reached(5).ended("oom", reason="rank 0 ran out of GPU memory", failures=failures)
+    assert sync_again(workspace).started == [RUN_ID]
+    slurm.replies("squeue", squeue_line("8"))
+    sync_again(workspace)
+    assert list(load_run(workspace).attempts[1].overrides) == ["resources.accumulation=2"]
+    slurm.replies("squeue", "")
+    slurm.replies("sacct", OVER + OVER.replace("7|", "8|"))
+    run.job = "8"
+    run.started(submission=2).reached(5).ended("oom", reason="rank 0 ran out of GPU memory", failures=failures)
+    assert sync_again(workspace).started == []
+    now = load_run(workspace)
+    assert (now.state, now.resources["accumulation"]) == ("failed", 2)
+    assert "GPU memory with its batch in 2 parts, and requeue.oom.max_accumulation is 2" in now.reason
+
+
 def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, failed="")
     slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))

@@ -229,7 +229,7 @@ def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -
         ("checkpoint:\n  keep: 3\n  glob: '*.pt'\n  every: {steps: 5}\n", "4", "checkpoint.glob", "exclude each other"),
         ("checkpoint:\n  glob: '*.pt'\n  keep: 5\n", "3", "checkpoint.glob", "'glob' and 'keep' exclude each other"),
         ("checkpoint:\n  every: {steps: 5, minutes: 1}\n", "3", "checkpoint.every", "exclude each other"),
-        ("requeue:\n  oom: {at_most: 4GB}\n", "2", "requeue", "'oom' raises 'resources.mem'"),
+        ("requeue:\n  oom: {at_most: 4GB}\n", "2", "requeue", "'oom.at_most' lets it raise 'resources.mem'"),
         (
             "resources: {mem: 1GB}\nrequeue:\n  oom: {at_most: 4GB, mem: 2}\n",
             "4",
@@ -242,7 +242,15 @@ def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -
             "requeue.oom.mem",
             "a factor above 1 such as 'x2'",
         ),
-        ("resources: {mem: 1GB}\nrequeue:\n  oom: {mem: x2}\n", "4", "requeue.oom.at_most", "this key is required"),
+        ("resources: {mem: 1GB}\nrequeue:\n  oom: {mem: x2}\n", "4", "requeue.oom.at_most", "what may it get?"),
+        ("requeue:\n  oom: {accumulation: x1.5}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
+        ("requeue:\n  oom: {accumulation: x0}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
+        (
+            "resources: {accumulation: 4}\nrequeue:\n  oom: {accumulation: x2, max_accumulation: 3}\n",
+            "3",
+            "requeue",
+            "is less than 'resources.accumulation'",
+        ),
         ("resources: {mem: 4GB}\nslurm:\n  mem-per-cpu: 1G\n", "3", "slurm", "exclude each other"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import ExitReport
-from slurmtrain.model.interruption.memory import requested_memory
 from slurmtrain.model.interruption.policy import (
     MAX_DELAY_S,
     Decision,
@@ -93,44 +93,78 @@ def test_running_out_of_memory_ends_a_run() -> None:
 )
 def test_a_run_out_of_memory_gets_more_up_to_the_limit(memory: int, more: int | None) -> None:
     rules = replace(RULES, oom=OomSpec(mem=1.5, at_most=3000))
-    decision = decide([trained("oom", 0, 10)], rules, memory)
-    assert (decision.again, decision.memory) == (more is not None, more)
+    decision = decide([trained("oom", 0, 10)], rules, BatchMemory(memory=memory))
+    assert decision.again == (more is not None)
+    assert decision.memory == (BatchMemory(memory=more) if more is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("of_gpu", "had", "gets"),
+    [
+        (True, BatchMemory(memory=1000), BatchMemory(memory=1000, accumulation=2)),
+        (True, BatchMemory(accumulation=3), BatchMemory(accumulation=6)),
+        (True, BatchMemory(accumulation=5), None),
+        (False, BatchMemory(memory=1000), BatchMemory(memory=2000)),
+        (False, BatchMemory(memory=3000, accumulation=2), BatchMemory(memory=3000, accumulation=4)),
+        (False, BatchMemory(memory=3000, accumulation=8), None),
+        (False, BatchMemory(), BatchMemory(accumulation=2)),
+    ],
+)
+def test_a_run_whose_batch_does_not_fit_gets_more_memory_or_divides_it(
+    of_gpu: bool, had: BatchMemory, gets: BatchMemory | None
+) -> None:
+    rules = replace(RULES, oom=OomSpec(at_most=3000, accumulation=2, max_accumulation=8))
+    decision = decide([trained("oom", 0, 10, of_gpu=of_gpu)], rules, had)
+    assert (decision.again, decision.memory) == (gets is not None, gets)
+    if gets is None:
+        assert "requeue.oom.max_accumulation is 8" in decision.why
 
 
 def test_a_run_out_of_memory_that_had_all_it_may_have_says_both_limits() -> None:
-    decision = decide([trained("oom", 0, 10)], replace(RULES, oom=OomSpec(at_most=4096)), 8192)
+    decision = decide([trained("oom", 0, 10)], replace(RULES, oom=OomSpec(at_most=4096)), BatchMemory(memory=8192))
     assert decision.why == "it ran out of memory with 8GB, and requeue.oom.at_most is 4GB"
 
 
 def test_memory_is_not_raised_for_a_gpu_nor_where_nothing_limits_it() -> None:
-    rules = replace(RULES, oom=OomSpec(at_most=4096))
-    of_gpu = decide([trained("oom", 0, 10, of_gpu=True)], rules, 1024)
+    rules, had = replace(RULES, oom=OomSpec(at_most=4096)), BatchMemory(memory=1024)
+    of_gpu = decide([trained("oom", 0, 10, of_gpu=True)], rules, had)
     assert (of_gpu.again, "GPU memory" in of_gpu.why) == (False, True)
+    assert not decide([trained("oom", 0, 10)], rules, BatchMemory()).again
     assert not decide([trained("oom", 0, 10)], rules, None).again
-    assert decide([trained("oom", 0, 10, of_gpu=False)], replace(rules, enabled=False), 1024).why.startswith("requeue.")
+    assert decide([trained("oom", 0, 10)], replace(rules, enabled=False), had).why.startswith("requeue.")
 
 
-@given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(1.01, 999))
-def test_memory_is_raised_a_limited_number_of_times_and_never_above_the_limit(
-    memory: int, at_most: int, factor: float
+@given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(1.01, 999), st.none() | st.integers(2, 999))
+def test_memory_and_parts_are_raised_a_limited_number_of_times_and_never_above_the_limits(
+    memory: int, at_most: int, factor: float, parts: int | None
 ) -> None:
-    rules, starts = replace(RULES, oom=OomSpec(mem=factor, at_most=at_most)), 0
-    while (decision := decide([trained("oom", 0, 10)], rules, memory)).again:
-        assert decision.memory is not None
-        assert memory < decision.memory <= at_most
-        memory, starts = decision.memory, starts + 1
+    oom = OomSpec(mem=factor, at_most=at_most, accumulation=parts)
+    had, starts = BatchMemory(memory=memory), 0
+    while (decision := decide([trained("oom", 0, 10)], replace(RULES, oom=oom), had)).again:
+        gets = decision.memory
+        assert gets is not None
+        assert gets.memory is not None
+        assert had.memory is not None
+        assert had.memory < gets.memory <= at_most or had.accumulation < gets.accumulation <= oom.max_accumulation
+        assert len(gets.overrides(had)) == 1
+        had, starts = gets, starts + 1
         assert starts <= 2_000
 
 
 @pytest.mark.parametrize(
-    ("executor", "resources", "memory"),
-    [("slurm", {"mem": "4096M"}, 4096), ("slurm", {"mem": None}, None), ("slurm", {}, None),
-     ("local", {"mem": "4096M"}, None)],
-)  # fmt: skip
+    ("executor", "resources", "had"),
+    [
+        ("slurm", {"mem": "4096M", "accumulation": 2}, BatchMemory(memory=4096, accumulation=2)),
+        ("slurm", {"mem": None}, BatchMemory()),
+        ("slurm", {}, BatchMemory()),
+        ("slurm", {"mem": "much", "accumulation": "x"}, BatchMemory()),
+        ("local", {"mem": "4096M", "accumulation": 4}, BatchMemory(accumulation=4)),
+    ],
+)
 def test_only_a_cluster_limits_memory_to_what_was_requested(
-    executor: str, resources: dict[str, Any], memory: int | None
+    executor: str, resources: dict[str, Any], had: BatchMemory
 ) -> None:
-    assert requested_memory(executor, resources) == memory
+    assert BatchMemory.of_attempt(executor, resources) == had
 
 
 def test_a_preemption_is_followed_by_a_start_at_once_even_without_any_progress() -> None:

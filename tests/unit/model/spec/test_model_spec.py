@@ -346,7 +346,7 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"checkpoint": {"verify": "sizes", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'verify' exclude"),
         ({"checkpoint": {"quota": "1GB", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'quota' exclude"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "slurm", "'mem-per-cpu' and 'resources.mem'"),
-        ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom' raises 'resources.mem': set that, too"),
+        ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom.at_most' lets it raise 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "requeue", "less than 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem_per_gpu' and 'resources.mem'"),
         ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),

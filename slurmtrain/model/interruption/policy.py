@@ -70,7 +70,8 @@ class PriorEnd:
     (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation. ``began_from`` and ``left``: the
     fingerprints of the checkpoint that its ranks started from, and of the newest at its end, for a script that saves by
     itself; None if there was none, or it is unknown. Where they are known, they decide about progress: such checkpoints
-    may have no step, or a misleading one. ``of_gpu``: the memory that did not suffice was that of a GPU.
+    may have no step, or a misleading one. ``of_gpu``: the memory that did not suffice was that of a GPU. ``shared``: it
+    was that of several runs that share a job (:func:`shares_memory`).
     """
 
     cause: str
@@ -84,6 +85,7 @@ class PriorEnd:
     began_from: str | None = None
     left: str | None = None
     of_gpu: bool = False
+    shared: bool = False
 
     @classmethod
     def of_report(
@@ -246,6 +248,10 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
         return Decision("stop", "requeue.enabled is false")
     if last.cause == "preempted":
         return Decision("requeue", f"a preemption costs nothing; it continues {_from(last)}")
+    if last.cause == "oom" and last.shared and requeue.oom is None:
+        return Decision(
+            "requeue", f"it shared its memory with other runs; it continues {_from(last)} with a job of its own"
+        )
     if last.cause == "oom":
         # Checked before poison, since no number of tries would help.
         return _after_oom(last, requeue, memory)
@@ -257,6 +263,14 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
     if last.cause in _FAILURES:
         return _after_failure(history, requeue)
     return _after_nodes(history, requeue)
+
+
+def shares_memory(pack: int, *, share_gpu: bool, of_gpu: bool) -> bool:
+    """Whether memory that did not suffice was that of several runs, any of which may have taken it.
+
+    ``pack``: how many runs share the job. ``share_gpu``: whether they share its GPUs too. ``of_gpu``: it was a GPU's.
+    """
+    return pack > 1 and (share_gpu or not of_gpu)
 
 
 def signature(error: str) -> str:
@@ -436,7 +450,7 @@ def _times(count: int) -> str:
 
 def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
     """The end of an attempt; ``following``: the attempt after it, if there is one."""
-    at, cause = attempt.ended_at or 0.0, _cause_of(attempt)
+    at, cause, of_gpu = attempt.ended_at or 0.0, _cause_of(attempt), is_of_gpu_memory(attempt.failures)
     left = attempt.left
     if not attempt.last_word and following is not None and not following.passed_over:
         # Its agents were killed before they could look: the next attempt's have found what it left.
@@ -453,7 +467,8 @@ def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[C
         in_place=False,
         began_from=attempt.began_from,
         left=left,
-        of_gpu=is_of_gpu_memory(attempt.failures),
+        of_gpu=of_gpu,
+        shared=shares_memory(attempt.pack, share_gpu=attempt.share_gpu, of_gpu=of_gpu),
     )
 
 

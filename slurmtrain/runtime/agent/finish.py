@@ -21,13 +21,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
-from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
 from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
@@ -164,7 +165,7 @@ class AttemptFinish:
             left=Newest() if attempt_report.cause in _FINAL else find_newest(),
             reached=run_reader.last_step(self._attempt),
         )
-        decision = ask_policy(self._attempt, latest, requeue)
+        decision = ask_policy(self._attempt, self._with_pack(latest), requeue)
         if decision.again and displacement.reason:
             # Commands submit it anew: the job's own files are where the run was.
             self._journal_end(node_report)
@@ -193,8 +194,16 @@ class AttemptFinish:
         return self._requeue_job(self._queue, without, decision.delay_s)
 
     def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
-        """Whether the job, as it is, is none for the run: it gives too little memory, or others stay on its node."""
-        return decision.memory is not None or (bool(report.without) and self._node.launch.pack is not None)
+        """Whether the job, as it is, is none for the run: it gives too little memory, or others stay in it."""
+        is_apart = report.cause == "oom" or bool(report.without)
+        return decision.memory is not None or (is_apart and self._node.launch.pack is not None)
+
+    def _with_pack(self, latest: PriorEnd) -> PriorEnd:
+        """The end with what this node knows of the runs that share its job."""
+        pack = self._node.launch.pack
+        if pack is None:
+            return latest
+        return replace(latest, shared=shares_memory(pack.runs, share_gpu=pack.share_gpu, of_gpu=latest.of_gpu))
 
     def _leave_job(
         self, queue: JobQueue, node_report: ExitReport, attempt_report: ExitReport, decision: Decision
@@ -208,7 +217,7 @@ class AttemptFinish:
         if attempt_report.without:
             self._journal.write(self._requeue_event(attempt_report, decision, attempt_report.without))
         more = decision.memory
-        why = "others of its job stay there" if more is None else f"its next job runs with {more}"
+        why = "other runs stay in its job" if more is None else f"its next job runs with {more}"
         self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
         self._journal_end(node_report)
         forbid_requeue(queue, self._attempt, self._node)

@@ -23,6 +23,7 @@ from slurmtrain.model.run.run import Attempt
 from slurmtrain.model.spec.oom import OomSpec
 from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.chain.files import write_upstreams
@@ -99,10 +100,11 @@ class End:
         node: Node = NODE,
         resources: Mapping[str, Any] | None = None,
         rules: RequeueSpec = RULES,
+        pack: Pack | None = None,
         **queue: Any,
     ) -> None:
         self.run = SimulatedRun(RunDir(path), spec={}).created(resources=resources or {})
-        self.run.submitted(requeue=write_requeue(rules))
+        self.run.submitted(requeue=write_requeue(rules), pack=pack.to_dict() if pack else None)
         self.directory = RunDir(path)
         self.attempt = self.directory.attempt("7", 0)
         self.attempt.path.mkdir(parents=True)
@@ -358,6 +360,25 @@ def test_a_run_of_a_pack_that_must_not_start_on_a_node_leaves_the_job_to_the_oth
     assert (end.queue.requeued, next_start(end)) == ([], lease.REPLACED)
     attempt = start_of(end)
     assert (attempt.restarted_by, attempt.excluded, attempt.requeue_problem) == ("sync", ("n1",), "")
+
+
+GPU_OOM = replace(OOM, failures=[{"rank": 0, "last_lines": ["torch.OutOfMemoryError: CUDA out of memory"]}])
+
+
+@pytest.mark.parametrize(
+    ("report", "share_gpu", "again"), [(OOM, False, True), (GPU_OOM, False, False), (GPU_OOM, True, True)]
+)
+def test_a_run_that_shared_the_memory_that_it_ran_out_of_has_another_chance_in_a_job_of_its_own(
+    tmp_path: Path, report: ExitReport, share_gpu: bool, again: bool
+) -> None:
+    pack = Pack(2, share_gpu=share_gpu)
+    end = End(tmp_path, node=replace(PACKED, launch=replace(PACKED.launch, pack=pack)), pack=pack)
+    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
+    assert not end.finish(report)
+    assert next_start(end) == (lease.REPLACED if again else "failed")
+    run = with_next_start(run_reader.read_run(end.directory))
+    assert (run.attempts[0].restarted_by, run.state) == (("sync", "requeued") if again else (None, "failed"))
+    assert after_oom_overrides(run) == []
 
 
 def test_a_pack_whose_run_crashed_is_put_back_and_the_run_stays_in_it(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
 from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.ops.submit.provenance import describe_git, describe_revision
+from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.code.packages import read_software
 from slurmtrain.slurm.command_options import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
@@ -146,14 +147,29 @@ def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
         plan = replace(plan, python=which_python())
     planned = replan(plan, overrides, read_options, renames=True)
     # With none of its own, what an override demands is taken at submission.
-    takes_code = plan.code is None and any(override.lstrip("+").startswith("code") for override in overrides)
+    takes_code = plan.code is None and _changes(overrides, "code")
     return replace(
         planned,
         overrides=(*original.created.overrides, *_later_overrides(original.run), *planned.overrides),
         varies=original.created.varies,
         parents=(Parent(original.run.id, RERUN),),
+        upstreams={} if _changes(overrides, "after") else _upstreams(original),
         has_code=not takes_code,
     )
+
+
+def _changes(overrides: Sequence[str], section: str) -> bool:
+    """Whether an override is of a key of the spec, or of one in it."""
+    keys = (override.lstrip("+").partition("=")[0] for override in overrides)
+    return any(key.partition(".")[0] == section for key in keys)
+
+
+def _upstreams(original: _Original) -> dict[str, list[str]]:
+    """The ids of the runs that a run started after, by what its spec calls them, which may be others now."""
+    named: dict[str, list[str]] = {}
+    for upstream in read_upstreams(original.directory):
+        named.setdefault(upstream.name, []).append(upstream.run)
+    return named
 
 
 def _pack(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:

@@ -52,7 +52,8 @@ class PlannedRun:
 
     ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
-    ``parents``: the runs that it comes from.
+    ``parents``: the runs that it comes from. ``upstreams``: the ids of those that it starts after, by what its spec
+    calls them, where that is decided, as for a run that is submitted again.
     ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
     ``point``: what the sweep sets in this run, with secrets. ``trial``: its number in a search; None: in none.
     ``search``: what that search is for.
@@ -63,6 +64,7 @@ class PlannedRun:
     secrets: Mapping[str, str]
     varies: Mapping[str, Any] = field(default_factory=dict)
     parents: Sequence[Parent] = ()
+    upstreams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     has_code: bool = False
     point: Point = field(default_factory=dict, repr=False)
     trial: int | None = None
@@ -280,7 +282,7 @@ def replan(
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     # A run keeps its snapshot, unless an override says that it is to have none any more.
-    spec = _as_it_began(plan.spec, planned.plan.spec)
+    spec = _as_it_began(plan.spec, planned.plan.spec, overrides, renames=renames)
     code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
     return replace(planned, plan=replace(planned.plan, spec=spec, workdir=workdir, code=code))
 
@@ -299,9 +301,18 @@ def _check_upstreams(spec: Spec, later: Spec) -> None:
         raise SpecError([Mistake("command line", "", why)])
 
 
-def _as_it_began(spec: Spec, later: Spec) -> Spec:
-    """A ``later`` spec of a run with the checkpoint that its first ``spec`` names, since the run has begun with it."""
-    return replace(later, start_from=spec.start_from)
+def _as_it_began(spec: Spec, later: Spec, overrides: Sequence[str], *, renames: bool) -> Spec:
+    """A ``later`` spec of a run with the checkpoint that its first ``spec`` names, since the run has begun with it.
+
+    Raises SpecError if one of the ``overrides`` names another one, which only a new run can begin with (``renames``).
+    """
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    if not any(key.partition(".")[0] == "start_from" for key in keys):
+        return replace(later, start_from=spec.start_from)
+    if not renames:
+        why = "a run has begun with the checkpoint that it was submitted with; submit a new run instead"
+        raise SpecError([Mistake("command line", "start_from", why)])
+    return later
 
 
 def _plan_all(

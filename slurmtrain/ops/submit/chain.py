@@ -77,10 +77,13 @@ class Chain:
             for index, planned in enumerate(self._specs[number].runs):
                 targets = []
                 for dependency in dependencies_of(planned.plan.spec):
-                    places = self._places(dependency.name)
+                    decided = planned.upstreams.get(dependency.name, ())
+                    places = [] if decided else self._places(dependency.name)
+                    ids: list[str] = []
                     if not places:
                         observed = observed or observe(self._workspace)
-                    targets.append(_Target(dependency, places, self._existing(number, dependency, observed, places)))
+                        ids = self._existing(number, dependency, observed, decided)
+                    targets.append(_Target(dependency, places, ids))
                 if targets and self._specs[number].pack is not None and self._executor == "slurm":
                     raise UserError(
                         f"{self._file(number)}: runs that start after others cannot share a job; remove 'pack' or "
@@ -108,6 +111,8 @@ class Chain:
         """The specs of the same submission that one waits for, itself included if it does."""
         for planned in self._specs[number].runs:
             for dependency in dependencies_of(planned.plan.spec):
+                if dependency.name in planned.upstreams:
+                    continue
                 yield from (other for other, names in enumerate(self._names) if dependency.name in names)
 
     def _places(self, name: str) -> list[_Place]:
@@ -125,13 +130,22 @@ class Chain:
             )
         return places
 
-    def _existing(
-        self, number: int, dependency: Dependency, observed: Observed | None, places: Sequence[_Place]
-    ) -> list[str]:
-        """The ids of runs that exist; none if the dependency is on runs of this submission."""
-        if places or observed is None:
-            return []
+    def _existing(self, number: int, dependency: Dependency, observed: Observed, decided: Sequence[str]) -> list[str]:
+        """The ids of the runs that exist and that a dependency stands for: those ``decided``, if there are any."""
         where = f"{self._file(number)}: after"
+        ids = list(decided) or self._find(where, dependency, observed)
+        for run_id in ids:
+            if not self._workspace.root.run(run_id).path.is_dir():
+                cure = "; 'rerun RUN after=[...]' names other runs, and 'after=[]' none" if decided else ""
+                raise UserError(f"{where}: the directory of run {Upstream(run_id, dependency.name)} was deleted{cure}")
+        for run_id, listed in observed.runs.fetch(ids).items():
+            self._listed[run_id] = listed
+            if problem := self._problem(Upstream(run_id, dependency.name, dependency.any), listed):
+                raise UserError(f"{where}: {problem}")
+        return ids
+
+    def _find(self, where: str, dependency: Dependency, observed: Observed) -> list[str]:
+        """The ids of the runs that a name stands for now. ``where``: it is, for messages. Raises RunNotFound."""
         try:
             ids = choose_all_listed(observed.runs, dependency.name)
         except RunNotFound as error:
@@ -139,17 +153,11 @@ class Chain:
         named = observed.runs.fetch(ids)
         if len(ids) == 1 and named[ids[0]].sweep and named[ids[0]].name == dependency.name:
             # The name of a sweep's runs means all of them, as in its own submission.
-            ids = choose_all_listed(observed.runs, str(named[ids[0]].sweep))
-        for run_id, listed in observed.runs.fetch(ids).items():
-            self._listed[run_id] = listed
-            if problem := self._problem(Upstream(run_id, dependency.name, dependency.any), listed):
-                raise UserError(f"{where}: {problem}")
+            return choose_all_listed(observed.runs, str(named[ids[0]].sweep))
         return ids
 
     def _problem(self, upstream: Upstream, listed: Listed) -> str:
         """Why nothing can start after a run; empty if it can."""
-        if not self._workspace.root.run(upstream.run).path.is_dir():
-            return f"the directory of run {upstream} was deleted"
         if listed.unreadable:
             return f"run {upstream} cannot be read: {listed.reason}"
         if listed.ended:

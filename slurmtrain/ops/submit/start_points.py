@@ -63,12 +63,13 @@ def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple
     resolved = []
     for planned in runs:
         request = planned.plan.spec.start_from
-        if request is None or _is_awaited(planned.plan, request):
+        point = None if request is None else _of_first_run(workspace, planned)
+        if request is None or (point is None and _is_awaited(planned.plan, request)):
             resolved.append(planned)
             continue
-        if request not in points:
-            points[request] = _of_first_run(workspace, planned) or find_start_point(workspace, request)
-        point = points[request]
+        if point is None:
+            point = points.setdefault(request, points.get(request) or find_start_point(workspace, request))
+        points[point.start_from] = point
         _check_formats(planned.plan, point)
         start_from = point.start_from
         plan = replace(planned.plan, spec=replace(planned.plan.spec, start_from=start_from))
@@ -79,15 +80,24 @@ def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple
 
 
 def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | None:
-    """What a run that is repeated began with: its own copy, as the run that has saved it may have pruned it."""
-    from slurmtrain.runtime.checkpoint.start_point import start_point
+    """What a run that is repeated began with: its own copy, as the run that has saved it may have pruned it.
 
-    start_from = planned.plan.spec.start_from
-    for parent in planned.parents:
-        path = start_point(workspace.root.run(parent.run)) if parent.relation == RERUN else None
-        if path is not None and start_from is not None and start_from.step == checkpoint_step(path.name):
-            return StartPoint(start_from, path, of_script=False)
-    return None
+    None if there is none, or the run that repeats it is to begin with something else.
+    """
+    from slurmtrain.runtime.checkpoint.start_point import start_point
+    from slurmtrain.runtime.job.plan_file import read_plan
+
+    request = planned.plan.spec.start_from
+    first = next((parent.run for parent in planned.parents if parent.relation == RERUN), None)
+    path = start_point(workspace.root.run(first)) if first is not None else None
+    if first is None or path is None or request is None:
+        return None
+    plan = read_plan(workspace.root.run(first).plan)
+    if plan is None or plan.spec.start_from != request:
+        return None
+    # Which checkpoint was to be awaited is decided by now.
+    ids = planned.upstreams.get(request.run, [request.run])
+    return StartPoint(replace(request, run=ids[0], step=checkpoint_step(path.name)), path, of_script=False)
 
 
 def _is_awaited(plan: Plan, start_from: StartFromSpec) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.specfile import PlannedRun
 
@@ -86,6 +88,27 @@ def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(
     assert plan_again(workspace, packed[0]).spec.pack is None
     [alone], _ = again(workspace, ids[1])
     assert alone.plan.spec.params["lr"] == 2
+
+
+def test_a_run_of_a_chain_is_repeated_after_the_same_runs_unless_others_are_named(
+    workspace: Workspace, submitted: Submitted
+) -> None:
+    [upstream] = submitted(name="pretrain")
+    [first] = submitted(after=["pretrain"])
+    [newer] = submitted(name="pretrain")
+
+    def after(*overrides: str) -> list[str]:
+        [repeated] = rerun(workspace, first, overrides).run_ids
+        return [each.run for each in read_upstreams(workspace.root.run(repeated))]
+
+    assert after() == [upstream]
+    # Also when it is called like what it starts after.
+    assert after("name=pretrain") == [upstream]
+    assert after(f"after=[{newer}]") == [newer]
+    shutil.rmtree(workspace.root.run(upstream).path)
+    with pytest.raises(UserError, match=rf"run {upstream} \(pretrain\) was deleted; 'rerun RUN after="):
+        after()
+    assert after("after=[]") == []
 
 
 def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(

@@ -21,7 +21,7 @@ def outlives_deletion(path: str) -> bool:
         return rest.count("/") == 1 and rest.endswith(".jsonl")
     if folder == "submissions":
         return rest.count("/") == 1 and rest.endswith(".json")
-    return path in ("spec.yaml", "plan.json", "code.diff", "environment.txt", "lease.json", ".lock")
+    return path in ("spec.yaml", "plan.json", "code.diff", "environment.txt", "lease.json", ".lock", "upstreams.json")
 
 
 def put_aside(name: str) -> bool:

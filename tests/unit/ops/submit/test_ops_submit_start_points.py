@@ -10,7 +10,7 @@ import pytest
 from helpers.saved_runs import copy_run, cut
 
 from slurmtrain.cli.submit import _start_overrides
-from slurmtrain.errors import NoCheckpoint, RunNotFound, UserError
+from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.prune import prune
@@ -22,6 +22,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.checkpoint import start_point
 from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.specfile import replan
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
@@ -177,3 +178,35 @@ def test_a_fork_is_repeated_from_its_own_copy_after_its_parent_has_pruned_the_ch
         "rerun",
         "fork",
     ]
+
+
+def test_a_rerun_begins_with_what_the_run_has_begun_with_unless_it_names_something_else(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    [child] = submitted(workspace, spec, f"{parent.id}:20")
+    prune(workspace, parent.id)
+    observe(workspace, ask_slurm=False)
+
+    def start(*overrides: str) -> list[str]:
+        [run_id] = rerun(workspace, child.id, overrides).run_ids
+        return [path.name for path in workspace.root.run(run_id).start.glob("*")]
+
+    assert start() == ["step-20"]
+    assert start(f"start_from={parent.id}:40") == ["step-40"]
+    assert start("start_from=null") == []
+    with pytest.raises(SpecError, match="start_from: a run has begun with the checkpoint that it was submitted with"):
+        replan(read_plan(child.plan) or pytest.fail("no plan"), ["start_from=null"])
+
+
+def test_a_rerun_of_a_run_that_waited_for_its_checkpoint_begins_with_the_same(
+    workspace: Workspace, spec: Path, parent: RunDir
+) -> None:
+    [run_id], _, _ = submit(
+        workspace, spec, [f"start_from={parent.id}", f"after=['afterany:{parent.id}']"], executor="slurm"
+    )
+    first = workspace.root.run(run_id)
+    assert not list(first.start.glob("*"))
+    # As its first attempt does.
+    start_point.link_checkpoint(parent.checkpoints / "step-30", first)
+    [run_id] = rerun(workspace, first.id).run_ids
+    assert [path.name for path in workspace.root.run(run_id).start.iterdir()] == ["step-30"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, preempt, until_trains
+from helpers.rare import rare
 from helpers.site import ONE_PROCESS, until
 from test_slurm_asking import Recorder
 from test_slurm_kills import Killing, _launchers
@@ -204,6 +205,63 @@ def test_a_sweep_that_is_longer_than_arrays_may_be_is_several_that_share_its_lim
         error = site.call("submit", str(spec), *sweep, "--executor", "slurm", code=None).stderr
         assert "nothing was created" in error, error
     assert len(site.json("status")["runs"]) == 5
+
+
+def test_an_element_that_is_resumed_while_slurm_still_ends_it_waits_for_its_last_job(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    hold = site.path / "hold"
+    hold.touch()
+    spec = site.commanding(
+        "sh -c 'exit ${params.code}'",
+        params={"code": 1, "a": 0},
+        requeue={"max_failures": 0},
+        setup=[f"trap 'while [ -e {hold} ]; do sleep 0.2; done' EXIT"],
+    )
+    runs = submit_sweep(site, spec, "--sweep", "params.a=1,2")
+    ids = [run["id"] for run in runs]
+    until(lambda: states(site, ids) == ["failed", "failed"], "the failure of both")
+    again = site.json("resume", "--failed", runs[0]["sweep"], "params.code=0")["runs"]
+    for run, before in zip(again, runs, strict=True):
+        assert cluster.state(before["job_id"]) == "RUNNING"
+        assert cluster.state(run["job_id"]) == "PENDING"
+        waits_for = cluster.slurm("squeue", "--noheader", f"--jobs={run['job_id']}", "--format=%E").strip()
+        assert waits_for == f"afterany:{before['job_id']}(unfulfilled)"
+    hold.unlink()
+    site.call("wait", *ids)
+    assert states(site, ids) == ["completed", "completed"]
+
+
+@rare
+def test_a_node_that_dies_costs_its_element_an_attempt_and_the_others_nothing(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.light(
+        params={"steps": STEPS, "step_ms": 200},
+        resources={**ONE_PROCESS, "nodes": 1},
+        slurm={"exclusive": True},
+        checkpoint={"every": {"steps": 10}},
+    )
+    runs = submit_sweep(site, spec, "--sweep", "params.step_ms=200,201,202")
+    for run in runs:
+        until(partial(has_saved_more, site, run["id"]), "a checkpoint of each")
+    struck, *others = runs
+    [node] = site.show(struck["id"])["attempts"][0]["nodes"]
+    cluster.script("kill-node", node.removeprefix("node"))
+    try:
+        until(lambda: cluster.restarts(struck["job_id"]) == 1, "the requeue")
+        site.call("wait", *(run["id"] for run in runs))
+    finally:
+        cluster.script("start-node", node.removeprefix("node"))
+    shown = [site.show(run["id"]) for run in runs]
+    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 3, [r["reason"] for r in shown]
+    first, second = shown[0]["attempts"]
+    assert (first["cause"], second["job_id"], second["restart"]) == ("node_fail", struck["job_id"], 1)
+    assert second["nodes"] != [node]
+    assert second["first_step"] >= 10
+    assert [len(run["attempts"]) for run in shown[1:]] == [1, 1]
+    assert restarts(cluster, others) == [0, 0]
+    assert len({digest for run in runs for digest in digests(site, run["id"])}) == 1
 
 
 def test_a_requeue_and_a_cancel_concern_one_element(site: ClusterSite, cluster: Cluster) -> None:

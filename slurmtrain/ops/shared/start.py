@@ -45,7 +45,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
-from slurmtrain.ops.shared.chain.jobs import move_dependents, unfinished_upstream_jobs
+from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
@@ -356,15 +356,13 @@ def _submit(
         from slurmtrain.slurm.launch import LaunchRequest
         from slurmtrain.slurm.launch import launch as launch_slurm
 
-        singleton = attempt.predecessor is not None
-        request = LaunchRequest(
-            attempt.plan,
-            submission,
-            lock,
-            attempt.excluded_nodes,
-            singleton=singleton,
-            after=unfinished_upstream_jobs(submission.run),
-        )
+        succeeds = attempt.predecessor is not None
+        after = unfinished_upstream_jobs(submission.run)
+        if succeeds:
+            from slurmtrain.runtime.job.run_reader import read_run
+
+            after += earlier_elements(read_run(submission.run))
+        request = LaunchRequest(attempt.plan, submission, lock, attempt.excluded_nodes, singleton=succeeds, after=after)
         return Submitted(submission=submission.number, job_id=launch_slurm(request, variables))
     from slurmtrain.local.launch import launch as launch_local
 

@@ -35,6 +35,20 @@ def unfinished_upstream_jobs(run: RunDir) -> list[str]:
     return unfinished_jobs(run, upstreams)
 
 
+def earlier_elements(run: Run) -> list[str]:
+    """The elements of job arrays that earlier submissions of a run became: its newest job must wait for them.
+
+    Slurm compares the names of jobs for ``--dependency=singleton`` (sbatch(1)), and an array's is not that of a run's
+    own job. A pack is left out: its job goes on with other runs.
+
+    Args:
+        run: The run; its newest submission has a job of its own, or is about to get it.
+    """
+    newest = run.newest
+    before = [attempt for attempt in run.attempts if newest is not None and attempt.submission != newest.submission]
+    return list(dict.fromkeys(each.job_id for each in before if "_" in each.job_id and each.pack < 2))
+
+
 def move_dependents(workspace: Workspace, runs: Iterable[RunDir]) -> list[str]:
     """Let the waiting jobs of all runs that start after any of these wait for the newest jobs of these; returns notes.
 
@@ -153,7 +167,8 @@ def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[st
     key = tuple(upstream.run for upstream in upstreams)
     if key not in upstream_jobs:
         upstream_jobs[key] = unfinished_jobs(directory, upstreams)
-    dependency = dependency_of(current_plan(directory, run), upstream_jobs[key], singleton=_has_predecessor(run))
+    after = [*upstream_jobs[key], *earlier_elements(run)]
+    dependency = dependency_of(current_plan(directory, run), after, singleton=_has_predecessor(run))
     # One that has not started yet may have to wait for a time that its spec says.
     return _Move(job, dependency, at_once=_was_early(run))
 

@@ -28,8 +28,14 @@ from slurmtrain.system.process import processes_with_argument
 # of Slurm (slurm_errno.c) and of the C library.
 _UNSURE = ("timed out", "zero bytes were transmitted", "receive failure", "reset by peer")
 _DOWN = ("unable to contact slurm controller", "connection refused", "connect failure")
-# Hints for the user, by a phrase in sbatch's message.
+# Hints for the user, by a phrase in sbatch's message: the first that is in it counts, as the message on any limit of an
+# account or a QOS speaks of time limits, too.
 _HINTS = {
+    "submitjob": "each run of a sweep is a job ('sacctmgr show assoc user=$USER' and 'sacctmgr show qos' say how many "
+    "you may have): submit fewer, or try again when others have ended; with --idempotency-key the same command submits "
+    "only what is missing",
+    "wallduration": "ask for less with resources.time",
+    "accounting/qos policy": "'sacctmgr show assoc user=$USER' and 'sacctmgr show qos' list your limits",
     "invalid account": "name an account that you may use with slurm.account ('sacctmgr show assoc user=$USER')",
     "invalid partition": "name a partition with slurm.partition ('sinfo' lists them)",
     "invalid qos": "name a QOS that you may use with slurm.qos",

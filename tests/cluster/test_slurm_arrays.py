@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -96,9 +98,11 @@ def test_elements_preempted_at_random_all_complete_and_never_more_run_than_may(
         job = cluster.slurm("sbatch", "--parsable", *taker, "--wrap=sleep 1").strip()
         until(partial(preempted, job, times), "a preemption, and the end of the job of higher priority")
     until(lambda: running() is not None and not cluster.jobs(), "the end of all elements")
+    # One that was taken before its agents began could not requeue itself: it goes on in a job of its own.
+    site.call("wait", *(run["id"] for run in runs))
     shown = [site.show(run["id"]) for run in runs]
     assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 3, [r["reason"] for r in shown]
-    assert {attempt["job_id"] for run in shown for attempt in run["attempts"]} == {run["job_id"] for run in runs}
+    assert {attempt["job_id"] for run in shown for attempt in run["attempts"]} >= {run["job_id"] for run in runs}
     assert sum(len(run["attempts"]) for run in shown) >= 3 + PREEMPTIONS
     assert {digest for run in runs for digest in digests(site, run["id"])} == {undisturbed}
 
@@ -205,6 +209,47 @@ def test_a_sweep_that_is_longer_than_arrays_may_be_is_several_that_share_its_lim
         error = site.call("submit", str(spec), *sweep, "--executor", "slurm", code=None).stderr
         assert "nothing was created" in error, error
     assert len(site.json("status")["runs"]) == 5
+
+
+def test_a_sweep_that_is_larger_than_an_account_allows_leaves_nothing_twice_and_is_completed_later(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"}, params={"a": 1})
+    submitting = ("submit", str(spec), "--sweep", "params.a=range(5)", "--executor", "slurm")
+    with limited(cluster, site, "MaxSubmitJobs=3"):
+        error = site.call(*submitting, code=2).stderr
+        assert "AssocMaxSubmitJobLimit" in error, error
+        assert "each run of a sweep is a job" in error, error
+        assert error.endswith("; nothing was created\n"), error
+        assert site.json("status")["runs"] == []
+        with cluster.configured("MaxArraySize=3"):
+            error = site.call(*submitting, "--idempotency-key=k", code=1).stderr
+        first = [run["id"] for run in site.json("status")["runs"]]
+        assert error.endswith(f"; submitted: {', '.join(first)}; not created: 2 run(s)\n"), error
+    complete = site.json(*submitting, "--idempotency-key=k")["runs"]
+    assert [run["id"] for run in complete][:3] == first
+    assert [run["params"]["a"] for run in complete] == list(range(5))
+    jobs = cluster.slurm("squeue", "--noheader", "--array", "--format=%i").split()
+    assert sorted(jobs) == sorted(run["job_id"] for run in complete)
+
+
+@contextlib.contextmanager
+def limited(cluster: Cluster, site: ClusterSite, setting: str) -> Iterator[None]:
+    """Within this context the user has a limit, such as ``MaxSubmitJobs=3``."""
+    name, _, value = setting.partition("=")
+
+    def is_set(number: str) -> bool:
+        shown = cluster.slurm("scontrol", "show", "assoc_mgr", f"users={site.person.name}", "flags=assoc")
+        return f"{name}={number}(" in shown or (not number and f"{name}= " in shown)
+
+    change = ("sacctmgr", "-i", "modify", "user", site.person.name, "set")
+    cluster.slurm(*change, setting)
+    try:
+        until(lambda: is_set(value), "the limit")
+        yield
+    finally:
+        cluster.slurm(*change, f"{name}=-1")
+        until(lambda: is_set(""), "the end of the limit")
 
 
 def test_an_element_that_is_resumed_while_slurm_still_ends_it_waits_for_its_last_job(

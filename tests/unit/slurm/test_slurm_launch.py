@@ -139,7 +139,10 @@ def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
         ("Invalid account or account/partition combination specified", "slurm.account"),
         ("Invalid qos specification", "slurm.qos"),
         ("Requested node configuration is not available", "ask for less per node"),
-        ("Job violates accounting/QOS policy", None),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", "list your limits"),
+        ("QOSMaxWallDurationPerJobLimit, Job violates accounting/QOS policy", "resources.time"),
+        ("AssocMaxSubmitJobLimit, Job violates accounting/QOS policy", "each run of a sweep is a job"),
+        ("Zero Bytes were swallowed", None),
     ],
 )
 def test_a_job_that_sbatch_refuses_is_refused_with_its_message_and_a_hint(

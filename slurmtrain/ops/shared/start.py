@@ -54,7 +54,14 @@ from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.launch import Launch, Turn
 from slurmtrain.runtime.job import lease
-from slurmtrain.system.files import describe_os_error, json_bytes, make_directory, make_new_directory, write_new
+from slurmtrain.system.files import (
+    describe_os_error,
+    json_bytes,
+    link_new,
+    make_directory,
+    make_new_directory,
+    write_new,
+)
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
@@ -70,6 +77,7 @@ class NewAttempt:
     """An attempt to start.
 
     ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
+    ``is_as_created``: the plan is what the run's ``plan.json`` holds.
     ``turn``: what a run of a local sweep waits for. ``since``: the script's own checkpoints count only if they are
     newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt
     before it. ``cancels``: the :func:`cancels` known to the command when it took the run's lock.
@@ -79,6 +87,7 @@ class NewAttempt:
     executor: str
     number: int
     secrets: Mapping[str, str]
+    is_as_created: bool = False
     overrides: Sequence[str] = ()
     turn: Turn | None = None
     from_start: bool = False
@@ -301,7 +310,8 @@ def prepare(
     except OSError as error:
         raise unwritable(run, error) from error
     try:
-        write_new(submission.plan, json_bytes(attempt.plan.to_json()))
+        if not (attempt.is_as_created and link_new(submission.plan, run.plan)):
+            write_new(submission.plan, json_bytes(attempt.plan.to_json()))
         write_new(submission.launch, json_bytes(launch.to_dict()))
     except OSError as error:
         release_claim(attempt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from slurmtrain.model.spec.code.tree_paths import path_in_word, relative_to_root
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.provenance import describe_git
+from slurmtrain.ops.submit.script import find_program
 from slurmtrain.runtime.job.run_reader import read_events
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _may_use_code(plan: Plan) -> bool:
     program, *rest = plan.words
     if program in _READERS or any(_OPERAND.match(word) for word in rest):
         return True
-    path = shutil.which(program, path=plan.spec.env.get("PATH"))
+    path = find_program(program, plan.spec.env.get("PATH"))
     return path is None or os.path.realpath(path).rpartition("/")[0] not in _OF_SYSTEM
 
 

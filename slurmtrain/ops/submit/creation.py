@@ -24,11 +24,13 @@ from slurmtrain.runtime.chain.files import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
+    DIRECTORY_MODE,
     describe_os_error,
     durable_together,
     fsync_directory,
     json_bytes,
-    make_directory,
+    link_new,
+    make_new_directory,
     write_new,
 )
 from slurmtrain.system.journal import Journal
@@ -141,14 +143,14 @@ def create(
         PathError: a directory cannot be written; none is left.
     """
     plan = batch.runs[0].plan
-    provenance = find_provenance(Path(plan.workdir), plan.python)
+    common = _Common(person(), find_provenance(Path(plan.workdir), plan.python))
     built: list[tuple[RunDir, int]] = []
     visible: list[RunDir] = []
     try:
         # Until they are renamed nobody sees them: what a power failure takes of them was never there.
         with durable_together(workspace.root.path) if len(batch.runs) > 1 else nullcontext():
             for planned, after in zip(batch.runs, batch.upstreams or [()] * len(batch.runs), strict=True):
-                built.append(_build(workspace, batch, planned, provenance, locks))
+                built.append(_build(workspace, batch, planned, common, locks))
                 if after:
                     write_upstreams(built[-1][0], after)
         # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
@@ -193,34 +195,61 @@ def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
     return left
 
 
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What the runs of a batch have in common: who submits them and from what, and files.
+
+    ``texts``: the first file with each content. It never changes, so the others are links to it.
+    """
+
+    by: str
+    provenance: Provenance
+    texts: dict[bytes, Path] = field(default_factory=dict)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file that must not exist. Raises OSError."""
+        first = self.texts.setdefault(content, path)
+        if first == path or not link_new(path, first):
+            write_new(path, content)
+
+
 def _build(
     workspace: Workspace,
     batch: Batch,
     planned: PlannedRun,
-    provenance: Provenance,
+    common: _Common,
     locks: ExitStack,
 ) -> tuple[RunDir, int]:
     """Build a run directory under a temporary name; returns it, and the descriptor of its lock.
 
-    Raises OSError or PathError.
+    Args:
+        workspace: where it goes.
+        batch: what the run is created with.
+        planned: the run.
+        common: what it has in common with the others of the batch.
+        locks: receives the run's lock.
+
+    Raises:
+        OSError, PathError: it cannot be written; nothing is left.
     """
+    provenance = common.provenance
     unborn = _new_directory(workspace, batch.sweep)
     try:
         # The lock belongs to the file, which a rename keeps.
         lock = locks.enter_context(locked(unborn.lock))
         assert lock is not None
-        make_directory(unborn.journals)
-        make_directory(unborn.attempts)
-        make_directory(unborn.submissions)
-        make_directory(unborn.checkpoints, private=True)
-        write_new(unborn.spec, _spec_text(batch.spec, planned).encode())
+        for folder in (unborn.journals, unborn.attempts, unborn.submissions):
+            make_new_directory(folder)
+        # Private, also where a group shares the runs root.
+        unborn.checkpoints.mkdir(mode=DIRECTORY_MODE)
         write_new(unborn.plan, json_bytes(planned.plan.to_json()))
         for path, content in (
+            (unborn.spec, _spec_text(batch.spec, planned).encode()),
             (unborn.code_difference, provenance.difference),
             (unborn.environment, provenance.environment),
         ):
-            if content:
-                write_new(path, content)
+            if content or path == unborn.spec:
+                common.write(path, content)
         start_from = planned.plan.spec.start_from
         # Without one, the run starts after that which it begins with, and finds it then.
         if start_from is not None and (point := batch.start_points.get(start_from)) is not None:
@@ -231,7 +260,7 @@ def _build(
                     name=planned.plan.spec.name,
                     plan_hash=planned.plan.hash,
                     executor=batch.executor,
-                    by=person(),
+                    by=common.by,
                     git=provenance.git,
                     overrides=planned.overrides,
                     sweep=batch.sweep,

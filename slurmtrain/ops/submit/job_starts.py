@@ -98,6 +98,7 @@ class JobStarts:
             executor=batch.executor,
             number=1,
             secrets=self._secrets(run),
+            is_as_created=True,
             turn=limit.turn(batch.executor, self._behind),
         )
 

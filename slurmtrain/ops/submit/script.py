@@ -105,7 +105,7 @@ def find_script(plan: Plan) -> Script | None:
     python = plan.python
     if words[0] != "python":
         path = _search_path(plan.spec.env)
-        python = shutil.which(words[0], path=path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
+        python = find_program(words[0], path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
     at = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
     flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
     interpreter = Interpreter(python, flags, plan.workdir, tuple(plan.spec.env.items()))
@@ -115,6 +115,27 @@ def find_script(plan: Plan) -> Script | None:
     if first.endswith(".py") and "{" not in first and not first.startswith("-"):
         return Script(interpreter, Path(plan.workdir, first))
     return None
+
+
+def find_program(word: str, path: str | None) -> str | None:
+    """Where a program is, as ``shutil.which`` says; what is found is looked for once for all runs of a sweep.
+
+    Args:
+        word: its name.
+        path: the directories to look in, as in PATH; None: this process's.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return _find(word, os.environ.get("PATH") if path is None else path)
+    return None
+
+
+@functools.cache
+def _find(word: str, path: str | None) -> str:
+    place = shutil.which(word, path=path)
+    if place is None:
+        # Not remembered: it may be installed while this process lives.
+        raise FileNotFoundError(word)
+    return place
 
 
 def check_script(plan: Plan, executor: str) -> None:
@@ -161,7 +182,7 @@ def program_problem(plan: Plan) -> str:
         return ""
     path = _search_path(plan.spec.env)
     if "/" not in word:
-        if not word or shutil.which(word, path=path):
+        if not word or find_program(word, path):
             return ""
         return f"there is no program {word}{suggestion(word, _COMMON)}"
     program = Path(plan.workdir, word)

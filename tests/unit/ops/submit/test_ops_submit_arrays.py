@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,45 @@ def arrays_of(workspace: Workspace) -> list[str]:
     """The --array of each job array, in the order of the sweep."""
     texts = [path.read_text() for path in sorted(workspace.root.arrays.glob("*/submitit/8_submission.sh"))]
     return [line.partition("=")[2] for text in texts for line in text.splitlines() if "--array=" in line]
+
+
+def test_a_run_of_a_sweep_costs_few_files_of_its_own_and_no_fsync(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+
+    def submit_many(count: int) -> list[Path]:
+        synced.clear()
+        run_ids, *_ = submit(workspace, spec, sweep=[f"params.a=range({count})"], executor="slurm")
+        return [path for run_id in run_ids for path in (workspace.root.run(run_id).path, *entries_of(run_id))]
+
+    def entries_of(run_id: str) -> list[Path]:
+        return list(workspace.root.run(run_id).path.rglob("*"))
+
+    few, fsyncs = submit_many(2), len(synced)
+    more = submit_many(5)
+    assert len(synced) == fsyncs
+    assert len(few) / 2 == len(more) / 5
+    assert sum(path.is_dir() for path in more) / 5 == 7
+    inodes = {path.stat().st_ino: path.name for path in more if path.is_file()}
+    # Each its lock, spec with the override, plan, start, lease and two journals; what they come from is the same.
+    assert len(inodes) == 5 * 7 + 1
+    run = workspace.root.run(more[0].name)
+    assert run.plan.samefile(run.submission(1).plan)
+
+
+def test_where_there_are_no_links_each_run_has_files_of_its_own(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    runs = [workspace.root.run(run_id) for run_id in submit(workspace, spec, sweep=SWEEP, executor="slurm").run_ids]
+    assert len({run.environment.read_bytes() for run in runs}) == 1
+    assert [run.plan.read_bytes() for run in runs] == [run.submission(1).plan.read_bytes() for run in runs]
+    assert {run.environment.stat().st_nlink for run in runs} == {1}
 
 
 def test_runs_that_request_the_same_are_elements_of_one_array(

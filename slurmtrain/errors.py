@@ -27,6 +27,7 @@ SlurmtrainError            something failed                                     
 |                          a job that the scheduler may or may not have accepted
 +-- SlurmDown              a command of Slurm that failed
 +-- CheckpointError        a checkpoint that could not be written or read
++-- StrategyError          a model that cannot be distributed as the spec demands
 +-- OutputError            standard output could not be written
 +-- WaitTimedOut           runs that had not ended when a wait was to
 +-- TrackingError          the MLflow store did not accept what it was sent
@@ -191,6 +192,10 @@ class SlurmDown(SlurmtrainError):
 
 class CheckpointError(SlurmtrainError):
     """A checkpoint could not be written, or none could be read."""
+
+
+class StrategyError(SlurmtrainError):
+    """A model cannot be distributed as the spec's ``strategy`` demands."""
 
 
 class OutputError(SlurmtrainError):

@@ -28,6 +28,7 @@ _OVERRIDES = ("requeue.oom={mem: x2, at_most: 4GB}", "requeue.oom.mem=x0",
               "tracking.plugins={csv: {}}", "tracking.plugins.nope={a: 1}",
               "tracking.mlflow.experiment=\x1b[31m", "after=[x]", "after=afterany:", "after=[1]", "spec.yaml",
               "after=@last", "start_from=@last:best", "start_from={step: 1}", "start_from.load=x", "start_from=x:0",
+              "strategy=fsdp", "strategy=zero3", "strategy={name: hsdp, offload: true}", "strategy.wrap=[\x1b[31m]",
               "params.x=${run.x.checkpoint}", "params.x=${run.x.}", "name=${run.x.id}")  # fmt: skip
 _NODES = ("n0", "n1", "n[0-3]", "n[3-1]", "n[0-99999999999]", "", "[[", "\x1b[31m", "n[0-9]" * 9)
 

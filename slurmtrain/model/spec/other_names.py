@@ -18,6 +18,7 @@ _KEYS = {
     "resources.cpus_per_proc": ("cpu", "cpus", "cores", "num_cpus", "cpus_per_task", "cpus-per-task"),
     "resources.mem": ("memory", "ram", "mem_per_node"),
     "resources.time": ("walltime", "timeout", "time_limit", "timelimit", "time-limit"),
+    "strategy": ("parallel", "parallelism", "parallelize", "ddp", "fsdp", "hsdp"),
     "requeue.max_failures": ("retries", "max_retries", "max_restarts"),
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ REDACTED = "<redacted>"
 # spec has the same hash in all versions.
 LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("resources", "accumulation"), ("code",), ("seed",), ("deterministic",), ("after",),
-    ("start_from",),
+    ("start_from",), ("strategy",),
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from slurmtrain.model.spec.names import check_name, check_param_name, check_vari
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
+from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec, placement_conflicts
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
 from slurmtrain.model.spec.tracking.trackers import (
     CsvSpec,
@@ -309,6 +310,12 @@ class Spec:
         "Whether torch uses only algorithms that give the same bits each time. Some are slower, and an operation that "
         "has none fails.",
     )
+    strategy: StrategySpec | None = declare_key(
+        None,
+        StrategySection(),
+        "How `run.parallelize(model)` distributes the model over the processes; null: as `ddp`. See "
+        "[strategies.md](strategies.md).",
+    )
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
         {},
@@ -361,12 +368,23 @@ class Spec:
                 if canonical_option(key) in ("mem-per-cpu", "mem-per-gpu"):
                     yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
         yield from self._oom_conflicts()
+        yield from self._strategy_conflicts()
         # A wrong command is None.
         for name in _OF_CHECKPOINT if self.command else ():
             if name in self.command and not self.checkpoint.glob:
                 yield "command", f"'{name}' needs to know where checkpoints are: set 'checkpoint.glob'"
             elif name in self.command and self.checkpoint.format == OWN:
                 yield "command", f"'{name}' is always empty with 'checkpoint.format: own'; remove one of the two"
+
+    def _strategy_conflicts(self) -> Iterator[Conflict]:
+        if self.strategy is not None:
+            for message in placement_conflicts(
+                self.strategy,
+                most_nodes=self.resources.nodes.max,
+                procs_per_node=self.resources.local_world_size,
+                mem=self.resources.mem,
+            ):
+                yield "strategy", message
 
     def _oom_conflicts(self) -> Iterator[Conflict]:
         oom = self.requeue.oom

@@ -19,6 +19,7 @@ from slurmtrain.runtime.environment import variables
 class Worker:
     """What a training process knows about where it runs. ``attempt`` is None outside a job.
 
+    ``node``: the number of its node, of which those of a run may leave some out; under plain torchrun, torchrun's.
     ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec.
     ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``nodes``, ``procs_per_node``:
     the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
@@ -30,6 +31,7 @@ class Worker:
     rank: int
     local_rank: int
     world_size: int
+    node: int
     launched: bool
     launcher: str
     launcher_restarts: int
@@ -59,6 +61,7 @@ def this_worker() -> Worker:
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
         world_size=int(environ.get("WORLD_SIZE", "1")),
+        node=int(environ.get(variables.NODE, environ.get("GROUP_RANK", "0"))),
         launched="RANK" in environ,
         launcher=launcher,
         # With ``ranks``, torch elastic counts the rounds there: see runtime/agent/workers.py.

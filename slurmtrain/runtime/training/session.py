@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
@@ -42,6 +43,7 @@ from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
+from slurmtrain.runtime.strategies.strategy import Strategy
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
@@ -170,6 +172,7 @@ class Session:
         self._join()
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
+        self._strategy = Strategy(self._plan.spec.strategy if self._plan else None, self._ranks, self._worker.node)
         attempt = self._worker.attempt
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
@@ -229,6 +232,41 @@ class Session:
 
     # --- what scripts call ------------------------------------------------------------------------------------------
 
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """Distribute a model over the processes, as the spec's ``strategy`` says.
+
+        Call it on all ranks, before the optimizer is made and before :meth:`checkpoint`::
+
+            model = run.parallelize(Net())
+            optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=0.1)
+
+        All ranks begin with rank 0's weights. Without a ``strategy``, and outside a job, it is that of
+        DistributedDataParallel.
+
+        Args:
+            model: Any module, on any device but ``meta``; it is changed, or becomes part of the one returned.
+
+        Returns:
+            The model to train, on :attr:`device`.
+
+        Raises:
+            StrategyError: The strategy does not fit the model, or the nodes of this run.
+        """
+        return self._strategy.parallelize(model)
+
+    def optimizer(self, cls: type[torch.optim.Optimizer], parameters: Iterable[Any], **options: Any) -> Any:
+        """Make an optimizer of a model that is distributed: ``run.optimizer(torch.optim.AdamW, parameters, lr=0.1)``.
+
+        Args:
+            cls: Its class.
+            parameters: As for any optimizer: tensors, or groups of them.
+            options: Its options, such as ``lr``.
+
+        Returns:
+            An optimizer of this class; with ``strategy: zero1``, a ZeroRedundancyOptimizer of such optimizers.
+        """
+        return self._strategy.optimizer(cls, parameters, options)
+
     def checkpoint(self, **objects: object) -> None:
         """Register what checkpoints contain, and restore it at once if there is a checkpoint.
 
@@ -248,11 +286,13 @@ class Session:
         Raises:
             CheckpointError: Checkpoints exist and none can be restored, or the newest good one does not fit these
                 objects.
+            StrategyError: An optimizer was made before :meth:`parallelize`.
             TypeError: One of the objects has no state that can be saved.
             RuntimeError: It was already called.
         """
         if self._checkpointer is not None:
             raise RuntimeError("run.checkpoint() may be called only once, with everything that a checkpoint contains")
+        self._strategy.check_optimizers(objects)
         attempt, plan = self._worker.attempt, self._plan
         if attempt is None or plan is None:
             return
@@ -297,10 +337,12 @@ class Session:
         Raises:
             ValueError: ``total`` is not a whole number of steps.
             CheckpointError: The state can never be saved, or another attempt has taken over the run.
+            StrategyError: The spec has a ``strategy`` that the script has not applied.
             SystemExit: A stop was requested: the code is 75.
         """
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
+        self._strategy.check_applied()
         if self._journal is not None and self.rank == 0:
             self._journal.write(TrainingStarted(total_steps=total))
         self._restore_rng()

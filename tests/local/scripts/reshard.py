@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import slurmtrain
 
-PARAMS = {"steps": 18, "strategy": "ddp", "batch": 16}
+PARAMS = {"steps": 18, "pipeline": False, "batch": 16}
 
 
 def batch_of(step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -23,25 +22,6 @@ def network() -> nn.Sequential:
     """Sizes that do not divide evenly among the ranks."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 13), nn.Tanh(), nn.Linear(13, 7), nn.Tanh(), nn.Linear(7, 1))
-
-
-def distributed(model: nn.Sequential, strategy: str) -> nn.Module:
-    if strategy in ("ddp", "zero1"):
-        return DistributedDataParallel(model)
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    return fully_shard(model)
-
-
-def make_optimizer(model: nn.Module, strategy: str) -> torch.optim.Optimizer:
-    if strategy == "zero1":
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.02)
-    return torch.optim.AdamW(model.parameters(), lr=0.02)
 
 
 class Pipeline:
@@ -77,9 +57,9 @@ class Pipeline:
 def main() -> None:
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
-        pipeline = Pipeline(run.rank, run.world_size) if params["strategy"] == "pipeline" else None
-        model = pipeline.model if pipeline else distributed(network(), params["strategy"])
-        optimizer = make_optimizer(model, params["strategy"])
+        pipeline = Pipeline(run.rank, run.world_size) if params["pipeline"] else None
+        model = pipeline.model if pipeline else run.parallelize(network())
+        optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=0.02)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
         for step in run.steps(params["steps"]):

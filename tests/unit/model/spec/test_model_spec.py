@@ -157,7 +157,7 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
     keep = {"best": {"metric": "loss"}}
     tracking = {"metrics": {"file": "metrics.csv"}}
-    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "2GB"}}, "start_from": "a"}
+    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "2GB"}}, "start_from": "a", "strategy": "ddp"}
     plain = write_spec(
         good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, **more})
     )

@@ -1,0 +1,1 @@
+"""How a spec distributes its model over the processes of a run."""

@@ -1,0 +1,169 @@
+"""The section `strategy` of a spec: how the model is distributed over the processes of a run.
+
+A strategy has a name and options, whose keys are the names of torch's arguments; each option belongs to some of the
+strategies, and is refused with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from slurmtrain.model.spec import kinds
+from slurmtrain.model.spec.kinds import Conflict, Items, Nullable, Scalar, ShorthandSection, declare_key, suggestion
+
+DDP, FSDP, HSDP, ZERO1 = "ddp", "fsdp", "hsdp", "zero1"
+STRATEGIES = (DDP, FSDP, HSDP, ZERO1)
+SHARDED = (FSDP, HSDP)
+# What others call strategies that are options of ours.
+_MEANT = {
+    "fsdp2": FSDP,
+    "fully_shard": FSDP,
+    "zero": ZERO1,
+    "zero2": f"{{name: {FSDP}, reshard_after_forward: false}}",
+    "zero3": FSDP,
+    "hybrid": HSDP,
+    "hybrid_shard": HSDP,
+}
+BF16, FP32 = "bf16", "fp32"
+
+
+def _read_name(value: object) -> str:
+    if isinstance(value, str) and value in STRATEGIES:
+        return value
+    hint = ""
+    if isinstance(value, str):
+        meant = _MEANT.get(value.lower().replace("-", "").replace(" ", "_"))
+        hint = f"; did you mean {meant!r}?" if meant else suggestion(value, STRATEGIES)
+    raise ValueError(f"expected one of {', '.join(STRATEGIES)}, found {value!r}{hint}")
+
+
+_NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
+# Which strategies the options belong to.
+_REPLICATED = (DDP, ZERO1)
+_OWNERS = {
+    "bucket_cap_mb": _REPLICATED,
+    "static_graph": _REPLICATED,
+    "gradient_as_bucket_view": _REPLICATED,
+    "find_unused_parameters": _REPLICATED,
+    "reshard_after_forward": SHARDED,
+    "wrap": SHARDED,
+    "offload": SHARDED,
+    "param_dtype": SHARDED,
+    "reduce_dtype": SHARDED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySpec:
+    """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
+
+    name: str = declare_key(
+        "",
+        _NAME,
+        "`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded "
+        "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
+        "each process has a share of the optimizer's state, which takes `run.optimizer(...)`.",
+        required=True,
+    )
+    bucket_cap_mb: float | None = declare_key(
+        None,
+        Nullable(kinds.finite_number(0.001)),
+        "`ddp`, `zero1`: the size in MiB of the buckets in which gradients are reduced; null: torch's.",
+    )
+    static_graph: bool = declare_key(
+        False, kinds.boolean(), "`ddp`, `zero1`: whether each step uses the same parameters, in the same order."
+    )
+    gradient_as_bucket_view: bool = declare_key(
+        False, kinds.boolean(), "`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."
+    )
+    find_unused_parameters: bool = declare_key(
+        False, kinds.boolean(), "`ddp`, `zero1`: whether some parameters may have no gradient in some steps."
+    )
+    reshard_after_forward: bool = declare_key(
+        True,
+        kinds.boolean(),
+        "`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the "
+        "backward pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory.",
+    )
+    wrap: tuple[str, ...] = declare_key(
+        (),
+        Items(kinds.text("name of a class"), "list of classes"),
+        "`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the "
+        "elements of the model's module lists and sequences.",
+    )
+    offload: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of "
+        "the node, where the optimizer steps too; takes `resources.mem`.",
+    )
+    param_dtype: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(BF16, FP32)),
+        "`fsdp`, `hsdp`: the precision of the forward and backward passes; null: that of the parameters. For the "
+        "optimizer and in checkpoints parameters stay as they are, and the model's output is fp32.",
+    )
+    reduce_dtype: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(BF16, FP32)),
+        "`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with a `param_dtype`, else that of "
+        "the parameters.",
+    )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.name in SHARDED
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Options of other strategies."""
+        if self.name not in STRATEGIES:
+            return
+        for option in fields(self):
+            owners = _OWNERS.get(option.name, STRATEGIES)
+            if self.name not in owners and getattr(self, option.name) != option.default:
+                yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
+
+
+def placement_conflicts(
+    strategy: StrategySpec, *, most_nodes: int, procs_per_node: int, mem: int | None
+) -> Iterator[str]:
+    """Why these resources do not suit a ``strategy``, as sentences.
+
+    ``most_nodes``: as many nodes as an attempt may have. ``procs_per_node``: processes on each. ``mem``: the memory of
+    a node, in MiB; None if the spec does not say.
+    """
+    if strategy.name == HSDP and most_nodes == 1:
+        yield "'hsdp' replicates the model across nodes, and there is only one: use 'fsdp', or raise 'resources.nodes'"
+    elif strategy.name == HSDP and procs_per_node == 1:
+        yield (
+            "'hsdp' shards the model within a node, which has only one process: use 'ddp' or 'fsdp', or raise "
+            "'resources.procs_per_node'"
+        )
+    if strategy.is_sharded and strategy.offload and mem is None:
+        yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySection(ShorthandSection):
+    """The section, which may be written as the name of the strategy, or be null."""
+
+    cls: type = StrategySpec
+    key: str = "name"
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return f"{_NAME.text}, section, or null"
+
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> StrategySpec | None:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if value is None:
+            return None
+        spec: StrategySpec = ShorthandSection.read(self, value, at, report)
+        return spec
+
+    def write(self, value: StrategySpec | None) -> object:
+        """As :meth:`Kind.write`."""
+        return None if value is None else ShorthandSection.write(self, value)

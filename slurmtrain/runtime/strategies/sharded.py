@@ -1,0 +1,142 @@
+"""Models whose parameters are sharded over processes: torch's ``fully_shard`` (FSDP2).
+
+Modules are gathered one at a time: those of the classes that the spec names, by default the elements of the model's
+module lists and sequences, such as the blocks of a transformer. What is in none of them is gathered with the model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.strategy.section import FP32, HSDP, StrategySpec
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+_DTYPES = {"bf16": torch.bfloat16, FP32: torch.float32}
+_FSDP = "torch.distributed.fsdp"
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to the ``model``."""
+    fsdp = sys.modules.get(_FSDP)
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+def shard(model: nn.Module, spec: StrategySpec, nodes: Sequence[int], device: torch.device) -> nn.Module:
+    """Shard a ``model`` as ``spec`` says; all ranks begin with rank 0's weights.
+
+    Args:
+        model: Any module that is not on the meta device; it is changed.
+        spec: ``fsdp`` or ``hsdp``, and their options.
+        nodes: The number of each rank's node, by rank.
+        device: Where this rank computes.
+
+    Returns:
+        The model.
+
+    Raises:
+        StrategyError: The model has none of the classes that the spec names, or nodes have different numbers of ranks.
+    """
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    units = _units(model, spec.wrap)
+    mesh = make_mesh(nodes, device, replicate=spec.name == HSDP)
+    _share_weights(model)
+    precision, of_model = _precisions(spec)
+    # CPUOffloadPolicy refuses to pin memory where there is no accelerator.
+    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if spec.offload else OffloadPolicy()
+    # None: the model itself, whose parameters the backward pass needs first, is not freed in between.
+    reshard = None if spec.reshard_after_forward else False
+    for unit in units:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=of_model, offload_policy=offload)
+    return model
+
+
+def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+    """The precision of a module inside the model, and of the model itself, from whose output the loss is computed."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if spec.param_dtype is None:
+        reduced = None if spec.reduce_dtype is None else _DTYPES[spec.reduce_dtype]
+        policy = MixedPrecisionPolicy(reduce_dtype=reduced)
+        return policy, policy
+    # Versions of torch differ in what they reduce in unless told.
+    computed, reduced = _DTYPES[spec.param_dtype], _DTYPES[spec.reduce_dtype or FP32]
+    inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
+    return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
+
+
+def make_mesh(nodes: Sequence[int], device: torch.device, *, replicate: bool) -> DeviceMesh:
+    """The mesh over which parameters are sharded.
+
+    Args:
+        nodes: The number of each rank's node, by rank.
+        device: Where this rank computes.
+        replicate: Whether to shard within each node, and replicate across nodes, if there are several.
+
+    Raises:
+        StrategyError: It is to replicate, and nodes have different numbers of ranks.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks.setdefault(node, []).append(rank)
+    if not replicate or len(ranks) == 1:
+        return DeviceMesh(device.type, torch.arange(len(nodes)), mesh_dim_names=("shard",))
+    if len({len(each) for each in ranks.values()}) > 1:
+        counts = ", ".join(f"{len(each)} on node {node}" for node, each in ranks.items())
+        raise StrategyError(f"'strategy: hsdp' needs the same number of processes on each node, and there are {counts}")
+    return DeviceMesh(device.type, torch.tensor(list(ranks.values())), mesh_dim_names=("replicate", "shard"))
+
+
+def _units(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
+    """The modules that are gathered one at a time, inner ones first. ``wrap``: the names of their classes."""
+    if not wrap:
+        elements = [module for module in _elements(model) if any(True for _ in module.parameters())]
+        return [module for module in elements if not _shares_parameters(module, model)]
+    classes = {type(module).__name__ for module in model.modules() if module is not model}
+    for name in wrap:
+        if name not in classes:
+            near = suggestion(name, classes)
+            raise StrategyError(f"'strategy.wrap' names {name!r}, and the model has no module of such a class{near}")
+    chosen = [module for module in model.modules() if module is not model and type(module).__name__ in wrap]
+    for module in chosen:
+        if isinstance(module, _LISTS):
+            raise StrategyError(
+                f"'strategy.wrap' names {type(module).__name__!r}, which is never called: name its elements"
+            )
+    return chosen[::-1]
+
+
+def _elements(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost module lists and sequences in a ``module``."""
+    for child in module.children():
+        if isinstance(module, (*_LISTS, nn.Sequential)) and not isinstance(child, _LISTS):
+            yield child
+        else:
+            yield from _elements(child)
+
+
+def _shares_parameters(module: nn.Module, model: nn.Module) -> bool:
+    """Whether parameters of ``module`` are used elsewhere in the ``model`` too, so that it cannot be gathered alone."""
+    everywhere = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    inside = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+    return any(everywhere[parameter] > count for parameter, count in inside.items())
+
+
+def _share_weights(model: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers: each keeps a shard of its own ones."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)

@@ -1,0 +1,97 @@
+"""The strategy of a session: it distributes models and their optimizers, and knows whether the script has done so."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.section import DDP, ZERO1, StrategySpec
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.job.torch_private import compiled_module
+from slurmtrain.runtime.strategies import replicated, sharded
+
+
+class Strategy:
+    """Distributes the models of a script as its spec says."""
+
+    def __init__(self, spec: StrategySpec | None, ranks: RankGroup, node: int) -> None:
+        """Apply ``spec``, by default DistributedDataParallel, on these ``ranks``; this one is on the given ``node``."""
+        self._spec = spec or StrategySpec(name=DDP)
+        self._demanded = spec is not None
+        self._ranks = ranks
+        self._node = node
+        self._models = 0
+        self._optimizers = 0
+        # Parameters that have been replaced by their shards, as far as something still refers to them.
+        self._replaced: list[weakref.ref[nn.Parameter]] = []
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
+        _check(model)
+        self._models += 1
+        if not self._spec.is_sharded:
+            return replicated.replicate(model, self._spec, self._ranks)
+        before = list(model.parameters())
+        nodes = self._ranks.gather(self._node)
+        model = sharded.shard(model, self._spec, nodes, self._ranks.device)
+        kept = {id(parameter) for parameter in model.parameters()}
+        self._replaced += [weakref.ref(parameter) for parameter in before if id(parameter) not in kept]
+        return model
+
+    def optimizer(self, cls: type[torch.optim.Optimizer], parameters: Iterable[Any], options: Mapping[str, Any]) -> Any:
+        """An optimizer of the class ``cls`` with these ``parameters``, or groups of them, and ``options``."""
+        self._optimizers += 1
+        if self._spec.name != ZERO1 or self._ranks.world_size == 1:
+            return cls(parameters, **options)
+        # Importing it compiles a dozen optimizers.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(parameters, optimizer_class=cls, **options)
+
+    def check_optimizers(self, objects: Mapping[str, object]) -> None:
+        """Raise StrategyError if one of the ``objects`` is an optimizer of parameters that have been replaced."""
+        alive = (reference() for reference in self._replaced)
+        replaced = {id(parameter) for parameter in alive if parameter is not None}
+        for name, value in objects.items():
+            groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
+            if replaced.intersection(id(parameter) for group in groups for parameter in group["params"]):
+                raise StrategyError(
+                    f"{name!r} was made before run.parallelize(model), which has replaced the parameters by their "
+                    "shards: it would change nothing; make it afterwards"
+                )
+
+    def check_applied(self) -> None:
+        """Raise StrategyError if the spec has a strategy that the script has not applied."""
+        if not self._demanded:
+            return
+        if not self._models:
+            raise StrategyError(
+                f"the spec has 'strategy: {self._spec.name}', and the script does not apply it: call "
+                "model = run.parallelize(model) before the first step, or remove the key"
+            )
+        if self._spec.name == ZERO1 and not self._optimizers:
+            raise StrategyError(
+                "the spec has 'strategy: zero1', and the optimizer is not sharded: make it with "
+                "run.optimizer(torch.optim.AdamW, model.parameters(), lr=...)"
+            )
+
+
+def _check(model: nn.Module) -> None:
+    """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
+    if compiled_module(model) is not None:
+        raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")
+    if isinstance(model, nn.parallel.DistributedDataParallel) or sharded.is_sharded(model):
+        raise StrategyError(
+            f"the model is distributed already ({type(model).__name__}): call run.parallelize() with the module itself"
+        )
+    empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
+    if empty is not None:
+        raise StrategyError(
+            f"the parameter {empty!r} is on the meta device and has no values: make the model on the CPU or on "
+            "run.device"
+        )

@@ -1,0 +1,66 @@
+"""The section `strategy` of a spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.strategy.section import StrategySpec
+
+
+def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]]]:
+    """The spec with this strategy, and its mistakes: the key of each, and the message."""
+    mistakes: list[tuple[str, str]] = []
+    data = {"name": "x", "command": "true", "strategy": strategy, "resources": resources}
+    spec = read_spec(data, lambda at, message: mistakes.append((".".join(at), message)))
+    return spec, mistakes
+
+
+@pytest.mark.parametrize(
+    ("written", "strategy"),
+    [
+        (None, None),
+        ("fsdp", StrategySpec(name="fsdp")),
+        ({"name": "ddp", "bucket_cap_mb": 5}, StrategySpec(name="ddp", bucket_cap_mb=5)),
+        (
+            {"name": "fsdp", "wrap": ["Block"], "param_dtype": "bf16", "reshard_after_forward": False},
+            StrategySpec(name="fsdp", wrap=("Block",), param_dtype="bf16", reshard_after_forward=False),
+        ),
+    ],
+)  # fmt: skip
+def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec | None) -> None:
+    spec, mistakes = read(written)
+    assert (spec.strategy, mistakes) == (strategy, [])
+    assert read(write_spec(spec)["strategy"])[0].strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "resources", "key", "message"),
+    [
+        ("fspd", {}, "strategy", "expected one of ddp, fsdp, hsdp, zero1, found 'fspd'; did you mean 'fsdp'?"),
+        ("zero3", {}, "strategy", "found 'zero3'; did you mean 'fsdp'?"),
+        ({"name": "ZeRO-2"}, {}, "strategy.name", "did you mean '{name: fsdp, reshard_after_forward: false}'?"),
+        (True, {}, "strategy", "found True"),
+        ({"offload": True}, {}, "strategy.name", "this key is required"),
+        ({"name": "fsdp", "wrapp": ["A"]}, {}, "strategy.wrapp", "unknown key; did you mean 'wrap'?"),
+        ({"name": "fsdp", "wrap": "Block"}, {}, "strategy.wrap", "expected a list"),
+        ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
+        ({"name": "fsdp", "static_graph": True}, {}, "strategy.static_graph", "it belongs to ddp and zero1"),
+        ({"name": "fsdp", "param_dtype": "fp16"}, {}, "strategy.param_dtype", "expected one of bf16, fp32"),
+        ({"name": "ddp", "bucket_cap_mb": 0}, {}, "strategy.bucket_cap_mb", "expected a number of at least 0.001"),
+        ({"name": "fsdp", "offload": True}, {}, "strategy", "'offload' keeps the shards in the memory of the node"),
+        ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),
+        ("hsdp", {"nodes": 2}, "strategy", "which has only one process: use 'ddp' or 'fsdp'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any], key: str, message: str) -> None:
+    [(at, text)] = read(strategy, **resources)[1]
+    assert at == key
+    assert message in text
+
+
+def test_an_elastic_run_may_have_a_single_node_with_hsdp_and_memory_allows_offload() -> None:
+    resources = {"nodes": {"min": 1, "max": 2}, "procs_per_node": 2, "mem": "4GB"}
+    assert read({"name": "hsdp", "offload": True}, **resources)[1] == []

@@ -1,0 +1,203 @@
+"""Each strategy trains as one process does, on four processes, and what it cannot do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import CPU, Attempt, Pair, alone
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.strategies.sharded import is_sharded
+from slurmtrain.runtime.strategies.strategy import Strategy
+
+BATCH, WIDTH, STEPS = 8, 6, 3
+# In float32 the order of summation differs: over these few steps by some units in the last place.
+SAME = 1e-6
+# bfloat16 has 8 bits, so that activations and weights differ by up to 1 part in 256 each.
+IN_BF16 = 0.03
+
+
+class Block(nn.Module):
+    """A residual block with a width that does not divide evenly among four ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 13), nn.Tanh(), nn.Linear(13, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    """Blocks, between an embedding and a head with the same weight."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((WIDTH,), float(seed)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x) * self.scale  # type: ignore[no-any-return]
+
+
+def objects_of(strategy: Strategy, *, seed: int) -> dict[str, Any]:
+    model = strategy.parallelize(Net(seed))
+    optimizer = strategy.optimizer(torch.optim.AdamW, model.parameters(), {"lr": 0.02})
+    strategy.check_optimizers({"model": model, "optimizer": optimizer})
+    strategy.check_applied()
+    return {"model": model, "optimizer": optimizer}
+
+
+def train(ranks: RankGroup, objects: dict[str, Any], first: int, last: int) -> list[float]:
+    """The losses of the whole batch at these steps."""
+    losses = []
+    for step in range(first, last):
+        batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step))
+        objects["optimizer"].zero_grad()
+        loss = objects["model"](batch.tensor_split(ranks.world_size)[ranks.rank]).square().mean()
+        loss.backward()
+        objects["optimizer"].step()
+        losses.append(sum(ranks.gather(loss.item())) / ranks.world_size)
+    return losses
+
+
+def expected_losses() -> list[float]:
+    strategy = Strategy(None, alone(), 0)
+    return train(alone(), objects_of(strategy, seed=1), 0, STEPS)
+
+
+def losses_with(ranks: RankGroup, spec: StrategySpec, per_node: int) -> list[float]:
+    # Each rank makes other weights: all must begin with rank 0's.
+    objects = objects_of(Strategy(spec, ranks, ranks.rank // per_node), seed=1 + ranks.rank)
+    model = objects["model"]
+    assert is_sharded(model) == spec.is_sharded == all(map(is_sharded, getattr(model, "blocks", [nn.Module()])))
+    assert isinstance(model, DistributedDataParallel) != spec.is_sharded
+    assert isinstance(objects["optimizer"], ZeroRedundancyOptimizer) == (spec.name == "zero1")
+    return train(ranks, objects, 0, STEPS)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pair]:
+    ranks = Pair(4)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "tolerance"),
+    [
+        (StrategySpec(name="ddp", bucket_cap_mb=0.001, static_graph=True, gradient_as_bucket_view=True), SAME),
+        (StrategySpec(name="fsdp"), SAME),
+        (StrategySpec(name="fsdp", reshard_after_forward=False, wrap=("Block",)), SAME),
+        (StrategySpec(name="fsdp", offload=True), SAME),
+        (StrategySpec(name="fsdp", param_dtype="bf16"), IN_BF16),
+        (StrategySpec(name="hsdp", reduce_dtype="fp32"), SAME),
+        (StrategySpec(name="zero1", find_unused_parameters=True), SAME),
+    ],
+    ids=["ddp", "zero3", "zero2", "offload", "bf16", "hsdp", "zero1"],
+)
+def test_four_processes_train_as_one_does(four: Pair, spec: StrategySpec, tolerance: float) -> None:
+    losses, *others = four.run(losses_with, spec, 2)
+    assert all(other == losses for other in others)
+    assert losses == pytest.approx(expected_losses(), rel=tolerance)
+    assert len(set(losses)) == STEPS
+
+
+def shapes_of_shards(ranks: RankGroup, name: str) -> tuple[tuple[int, ...], int]:
+    """The mesh of each rank, and how many rows of a weight with 13 rows it has."""
+    model: Any = Strategy(StrategySpec(name=name), ranks, ranks.rank // 2).parallelize(Net())
+    weight = model.blocks[0].inner[0].weight
+    return tuple(weight.device_mesh.mesh.shape), weight.to_local().shape[0]
+
+
+def test_hsdp_shards_within_a_node_and_replicates_across_nodes(four: Pair) -> None:
+    assert four.run(shapes_of_shards, "hsdp") == [((2, 2), 7), ((2, 2), 6)] * 2
+    assert four.run(shapes_of_shards, "fsdp") == [((4,), 4), ((4,), 4), ((4,), 4), ((4,), 1)]
+
+
+def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
+    """Train with one strategy, save, and go on with another one."""
+    objects = objects_of(Strategy(before, ranks, ranks.rank // 2), seed=1)
+    losses = train(ranks, objects, 0, 2)
+    with Attempt(root, ranks, objects) as attempt:
+        assert attempt.save(2) == ""
+    others = objects_of(Strategy(after, ranks, ranks.rank // 2), seed=9)
+    with Attempt(root, ranks, others, restart=1) as attempt:
+        assert attempt.restore() is not None
+    return losses + train(ranks, others, 2, STEPS)
+
+
+@pytest.mark.parametrize(("before", "after"), [("ddp", "fsdp"), ("fsdp", "hsdp"), ("hsdp", "zero1"), ("zero1", "ddp")])
+def test_a_checkpoint_is_restored_under_another_strategy(four: Pair, tmp_path: Path, before: str, after: str) -> None:
+    specs = StrategySpec(name=before), StrategySpec(name=after)
+    losses = four.run(continue_with, tmp_path, *specs)[0]
+    assert losses == pytest.approx(expected_losses(), rel=SAME)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def problem_of(ranks: RankGroup, spec: StrategySpec, nodes: list[int], optimizer_first: bool = False) -> str:
+    strategy, model = Strategy(spec, ranks, nodes[ranks.rank]), Net()
+    try:
+        optimizer = torch.optim.AdamW(model.parameters()) if optimizer_first else None
+        strategy.parallelize(model)
+        strategy.check_optimizers({"optimizer": optimizer})
+    except StrategyError as error:
+        return str(error)
+    return ""
+
+
+def test_what_does_not_fit_the_model_or_the_nodes_is_refused_on_all_ranks(four: Pair) -> None:
+    [problem, *others] = four.run(problem_of, StrategySpec(name="fsdp", wrap=("Blok",)), [0, 0, 0, 0])
+    assert "no module of such a class; did you mean 'Block'?" in problem
+    assert others == [problem] * 3
+    [problem, *others] = four.run(problem_of, StrategySpec(name="fsdp", wrap=("ModuleList",)), [0, 0, 0, 0])
+    assert "name its elements" in problem
+    [problem, *others] = four.run(problem_of, StrategySpec(name="hsdp"), [0, 0, 0, 3])
+    assert "there are 3 on node 0, 1 on node 3" in problem
+    [problem, *others] = four.run(problem_of, StrategySpec(name="fsdp"), [0, 0, 0, 0], True)
+    assert "'optimizer' was made before run.parallelize(model)" in problem
+    assert four.run(problem_of, StrategySpec(name="ddp"), [0, 0, 0, 0], True) == [""] * 4
+
+
+def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"call model = run.parallelize\(model\) before the first step"):
+        Strategy(StrategySpec(name="fsdp"), alone(), 0).check_applied()
+    strategy = Strategy(StrategySpec(name="zero1"), alone(), 0)
+    strategy.parallelize(Net())
+    with pytest.raises(StrategyError, match=r"make it with run.optimizer\(torch.optim.AdamW"):
+        strategy.check_applied()
+    Strategy(None, alone(), 0).check_applied()
+
+
+def test_only_a_module_with_values_that_nothing_distributes_yet_is_taken() -> None:
+    strategy = Strategy(None, alone(), 0)
+    # As torch.compile makes it, whose first call imports a compiler.
+    compiled = nn.Module()
+    compiled._orig_mod = Net()
+    with pytest.raises(StrategyError, match="compile what it returns"):
+        strategy.parallelize(compiled)
+    with torch.device("meta"):
+        empty = nn.Linear(2, 2)
+    with pytest.raises(StrategyError, match="'weight' is on the meta device"):
+        strategy.parallelize(empty)
+    model = Net()
+    assert strategy.parallelize(model) is model
+    assert next(model.parameters()).device == CPU

@@ -28,13 +28,13 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Files at the top of a runs root that commands rewrite.
 _CACHES = re.compile(
     r"\.?(registry\.db|mlflow\.db)[^/]*|mlartifacts(/.*)?|\.(watch|mlflow|counters)\.lock|\.squeue\.json"
-    r"|\.histories(/.*)?|counters\.jsonl|(csv|curves)/[0-9a-z]{10}\.csv|wandb/[0-9a-z]{10}\.(csv|json)"
+    r"|\.histories(/.*)?|searches/[0-9a-z]{10}\.(json|lock)|counters\.jsonl|(csv|curves)/[0-9a-z]{10}\.csv|wandb/[0-9a-z]{10}\.(csv|json)"
     r"|tensorboard/[0-9a-z]{10}/(slurmtrain\.json|events\.out\.tfevents\.[0-9]{10}\.slurmtrain)"
 )
 # What W&B has of a run.
 _OFFLINE_RUN = re.compile(r"wandb/offline-run-[0-9_]+-([0-9a-z]{10})(?:/|$)")
 # Directories at the top of a runs root besides those of runs.
-_FOLDERS = ("keys", "nodes", "csv", "curves", "tensorboard", "wandb", ".histories")
+_FOLDERS = ("keys", "nodes", "searches", "csv", "curves", "tensorboard", "wandb", ".histories")
 # Files of a run that commands rewrite.
 _REWRITTEN = re.compile(r"lease\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
 _OTHERS_MAY = 0o077

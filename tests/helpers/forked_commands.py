@@ -28,6 +28,7 @@ _NOT_IMPORTED = ("slurmtrain.integrations", "slurmtrain.__main__", "slurmtrain.r
 # What commands import while they run.
 _IMPORTED_LATE = (
     "mlflow",
+    "optuna",
     "submitit",
     "torch",
     "torch.distributed.checkpoint",

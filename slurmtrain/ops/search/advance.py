@@ -116,7 +116,7 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     if count <= 0 and not (open_runs and search.pruner.name != "none"):
         return  # before Optuna is imported, which takes a second
     study = Study(search, _without_gaps([each.trial for each in runs], number))
-    advanced.ending += _prune(workspace, study, open_runs)
+    _prune(workspace, study, open_runs, advanced)
     if count <= 0:
         return
     if _is_cancelled(runs):
@@ -142,8 +142,15 @@ def _without_gaps(trials: Sequence[Trial], count: int) -> list[Trial]:
     return [by_number.get(number, Trial(number, {}, "failed")) for number in range(count)]
 
 
-def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun]) -> list[str]:
-    """End the runs that the pruner would end; returns their ids."""
+def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun], advanced: Advance) -> None:
+    """End the runs that the pruner would end.
+
+    Args:
+        workspace: where they are.
+        study: the search.
+        runs: its runs that have not ended.
+        advanced: receives what was done.
+    """
     pruned = []
     for each in runs:
         # One that was pruned and runs nevertheless was resumed by a person, who wants it to go on.
@@ -151,9 +158,10 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun]) -> list
         why = "" if is_left_alone else study.why_prune(each.trial)
         if why:
             request_end(workspace, each.run.id, why)
+            advanced.notes.append(f"run {each.run.id} was {why}")
             pruned.append(each.run.id)
     finish_cancel(workspace, pruned)
-    return pruned
+    advanced.ending += pruned
 
 
 def _is_cancelled(runs: Sequence[TrialRun]) -> bool:

@@ -7,15 +7,21 @@ Slurm's and submitit's processes is not here: see tests/cluster/test_slurm_kills
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.command_judge import snapshot
 from helpers.disturbed_commands import DisturbedHome, disturbed_copy, memory_folder
 from helpers.forked_commands import import_everything
 from helpers.sample_home import SAVED, SampleHome, id_of, make_home
+from helpers.simulated_run import SimulatedRun
+
+from slurmtrain.model.run.layout import RunDir
 
 SPREAD = 2
 COMMANDS = (
@@ -107,3 +113,93 @@ def points(count: int) -> list[int]:
     if os.environ.get("TEST_KILLS") == "all":
         return list(range(1, count + 1))
     return sorted({round(i * count / (SPREAD + 1)) for i in range(1, SPREAD + 1)})
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+TRIALS = 3
+SEARCH = f"""\
+name: searched
+command: python train.py --lr ${{params.lr}}
+params: {{lr: 0.1}}
+code: none
+tracking: {{mlflow: {{enabled: false}}}}
+sweep:
+  params.lr: loguniform(1e-5, 1e-1)
+  search: {{metric: loss, mode: min, trials: {TRIALS}, parallel: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def searching(sample: SampleHome) -> Iterator[SampleHome]:
+    """A sample with a search of which one run has ended, so that the next ``sync`` asks for the last one."""
+    with disturbed_copy(sample, sample.path.with_name("searching")) as copy:
+        copy.call("sync")
+        (copy.home.project / "search.yaml").write_text(SEARCH)
+        copy.call("submit", "search.yaml")
+        end_trial(copy, min(trials(copy)))
+        yield copy.home
+
+
+@pytest.mark.parametrize("command", [("submit", "search.yaml"), ("sync",)], ids=" ".join)
+def test_a_search_whose_command_was_killed_loses_no_trial_and_has_none_twice(
+    searching: SampleHome, sample: SampleHome, command: tuple[str, ...]
+) -> None:
+    begins = command[0] == "submit"
+    place = sample.path.with_name("home")
+    with search_copy(sample if begins else searching, place) as whole:
+        effects = whole.effects(command)
+        finish_search(whole)
+    for point in points(len(effects)):
+        with search_copy(sample if begins else searching, place) as disturbed:
+            assert disturbed.kill(command, point).code == -9, effects[point - 1]
+            disturbed.settle()
+            disturbed.check(command)
+            assert sorted(trials(disturbed).values()) == list(range(len(trials(disturbed))))
+            if not trials(disturbed):
+                # It was killed before there was a run: nothing was submitted, and nothing is left.
+                assert begins, effects[point - 1]
+                disturbed.call("submit", "search.yaml")
+            finish_search(disturbed)
+
+
+@contextlib.contextmanager
+def search_copy(sample: SampleHome, place: Path) -> Iterator[DisturbedHome]:
+    with disturbed_copy(sample, place) as copy:
+        (copy.home.project / "search.yaml").write_text(SEARCH)
+        copy.before = snapshot(copy.home.path)
+        yield copy
+
+
+def trials(home: DisturbedHome) -> dict[str, int]:
+    """The number of the trial of each run of a search."""
+    created = {
+        path.parent.parent.name: json.loads(path.read_text().splitlines()[0])
+        for path in home.home.runs.glob("*/journal/created.jsonl")
+    }
+    return {run_id: event["trial"] for run_id, event in created.items() if event.get("trial") is not None}
+
+
+def end_trial(home: DisturbedHome, run_id: str) -> None:
+    """Let a run complete."""
+    events = [
+        json.loads(line) for path in (home.home.runs / run_id / "journal").glob("*.jsonl") for line in path.open()
+    ]
+    newest = max((event for event in events if event["kind"] == "submitting"), key=lambda event: event["submission"])
+    run = SimulatedRun(RunDir(home.home.runs / run_id), job=newest["job_id"], now=time.time())
+    run.started(submission=newest["submission"]).reached(5, loss=0.5).ended("completed")
+
+
+def finish_search(home: DisturbedHome) -> None:
+    """All trials complete, each once and with values of its own, and the search is over."""
+    ended: set[str] = set()
+    while open_runs := trials(home).keys() - ended:
+        for run_id in sorted(open_runs):
+            end_trial(home, run_id)
+        ended |= open_runs
+        home.call("sync")
+    assert sorted(trials(home).values()) == list(range(TRIALS))
+    values = [json.loads((home.home.runs / run_id / "plan.json").read_text()) for run_id in trials(home)]
+    assert len({each["spec"]["params"]["lr"] for each in values}) == TRIALS
+    # A lock without a search is harmless, and for 'clean'.
+    assert list((home.home.runs / "searches").glob("*.json")) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,12 +25,14 @@ def chain(
     held: bool = False,
     requeue: dict[str, Any] | None = None,
     executor: str = "slurm",
+    last_after: Sequence[str] = ("finetune",),
     **more: Any,
 ) -> dict[str, list[str]]:
     """Submit a chain, whose last link is a sweep, the last first; the ids of the runs by name.
 
     ``pretrain``: what differs in the first. ``held``: the jobs behind it never start, as in a full queue. ``requeue``:
-    the section of those behind it. ``executor``: where they run.
+    the section of those behind it. ``executor``: where they run. ``last_after``: what the last link
+    starts after.
     """
     common: dict[str, Any] = {"resources": ONE_PROCESS, "slurm": SPOT, "checkpoint": {"every": {"steps": 10}}}
     later = {**common, "slurm": {**SPOT, "hold": held}, "requeue": requeue or {}}
@@ -39,7 +42,7 @@ def chain(
             "evaluate",
             params={"steps": 20, "init": "${run.finetune.checkpoint}", "crash_rank": -1, **more},
             sweep={"params.crash_rank": [-1, -2]},
-            after=["finetune"],
+            after=list(last_after),
             **later,
         ),
         site.light("finetune", params={"steps": 40, "init": "${run.pretrain.checkpoint}", **more}, **later),
@@ -62,15 +65,13 @@ def began_with(site: ClusterSite, run_id: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed_chain(shared_site: ClusterSite) -> dict[str, set[str]]:
-    """The weights of a chain that nothing disturbs, and that no queue delays."""
-    ids = chain(shared_site, executor="local")
-    shared_site.call("wait", *all_of(ids))
-    return weights(shared_site, ids)
+def undisturbed_chain(shared_site: ClusterSite) -> dict[str, list[str]]:
+    """A chain that nothing disturbs, and no queue delays: it trains while others wait for Slurm."""
+    return chain(shared_site, executor="local")
 
 
 def test_a_chain_survives_a_preemption_of_each_of_its_runs(
-    site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
+    site: ClusterSite, cluster: Cluster, shared_site: ClusterSite, undisturbed_chain: dict[str, list[str]]
 ) -> None:
     ids = chain(site, **SLOW)
     [pretrain], [finetune], evaluations = ids.values()
@@ -85,7 +86,8 @@ def test_a_chain_survives_a_preemption_of_each_of_its_runs(
     for run_id in all_of(ids):
         # None of them started before its turn.
         assert [attempt["cause"] for attempt in site.show(run_id)["attempts"]] == ["preempted", "completed"]
-    assert weights(site, ids) == undisturbed_chain
+    shared_site.call("wait", *all_of(undisturbed_chain))
+    assert weights(site, ids) == weights(shared_site, undisturbed_chain)
     assert set(began_with(site, finetune)) == {"began with step-60"}
     assert {line for each in evaluations for line in began_with(site, each)} == {"began with step-40"}
     shown = site.show(finetune)
@@ -127,11 +129,16 @@ def test_cancelling_a_run_ends_at_once_what_waits_for_it(site: ClusterSite, clus
 
 @thorough
 def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
-    site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
+    site: ClusterSite, cluster: Cluster, shared_site: ClusterSite, undisturbed_chain: dict[str, list[str]]
 ) -> None:
     # What starts too early goes back also if nothing else would start it again.
-    ids = chain(site, pretrain={"steps": 60, **SLOW}, requeue={"enabled": False})
-    [pretrain], [finetune], _ = ids.values()
+    ids = chain(
+        site,
+        pretrain={"steps": 60, **SLOW},
+        requeue={"enabled": False},
+        last_after=("finetune", "afterany:pretrain"),
+    )
+    [pretrain], [finetune], evaluations = ids.values()
     until_trains(site, pretrain, starts=1)
     [agent] = events(site, pretrain, "agent")
     os.kill(agent["process"]["pid"], signal.SIGKILL)
@@ -143,8 +150,10 @@ def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
     until(lambda: "Requeue=0" in cluster.slurm("scontrol", "show", "job", site.job(finetune)), "the job as it was")
     site.call("sync")
     assert len({attempt["job_id"] for attempt in site.show(pretrain)["attempts"]}) == 2
-    dependency = cluster.slurm("squeue", "--noheader", f"--jobs={site.job(finetune)}", "--format=%E")
-    assert dependency.startswith(f"afterany:{site.job(pretrain)}")
+    for run_id in (finetune, *evaluations):
+        dependency = cluster.slurm("squeue", "--noheader", "--array", f"--jobs={site.job(run_id)}", "--format=%E")
+        assert f"afterany:{site.job(pretrain)}" in dependency
     site.call("wait", *all_of(ids))
-    assert weights(site, ids) == undisturbed_chain
+    shared_site.call("wait", *all_of(undisturbed_chain))
+    assert weights(site, ids) == weights(shared_site, undisturbed_chain)
     assert [attempt["cause"] for attempt in site.show(finetune)["attempts"]] == ["early", "completed"]

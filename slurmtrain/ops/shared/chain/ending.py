@@ -29,13 +29,18 @@ def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:
         Why, by the ids of the runs that it has ended.
     """
     ended: dict[str, str] = {}
+    jobs: list[str] = []
     candidates = list(run_ids)
     while candidates:
-        blocked = {run_id: why for run_id in candidates if (why := _end_if_blocked(workspace, run_id))}
+        blocked = {run_id: why for run_id in candidates if (why := _end_if_blocked(workspace, run_id, jobs))}
         ended |= blocked
         if blocked:
             observe(workspace, list(blocked), ask_slurm=False)
         candidates = [run_id for run_id in dependents(workspace, blocked) if run_id not in ended]
+    if jobs:
+        # If this is killed, or Slurm does not answer: what starts sees that the run is over, and ends at once.
+        with contextlib.suppress(SlurmDown):
+            workspace.scheduler.cancel(jobs, force=False)
     return ended
 
 
@@ -80,8 +85,8 @@ def upstream_runs(workspace: Workspace, upstreams: Collection[Upstream]) -> Mapp
     return {run_id: run for run_id, run in workspace.store.load_all(ids).items() if run_id in present}
 
 
-def _end_if_blocked(workspace: Workspace, run_id: str) -> str:
-    """End a waiting run if it can never start; returns why, or nothing."""
+def _end_if_blocked(workspace: Workspace, run_id: str, jobs: list[str]) -> str:
+    """End a waiting run if it can never start, and add its job to ``jobs``; returns why, or nothing."""
     directory = workspace.root.run(run_id)
     with contextlib.suppress(PathError):
         if not upstream_problem(workspace, directory):
@@ -95,7 +100,7 @@ def _end_if_blocked(workspace: Workspace, run_id: str) -> str:
             run = workspace.store.load(run_id)
             problem = upstream_problem(workspace, directory)
             if problem and run is not None and _waits(run):
-                _end(workspace, directory, run, problem)
+                jobs.append(_end(workspace, directory, run, problem))
                 return problem
     return ""
 
@@ -108,7 +113,8 @@ def _waits(run: Run) -> bool:
     return newest.restarted_by is not None or (newest.state in ("pending", "requeued") and not newest.hosts)
 
 
-def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> None:
+def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> str:
+    """Journal that a run is over, and why; returns the job that is to be cancelled."""
     from slurmtrain.model.run.events.command import UpstreamFailed
     from slurmtrain.runtime.job import lease
 
@@ -116,7 +122,5 @@ def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> Non
     assert newest is not None
     with contextlib.suppress(OSError), workspace.journal(directory, "chain") as journal:
         journal.write(UpstreamFailed(job_id=newest.job_id, restart=newest.restart, reason=problem))
-        # If Slurm starts the job all the same, its agents see that the run is over, and end at once.
         lease.close(directory, None, "failed")
-        with contextlib.suppress(SlurmDown):
-            workspace.scheduler.cancel([newest.job_id], force=False)
+    return newest.job_id

@@ -352,13 +352,13 @@ def test_a_run_does_not_get_other_runs_to_start_after_later(
     assert len(slurm.calls("sbatch")) == 3
 
 
-def test_the_elements_of_an_array_are_moved_with_one_command_and_none_of_them_twice(
+def test_the_elements_of_an_array_are_moved_and_cancelled_with_one_command_and_none_of_them_twice(
     workspace: Workspace, slurm: SlurmCommands, write: Write
 ) -> None:
     sweep = ("params: {x: 1}", "sweep: {params.x: [1, 2, 3]}")
     firsts = submit_all(workspace, write("a", *sweep))
     slurm.replies("sbatch", "Submitted batch job 9\n")
-    submit_all(workspace, write("b", "after: 'afterany:a'", *sweep))
+    submit_all(workspace, write("b", "after: a", *sweep))
     assert [call for call in slurm.calls("scontrol") if "update" in call.args] == []
     for index, run_id in enumerate(firsts):
         SimulatedRun(workspace.root.run(run_id), job=f"8_{index}", now=2_000_000_000.0).started(host="n0").crashed()
@@ -368,6 +368,11 @@ def test_the_elements_of_an_array_are_moved_with_one_command_and_none_of_them_tw
     resume_failed(workspace, firsts)
     moves = [call.args for call in slurm.calls("scontrol") if "update" in call.args]
     assert moves == [["update", "JobId=9_[0-2]", "Dependency=afterany:10_0:10_1:10_2"]]
+    for index, run_id in enumerate(firsts):
+        sim = SimulatedRun(workspace.root.run(run_id), job=f"10_{index}", now=2_000_001_000.0)
+        sim.started(host="n0", submission=2).cancel().ended("cancelled")
+    cancel(workspace, firsts)
+    assert [call.args for call in slurm.calls("scancel")] == [["9_[0-2]"]]
 
 
 def test_a_submission_that_may_have_succeeded_keeps_its_run_and_those_before_it(

@@ -110,10 +110,14 @@ def command(
 
 def _print_next_commands(spec: SpecFile, run_ids: Sequence[str], sweep: str | None) -> None:
     """Say how what was submitted can be followed."""
+    from slurmtrain.model.spec.chain.references import dependencies_of
+
     lists = "'slurmtrain status' lists runs"
     if sweep is not None:
         kind = "search" if spec.search is not None else f"sweep of {len(run_ids)} runs"
         lists = f"'slurmtrain status {sweep}' lists this {kind}"
+    elif any(dependencies_of(run.plan.spec) for run in spec.runs):
+        lists = f"'slurmtrain status --tree {run_ids[-1]}' shows what waits for what"
     output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
     if spec.search is not None:
         output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")

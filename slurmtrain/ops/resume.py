@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from slurmtrain.system.locks import locked
 
 # How many seconds the processes of an ended attempt may take to exit.
 EXIT_S = 10.0
+# How many runs notes name.
+_NAMED = 5
 
 
 def resume(
@@ -94,7 +96,7 @@ def resume(
             cancels=earlier,
         )
         notes += start(workspace, directory, lock, attempt, command="resume")
-    return run_id, [*notes, *_dependents_to_resume(workspace, run_id)]
+    return run_id, [*notes, *dependents_to_resume(workspace, [run_id])]
 
 
 def _plan_next(
@@ -106,7 +108,7 @@ def _plan_next(
     wait_for_exits(run, time.monotonic() + EXIT_S)
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
-    if not from_start and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts):
+    if not from_start and _may_have_trained(directory, run):
         check_checkpoint(directory, run, planned.plan)
     check_executor(workspace, run.executor, [planned.plan])
     check_trackers([planned.plan])
@@ -115,11 +117,19 @@ def _plan_next(
     return planned
 
 
-def _dependents_to_resume(workspace: Workspace, run_id: str) -> list[str]:
-    """Notes on runs that ended because this one had failed: a person decides whether they are still wanted."""
-    waiting = dependents(workspace, [run_id])
+def dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
+    """Notes on runs that ended because one of these had failed: a person decides whether they are still wanted."""
+    waiting = [run_id for run_id in dependents(workspace, run_ids) if run_id not in run_ids]
     ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
-    return [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
+    notes = [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
+    return [*notes[:_NAMED], f"and {len(notes) - _NAMED} more"] if len(notes) > _NAMED else notes
+
+
+def _may_have_trained(directory: RunDir, run: Run) -> bool:
+    """Whether a run has begun, as far as is known: one that still waited for others has not, whatever ended it."""
+    if directory.upstreams.exists() and not directory.upstream_facts.exists():
+        return False
+    return any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts)
 
 
 @contextlib.contextmanager

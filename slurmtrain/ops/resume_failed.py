@@ -26,7 +26,7 @@ from slurmtrain.model.query.folding import count_states
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.resume import EXIT_S, check_checkpoint, wait_for_exits
+from slurmtrain.ops.resume import EXIT_S, check_checkpoint, dependents_to_resume, wait_for_exits
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
@@ -102,7 +102,8 @@ def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Seque
             raise SubmitFailed("; ".join([*problems, *notes]), [])
         if not elements:
             raise RunBusy("; ".join(notes))
-        return _start_all(workspace, elements, notes, problems)
+        resumed = _start_all(workspace, elements, notes, problems)
+    return replace(resumed, notes=[*resumed.notes, *dependents_to_resume(workspace, resumed.run_ids)])
 
 
 def _elements(

@@ -138,11 +138,23 @@ class Chain:
             if not self._workspace.root.run(run_id).path.is_dir():
                 cure = "; 'rerun RUN after=[...]' names other runs, and 'after=[]' none" if decided else ""
                 raise UserError(f"{where}: the directory of run {Upstream(run_id, dependency.name)} was deleted{cure}")
-        for run_id, listed in observed.runs.fetch(ids).items():
+        listed_runs = observed.runs.fetch(ids)
+        self._check_search(where, dependency.name, list(listed_runs.values()))
+        for run_id, listed in listed_runs.items():
             self._listed[run_id] = listed
             if problem := self._problem(Upstream(run_id, dependency.name, dependency.any), listed):
                 raise UserError(f"{where}: {problem}")
         return ids
+
+    def _check_search(self, where: str, name: str, named: Sequence[Listed]) -> None:
+        """Raise UserError if these are the runs of a search that is going to have more. ``where``: for the message."""
+        searches = self._workspace.root.searches
+        for sweep in {listed.sweep for listed in named if len(named) > 1 or listed.sweep == name}:
+            if sweep and (searches / f"{sweep}.json").exists():
+                raise UserError(
+                    f"{where}: {name!r} is a search, whose next runs do not exist yet; 'slurmtrain wait {sweep}' waits "
+                    "for all of them"
+                )
 
     def _find(self, where: str, dependency: Dependency, observed: Observed) -> list[str]:
         """The ids of the runs that a name stands for now. ``where``: it is, for messages. Raises RunNotFound."""

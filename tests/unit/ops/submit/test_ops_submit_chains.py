@@ -109,6 +109,22 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     ]
 
 
+def test_a_search_is_no_run_to_start_after_until_all_of_its_runs_exist(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    first, _ = submit_all(workspace, write("tune", "params: {a: 1}", "sweep: {params.a: [1, 2]}"))
+    sweep = observe(workspace).runs[first].sweep
+    record = workspace.root.searches / f"{sweep}.json"
+    record.parent.mkdir()
+    record.write_text("{}")
+    report = write("report", "after: tune")
+    with pytest.raises(UserError, match=f"after: 'tune' is a search, .*'slurmtrain wait {sweep}'"):
+        submit_all(workspace, report)
+    assert submit_all(workspace, write("of_one", f"after: {first}"))
+    record.unlink()
+    assert submit_all(workspace, report)
+
+
 def test_after_on_the_command_line_adds_to_that_of_the_spec(
     workspace: Workspace, slurm: SlurmCommands, write: Write
 ) -> None:
@@ -248,8 +264,9 @@ def test_sync_ends_what_waits_for_a_run_that_failed_and_resume_starts_both_again
     with pytest.raises(UserError, match=f"run {first} .a. failed: .*'slurmtrain resume' that run first"):
         resume(workspace, second)
     slurm.replies("sbatch", "Submitted batch job 9\n")
-    _, notes = resume(workspace, first, from_start=True)
-    assert [note for note in notes if second in note]
+    notes = resume_failed(workspace, [first, second]).notes
+    assert [note for note in notes if f"run {second} cannot start" in note]
+    assert [note for note in notes if f"run {second} (b) had ended because of it" in note]
     slurm.replies("sbatch", "Submitted batch job 10\n")
     resume(workspace, second)
     [script] = workspace.root.run(second).submission(2).submitit.glob("10_submission.sh")
@@ -343,13 +360,18 @@ def test_a_run_that_another_waits_for_is_not_deleted(workspace: Workspace, slurm
 def test_a_run_does_not_get_other_runs_to_start_after_later(
     workspace: Workspace, slurm: SlurmCommands, write: Write, override: str, message: str
 ) -> None:
-    _, second, _ = submit_all(workspace, write("a"), write("b", "after: a", "params: {x: 1}"), write("c"))
-    simulate(workspace, second).cancel().ended("cancelled")
-    slurm.replies("sacct", f"8|CANCELLED|0:0|2000000000|2000000100|300|30|n0|b-{second}\n")
+    submit_all(workspace, write("a"), write("c"))
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    [second] = submit_all(workspace, write("b", "after: a", "params: {x: 1}"))
+    SimulatedRun(workspace.root.run(second), job="9", now=2_000_000_000.0).cancel().ended("cancelled")
+    slurm.replies("sacct", f"9|CANCELLED|0:0|2000000000|2000000100|300|30|n0|b-{second}\n")
     with pytest.raises(SpecError) as raised:
         resume(workspace, second, [override], from_start=True)
     assert message in str(raised.value)
     assert len(slurm.calls("sbatch")) == 3
+    # It was cancelled while it waited: it has no checkpoint, and needs none.
+    resume(workspace, second, ["params.x=2"])
+    assert len(slurm.calls("sbatch")) == 4
 
 
 def test_the_elements_of_an_array_are_moved_and_cancelled_with_one_command_and_none_of_them_twice(

@@ -11,6 +11,7 @@ from slurmtrain.cli.shared import complete, formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.divergence import Divergence
     from slurmtrain.ops.query.diff import CheckpointEquality, CodeDifference, RunDifference
 
 # How many files or packages are listed; --json has all.
@@ -53,7 +54,8 @@ def _print(difference: RunDifference) -> None:
         _section(f"ENVIRONMENT: {kind}", headers, rows)
     if not difference.environment:
         _section("ENVIRONMENT", headers, [])
-    _section("RESULT", headers, list(_results(difference.result)))
+    _section("RESULT", [*headers, "DIFFERENCE"], list(_results(difference.result)))
+    _print_metrics(difference.metrics, headers)
     output.echo("", f"CHECKPOINTS: {_describe_checkpoints(difference.checkpoints)}")
 
 
@@ -84,11 +86,32 @@ def _print_code(code: CodeDifference) -> None:
         output.echo(line)
 
 
-def _results(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _print_metrics(metrics: Mapping[str, Divergence], headers: Sequence[str]) -> None:
+    """At which step metrics begin to differ, and in a line how many do not."""
+    differing = {name: each for name, each in metrics.items() if each.values is not None}
+    rows = [
+        (name, str(each.step), *map(repr, each.values or ()), f"{each.steps} steps") for name, each in differing.items()
+    ]
+    if rows:
+        _section("FIRST DIFFERENCE", ["STEP", *headers, "BOTH HAVE"], rows)
+    same = [name for name, each in metrics.items() if each.values is None and each.steps]
+    if same:
+        output.echo("", f"METRICS: equal at all steps that both have: {', '.join(same)}")
+
+
+def _results(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for name, pair in result.items():
         if any(value not in (None, 0) for value in pair) or name in ("state", "step"):
             first, second = (formatting.duration(value) if name == "seconds" else _text(value) for value in pair)
-            yield name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name, first, second
+            yield name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name, first, second, _change(pair)
+
+
+def _change(pair: Sequence[Any]) -> str:
+    """By how much the second of two figures is larger; nothing if they are equal, or no figures."""
+    first, second = pair
+    if any(isinstance(value, str | None) for value in pair) or first == second:
+        return ""
+    return f"{second - first:+.4g}"
 
 
 def _text(value: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import CheckpointError, PathError, UserError
+from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
 from slurmtrain.model.environment.changes import Changes
 from slurmtrain.model.environment.environment import compare as compare_environments
+from slurmtrain.model.metrics.divergence import Divergence, find_divergence
 from slurmtrain.model.query.differing import identity
 from slurmtrain.model.query.direction import is_larger_better
 from slurmtrain.model.query.tally import GPU_S, tally
@@ -73,7 +75,8 @@ class RunDifference:
     """How two runs differ.
 
     ``runs``: RUN of both. ``spec``: values by key, where they differ. ``environment``: by kind. ``result``: all that is
-    compared, also what is equal. ``notes``: what cannot be read.
+    compared, also what is equal. ``metrics``: where those that both have logged begin to differ. ``notes``: what cannot
+    be read.
     """
 
     runs: tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -81,6 +84,7 @@ class RunDifference:
     code: CodeDifference
     environment: Mapping[str, Changes]
     result: Mapping[str, Pair]
+    metrics: Mapping[str, Divergence]
     checkpoints: CheckpointEquality
     notes: Sequence[str]
 
@@ -95,6 +99,7 @@ class RunDifference:
                 kind: {name: list(pair) for name, pair in changes.items()} for kind, changes in self.environment.items()
             },
             "result": {name: list(pair) for name, pair in self.result.items()},
+            "metrics": {name: divergence.to_dict() for name, divergence in self.metrics.items()},
             "checkpoints": {
                 "equal": self.checkpoints.equal,
                 "step": self.checkpoints.step,
@@ -131,6 +136,7 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
         code=_code(workspace, runs, records, notes, lines=lines),
         environment=compare_environments(*environments),
         result={**_facts(workspace, runs, records), **_metrics(workspace, records)},
+        metrics=_divergences(workspace, runs, notes),
         checkpoints=_checkpoints(workspace, runs),
         notes=notes,
     )
@@ -238,6 +244,28 @@ def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str
             best = [None if each is None else each.max if larger else each.min for each in both]
             result[f"best {name}"] = (best[0], best[1])
     return result
+
+
+def _divergences(workspace: Workspace, runs: tuple[Run, Run], notes: list[str]) -> dict[str, Divergence]:
+    """Where the metrics that both runs have logged begin to differ, those first that do so first."""
+    from slurmtrain.ops.history import read_history
+
+    names = [name for name in runs[0].metrics if name in runs[1].metrics]
+    if not names:
+        return {}
+    histories = []
+    for run in runs:
+        try:
+            histories.append(read_history(run, workspace.root.run(run.id), names))
+        except RunUnreadable as error:
+            notes.append(str(error))
+            return {}
+        notes += histories[-1].problems
+    first, second = (history.curves for history in histories)
+    compared = {
+        name: find_divergence(first[name].kept, second[name].kept) for name in names if name in first and name in second
+    }
+    return dict(sorted(compared.items(), key=lambda each: math.inf if each[1].step is None else each[1].step))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -87,6 +87,25 @@ def test_each_section_says_what_differs(
     assert lines[-1].startswith("CHECKPOINTS: there is no step of which both have a checkpoint now: ")
 
 
+def test_metrics_are_compared_step_by_step(
+    workspace: Workspace, submitted: Submitted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [first], [second] = submitted(), submitted()
+    for run_id, later in ((first, 0.5), (second, 0.5 + 1e-9)):
+        run = SimulatedRun(workspace.root.run(run_id), job="8", now=2_000_000_000.0)
+        run.started().rank("session", step=0, world_size=1, device="cpu")
+        for step, loss in enumerate((1.0, 0.75, later), 1):
+            run.reached(step, loss=loss, same=float("nan"), **{f"only_{run_id}": 1.0})
+    difference = diff(workspace, first, second)
+    assert list(difference.metrics) == ["loss", "same"]
+    assert difference.to_json()["metrics"]["loss"] == {"steps": 3, "step": 3, "values": [0.5, 0.500000001]}
+    lines = printed(difference, capsys)
+    [heading] = (number for number, line in enumerate(lines) if line.startswith("FIRST DIFFERENCE"))
+    assert lines[heading + 1].split() == ["loss", "3", "0.5", "0.500000001", "3", "steps"]
+    assert "METRICS: equal at all steps that both have: same" in lines
+    assert next(line.split() for line in lines if line.startswith("loss ")) == ["loss", "0.5", "0.5", "+1e-09"]
+
+
 def test_checkpoints_are_compared_at_the_newest_step_that_both_have(workspace: Workspace, submitted: Submitted) -> None:
     [first], [second] = submitted(), submitted()
     run, other = workspace.root.run(first), workspace.root.run(second)

@@ -12,6 +12,7 @@ from typing import Any
 from slurmtrain.api.call import calling, warn
 from slurmtrain.api.run_handle import Overrides, RunHandle, assignments, handles_of, wait_for
 from slurmtrain.config import load_config
+from slurmtrain.errors import UserError
 from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.observe import observe
@@ -141,6 +142,8 @@ class Registry:
         *,
         sweep: Mapping[str, Any] | Sequence[str] = (),
         after: str | RunHandle | Sequence[str | RunHandle] = (),
+        from_: str | RunHandle | None = None,
+        weights_only: bool = False,
         executor: str | None = None,
         key: str | None = None,
     ) -> list[RunHandle]:
@@ -154,11 +157,14 @@ class Registry:
                 ``sweep`` may have, such as ``zip``, is possible here too.
             after: Runs that must have completed first, also names and ``afterany:NAME``, in addition to those of the
                 spec.
+            from_: Another run, whose newest checkpoint the runs begin with, or ``RUN:STEP`` or ``RUN:best``.
+            weights_only: Take only the weights of that checkpoint, and begin at step 0.
             executor: ``slurm`` or ``local``; None: as configured, else slurm if sbatch is found.
             key: An idempotency key: if something was submitted with it before, those runs are returned.
 
         Raises:
             SpecError: The spec has mistakes; all of them are named.
+            NoCheckpoint: The run to begin from has no such checkpoint.
             SubmitFailed: Something failed after runs were created; ``error.run_ids`` names them.
             SlurmtrainError: Nothing was submitted.
         """
@@ -169,7 +175,7 @@ class Registry:
             sources = [spec] if isinstance(spec, str | os.PathLike | Mapping) else spec
             loaded = load_all(
                 [each if isinstance(each, Mapping) else Path(os.fspath(each)) for each in sources],
-                assignments(overrides),
+                [*assignments(overrides), *_start(from_, weights_only=weights_only)],
                 assignments(sweep),
                 _ids(after),
                 max_runs=call.workspace.config.sweep_max_runs,
@@ -240,6 +246,17 @@ class Registry:
 
 def _texts(texts: Texts) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _start(run: str | RunHandle | None, *, weights_only: bool) -> list[str]:
+    """The overrides with which runs begin with a checkpoint of another one. Raises UserError."""
+    if run is None:
+        if weights_only:
+            raise UserError("weights_only needs from_, the run whose weights are to be taken")
+        return []
+    from slurmtrain.ops.submit.start_points import start_overrides
+
+    return start_overrides(run if isinstance(run, str) else run.id, weights_only=weights_only)
 
 
 def _ids(runs: str | RunHandle | Sequence[str | RunHandle]) -> list[str]:

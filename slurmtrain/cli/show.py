@@ -67,7 +67,9 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
     for each in run["attempts"]:
         attempt = {**each, "code": None} if has_one else each
         _print_attempt(attempt, newest=each is run["attempts"][-1], each_node=each_node)
-    if len(run["chain"]) > _SMALL_CHAIN:
+    if _has_generations(run):
+        _print_lineage(run)
+    elif len(run["chain"]) > _SMALL_CHAIN:
         output.echo("", "chain")
         for each in run["chain"]:
             mark = "  <" if each["id"] == run["id"] else ""
@@ -122,6 +124,23 @@ def _children(children: Sequence[dict[str, Any]]) -> str:
 def _relation(child: dict[str, Any]) -> str:
     step = child["step"]
     return str(child["relation"]) if step is None else f"{child['relation']} at step {step}"
+
+
+def _has_generations(run: dict[str, Any]) -> bool:
+    """Whether the lines 'from' and 'led to', and the chain, do not say all of where a run comes from and leads to."""
+    near = {run["id"], *(each["run"] for each in (*run["parents"], *run["children"]))}
+    near |= {each["id"] for each in run["chain"]}
+    return any(each["id"] not in near for each in run["lineage"])
+
+
+def _print_lineage(run: dict[str, Any]) -> None:
+    """The runs that it comes from and that come from it, as a tree."""
+    output.echo("", "lineage")
+    for each in run["lineage"]:
+        origin = "; ".join(Parent.from_dict(parent).phrase for parent in each["parents"])
+        mark = "  <" if each["id"] == run["id"] else ""
+        summary = f"{each['name']}  {each['state']}" if each["state"] else "deleted"
+        output.echo("  " * (each["depth"] + 1) + f"{each['id']}  {summary}" + (f"  {origin}" if origin else "") + mark)
 
 
 def _without_chain(relatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

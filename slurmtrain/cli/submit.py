@@ -129,13 +129,9 @@ def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]
         if weights_only:
             raise click.UsageError("--weights-only needs --from RUN")
         return []
-    from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
-    from slurmtrain.specfile import write_assignments
+    from slurmtrain.ops.submit.start_points import start_overrides
 
-    if not weights_only:
-        return write_assignments({"start_from": start_from})
-    run, _, step = start_from.partition(":")
-    return write_assignments({"start_from": {"run": run, "step": step or None, "load": WEIGHTS}})
+    return start_overrides(start_from, weights_only=weights_only)
 
 
 def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:

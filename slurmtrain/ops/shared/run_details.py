@@ -15,6 +15,7 @@ from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.ops.shared.chain.family import lineage_json
 from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
@@ -37,9 +38,11 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     """
     directory = workspace.root.run(run.id)
     environments = describe_changes(workspace, run)
+    children = _children(workspace, run.id)
     return {
         **run_json(workspace, listed),
-        "children": _children(workspace, run.id),
+        "children": children,
+        "lineage": lineage_json(workspace, run.id) if children or listed.parents else [],
         **chain_json(workspace, run.id),
         "seconds": _seconds(summed(run.attempts)),
         "code": _code(directory, run),

@@ -16,7 +16,7 @@ from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.checkpoint.start_from import BEST, WEIGHTS, StartFromSpec
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.specfile import PlannedRun
+from slurmtrain.specfile import PlannedRun, write_assignments
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,19 @@ class StartPoint:
 
 
 StartPoints = Mapping[StartFromSpec, StartPoint]
+
+
+def start_overrides(run: str, *, weights_only: bool) -> list[str]:
+    """The overrides with which runs begin with a checkpoint of another one.
+
+    Args:
+        run: ``RUN``, ``RUN:STEP`` or ``RUN:best``.
+        weights_only: Begin at step 0, with its weights.
+    """
+    if not weights_only:
+        return write_assignments({"start_from": run})
+    name, _, step = run.partition(":")
+    return write_assignments({"start_from": {"run": name, "step": step or None, "load": WEIGHTS}})
 
 
 def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], StartPoints]:

@@ -57,6 +57,28 @@ def test_a_run_names_where_it_comes_from_and_what_came_from_it_also_after_a_rebu
         rebuild(workspace)
 
 
+def test_a_family_of_several_generations_is_a_tree(workspace: Workspace, capsys: Any) -> None:
+    grandchild, rerun, gone = "0123456783", "0123456784", "0123456789"
+    add(workspace, PARENT, Parent(gone, RERUN))
+    add(workspace, CHILD, Parent(PARENT, FORK, 40))
+    add(workspace, OTHER, Parent(PARENT, AFTER))
+    add(workspace, grandchild, Parent(CHILD, FORK, 60), Parent(OTHER, AFTER))
+    add(workspace, rerun, Parent(grandchild, RERUN))
+    facts = shown(workspace, CHILD)
+    tree = [(each["id"], each["depth"]) for each in facts["lineage"]]
+    assert tree == [(gone, 0), (PARENT, 1), (CHILD, 2), (OTHER, 2), (grandchild, 3), (rerun, 4)]
+    print_run(facts)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("lineage") + 1 :][:6] == [
+        f"  {gone}  deleted",
+        f"    {PARENT}  digits  pending  rerun of {gone}",
+        f"      {CHILD}  digits  pending  fork of {PARENT} at step 40  <",
+        f"      {OTHER}  digits  pending  after {PARENT}",
+        f"        {grandchild}  digits  pending  fork of {CHILD} at step 60; after {OTHER}",
+        f"          {rerun}  digits  pending  rerun of {grandchild}",
+    ]
+
+
 def test_mlflow_is_told_where_a_run_comes_from_without_nesting_it() -> None:
     run, spec = SimulatedRun().submitted().run, make_test_plan().spec
     assert not any("parent" in tag for tag in lasting_tags(run, Origin(), spec, "/r"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.saved_runs import copy_run, cut
 
+import slurmtrain
 from slurmtrain.cli.submit import _start_overrides
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
@@ -70,6 +71,23 @@ def test_all_runs_of_a_sweep_begin_with_it_each_with_its_own_copy_where_there_ar
     for run_id in run_ids:
         files = {path.name: path.read_bytes() for path in (workspace.root.run(run_id).start / "step-30").iterdir()}
         assert files == {path.name: path.read_bytes() for path in (parent.checkpoints / "step-30").iterdir()}
+
+
+def test_programs_begin_runs_with_checkpoints_too(
+    workspace: Workspace, spec: Path, parent: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurmtrain.api.call.warn", lambda _: None)
+    registry = slurmtrain.Registry(workspace.root.path)
+    for start, weights_only, expected in (
+        (registry.run(parent.id), False, (40, "everything")), (f"{parent.id}:20", True, (20, "weights"))
+    ):  # fmt: skip
+        [handle] = registry.submit(spec, from_=start, weights_only=weights_only, executor="slurm")
+        plan = read_plan(workspace.root.run(handle.id).plan)
+        assert plan is not None
+        assert plan.spec.start_from is not None
+        assert (plan.spec.start_from.step, plan.spec.start_from.load) == expected
+    with pytest.raises(UserError, match="weights_only needs from_"):
+        registry.submit(spec, weights_only=True)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ settings.load_profile("shared")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Every agent imports numpy with torch, and the threads of its BLAS spin for a sixth of a second each time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 TESTS = Path(__file__).resolve().parent
 # The slowest files: in a parallel run, a slow file that started last would delay the end. Those of a cluster mostly
 # wait and the others mostly compute, so that both kinds at the same time keep all cores busy.

@@ -296,7 +296,8 @@ class ClusterSite(Site):
         self.identity = {"user": person.uid, "group": person.gid, "extra_groups": []}
 
     def environment(self) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TERM") if name in os.environ}
+        passed_on = ("LANG", "LC_ALL", "TERM", "OPENBLAS_NUM_THREADS")
+        inherited = {name: os.environ[name] for name in passed_on if name in os.environ}
         return {
             **inherited,
             "HOME": str(self.person.home),

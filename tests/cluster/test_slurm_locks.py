@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from helpers.cluster import Cluster, ClusterSite
-from helpers.cluster_runs import SPOT, TWO, events, preempt
+from helpers.cluster_runs import SPOT, events, preempt
 from helpers.site import PATIENCE_S, until
 
 HANGING = """#!/bin/sh
@@ -41,7 +41,7 @@ def test_a_run_whose_runs_root_was_renamed_saves_when_it_is_preempted_and_contin
     site: ClusterSite, cluster: Cluster
 ) -> None:
     params = {"steps": 300, "step_ms": 20, "slow_from": 40}
-    spec = site.spec(script="steps.py", params=params, resources=TWO, slurm=SPOT, checkpoint={"every": {"steps": 20}})
+    spec = site.light(params=params, slurm=SPOT, checkpoint={"every": {"steps": 20}})
     run_id = site.submit(spec)
     until(lambda: [*site.runs.glob("*/checkpoints/step-*/MANIFEST.json")], "the first checkpoint")
     before, site.runs = site.runs, site.path / "renamed"

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
+from helpers.rare import THOROUGH
 from helpers.site import until
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LONG = {"steps": 100000, "step_ms": 20}
-# How often three runs are started together: each time takes some seconds.
+# How many runs are started together, and how often: each time takes some seconds.
+AT_ONCE = 3 if THOROUGH else 2
 TIMES = int(os.environ.get("TEST_TIMES", "1"))
 
 
@@ -45,11 +47,11 @@ def test_digits_reaches_97_percent_over_two_nodes(site: ClusterSite) -> None:
 
 @pytest.fixture(scope="module")
 def at_once(shared_site: ClusterSite) -> list[list[dict[str, Any]]]:
-    """Three runs that were started together on the same two nodes, once they have ended; several times such three."""
+    """Runs that were started together on the same two nodes, once they have ended; perhaps several times so many."""
     site = shared_site
     resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
     slurm = {"nodelist": "node0,node1"}
-    specs = [site.light(f"r{i}", params={"steps": 20}, resources=resources, slurm=slurm) for i in range(3)]
+    specs = [site.light(f"r{i}", params={"steps": 20}, resources=resources, slurm=slurm) for i in range(AT_ONCE)]
     shown = []
     for _ in range(TIMES):
         runs = [site.submit(spec) for spec in specs]
@@ -59,10 +61,10 @@ def at_once(shared_site: ClusterSite) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_three_runs_at_once_on_shared_nodes_do_not_disturb_each_other(at_once: list[list[dict[str, Any]]]) -> None:
+def test_runs_at_once_on_shared_nodes_do_not_disturb_each_other(at_once: list[list[dict[str, Any]]]) -> None:
     for shown in at_once:
-        assert [run["state"] for run in shown] == ["completed"] * 3, [run["reason"] for run in shown]
-        assert [run["step"] for run in shown] == [20] * 3
+        assert [run["state"] for run in shown] == ["completed"] * AT_ONCE, [run["reason"] for run in shown]
+        assert [run["step"] for run in shown] == [20] * AT_ONCE
         assert {node for run in shown for node in run["attempts"][0]["nodes"]} == {"node0", "node1"}
 
 
@@ -151,7 +153,7 @@ def test_a_run_whose_processes_were_all_killed_is_closed_by_the_state_that_slurm
 
 
 def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.light(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    run_id = site.submit(site.light(params=LONG))
     site.until_step(run_id, 3)
     cluster.slurm("scancel", site.job(run_id))
     run = site.until_state(run_id, "cancelled", "failed", "lost")

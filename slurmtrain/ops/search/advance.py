@@ -9,6 +9,7 @@ is started like any other, and one that it has not is asked for again, with the 
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,6 +112,9 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     open_runs = [each for each in runs if not each.run.ended]
     if number >= search.trials and not open_runs:
         forget(workspace, record.sweep)
+        return
+    if record.host not in (None, socket.gethostname()):
+        advanced.notes.append(f"search {record.sweep} runs on {record.host}: 'slurmtrain sync' takes it further there")
         return
     count = min(search.parallel - len(open_runs), search.trials - number)
     if count <= 0 and not (open_runs and search.pruner.name != "none"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from slurmtrain.errors import SubmitFailed
 from slurmtrain.ops.search.advance import Advance, advance, locked_search
 from slurmtrain.ops.search.record import SearchRecord, forget, store
@@ -38,6 +40,7 @@ def begin(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
         overrides=tuple(override.text for override in spec.inputs.overrides) if spec.inputs is not None else (),
         text=spec.text,
         spec_file=str(spec.path) if spec.path is not None else None,
+        host=socket.gethostname() if executor == "local" else None,
     )
     make_directory(workspace.root.searches)
     advanced = Advance(notes=[*map(str, spec.warnings), *notes])

@@ -21,7 +21,7 @@ class SearchRecord:
 
     ``sweep``: the id of its sweep. ``executor``: ``slurm`` or ``local``. ``plan``: that of its runs, with examples of
     the values that are searched. ``overrides``: those of the command line. ``text``: the spec, without secrets.
-    ``spec_file``: its path, if it has one.
+    ``spec_file``: its path, if it has one. ``host``: the machine of a search whose runs are local; None: any.
     """
 
     sweep: str
@@ -31,6 +31,7 @@ class SearchRecord:
     overrides: Sequence[str]
     text: str
     spec_file: str | None
+    host: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -43,6 +44,7 @@ class SearchRecord:
             "overrides": list(self.overrides),
             "text": self.text,
             "spec_file": self.spec_file,
+            "host": self.host,
         }
 
 
@@ -83,6 +85,7 @@ def read(workspace: Workspace, sweep: str) -> SearchRecord | None:
             overrides=tuple(map(str, data["overrides"])),
             text=str(data["text"]),
             spec_file=data["spec_file"],
+            host=data.get("host"),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise PathError(f"{path} is not the record of a search ({error}); without it, the search is over") from error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.search import advance as advancing
 from slurmtrain.ops.search.advance import Advance, advance_all
-from slurmtrain.ops.search.record import read, under_way
+from slurmtrain.ops.search.record import read, store, under_way
 from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -176,6 +178,20 @@ def test_a_search_whose_runs_are_all_deleted_for_good_is_over(workspace: Workspa
     assert advance_all(workspace) == Advance()
     assert trials(workspace) == {}
     assert list(workspace.root.searches.iterdir()) == []
+
+
+def test_a_search_of_local_runs_goes_on_on_its_own_machine_only(workspace: Workspace, begin: Begin) -> None:
+    submission = begin()
+    record = read(workspace, str(submission.sweep))
+    assert record is not None
+    assert record.host is None
+    store(workspace, replace(record, host="elsewhere"))
+    end(workspace, submission.run_ids[0], loss=1.0)
+    advanced = advance_all(workspace)
+    assert not advanced.created
+    assert advanced.notes == [f"search {submission.sweep} runs on elsewhere: 'slurmtrain sync' takes it further there"]
+    store(workspace, replace(record, host=socket.gethostname()))
+    assert len(advance_all(workspace).created) == 1
 
 
 def test_a_metric_that_no_run_logs_ends_the_search_and_is_named(workspace: Workspace, begin: Begin) -> None:

@@ -111,7 +111,7 @@ def plan_again(
             newer, more = _with_code(workspace, original, plan, code_of_now=code_of_now)
             codes[key] = newer.code
             notes += more
-        runs.append(replace(planned, plan=replace(plan, code=codes[key])))
+        runs.append(replace(planned, plan=plan.with_code(codes[key])))
     file = Path(first.created.spec_file) if first.created.spec_file else None
     spec = SpecFile(
         text=_text(first.directory),

@@ -38,7 +38,9 @@ class Interpolator:
             template: a spec; the next call may pass one that shares values with it, which must not have changed.
             report: receives what is wrong.
         """
-        self._set({key: value for key, value in template.items() if key != "setup"}, report)
+        values = {key: value for key, value in template.items() if key != "setup"}
+        if any(map(_refers, values.values())):
+            self._set(values, report)
         resolver = _Resolver(template, report)
         return {
             str(key): value if key == "setup" else resolver.resolve_key(self._config, key, value)

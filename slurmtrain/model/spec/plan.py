@@ -67,6 +67,17 @@ class Plan:
             return Path(self.workdir)
         return self.code.tree(code) / (relative_to_root(self.workdir, self.code.root) or ".")
 
+    def with_code(self, code: CodeSnapshot | None) -> Plan:
+        """The plan with another snapshot, with which neither its content nor its hash changes.
+
+        Args:
+            code: The snapshot; None: it runs what is in ``workdir``.
+        """
+        plan = replace(self, code=code)
+        object.__setattr__(plan, "_content", self._content)
+        object.__setattr__(plan, "_hash", self._hash)
+        return plan
+
     @property
     def words(self) -> list[str]:
         """The words of the command, with the options that its launcher needs, before placeholders are filled in."""

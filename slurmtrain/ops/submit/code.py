@@ -6,7 +6,6 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +54,7 @@ def with_snapshots(
     for key, source in sources.items():
         snapshots[key], more = _take_or_note(workspace, source, Path(key.python), preview=preview)
         notes += more
-    complete = [replace(plan, code=snapshots.get(SourceKey.of_plan(plan))) for plan in plans]
+    complete = [plan.with_code(snapshots.get(SourceKey.of_plan(plan))) for plan in plans]
     notes += [note for plan in complete for note in _live_paths(plan)]
     return complete, list(dict.fromkeys(notes))
 
@@ -139,7 +138,7 @@ def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tup
     snapshot, notes = _take(workspace, _source(key, no_code), Path(plan.python))
     revision = describe_git(Path(plan.workdir))
     now = f"the code of now, snapshot {snapshot.short_hash}{f' ({revision})' if revision else ''}"
-    newer = replace(plan, code=snapshot)
+    newer = plan.with_code(snapshot)
     if plan.code is None:
         return newer, [*notes, f"the run had no snapshot, and executes {now}", *_live_paths(newer)]
     if plan.code.hash == snapshot.hash:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import (
     LATER_KEYS,
     REDACTED,
@@ -49,6 +50,16 @@ def test_the_order_of_keys_and_defaults_that_are_written_out_do_not_change_the_h
          "command": "python train.py", "name": "x", "tracking": {"mlflow": {"experiment": "x"}}}
     )  # fmt: skip
     assert plain.hash == spelled.hash
+
+
+def test_another_snapshot_changes_neither_content_nor_hash_and_they_are_not_made_again() -> None:
+    made, _ = planned(SPEC)
+    snapshot = CodeSnapshot(hash="h" * 64, root="/r", files=1, bytes=1, beside={})
+    assert made.hash
+    later = made.with_code(snapshot)
+    assert (later.code, later.spec, later.hash) == (snapshot, made.spec, made.hash)
+    assert later.content is made.content
+    assert made.code is None
 
 
 def test_newer_keys_do_not_change_the_hash_of_a_spec_that_does_not_use_them() -> None:

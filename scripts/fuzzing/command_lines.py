@@ -18,6 +18,7 @@ _WAITING = frozenset({"wait", "watch", "drill", "preflight", "checkpoint", "canc
 _WAITING_OPTIONS = frozenset({"--wait", "--watch", "--follow", "-f"})
 _RARER = 0.1
 _OVERRIDES = ("requeue.oom={mem: x2, at_most: 4GB}", "requeue.oom.mem=x0",
+              "requeue.keep_nodes=10m", "requeue.keep_nodes=-1",
               "requeue.oom={accumulation: x2}", "requeue.oom.accumulation=x1.5", "resources.accumulation=0",
               "params.lr=0.5", "resources.nodes=1", "name=x", "checkpoint.every.steps=5", "slurm.hold=true", "a.b=c",
               "resources.nodes=1e9", "x", "requeue.enabled=false", "command=true", "env.A=\x1b[31m", "params=[1", "=",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
+from helpers.cluster_runs import events
 from helpers.rare import THOROUGH
 from helpers.site import until
 
@@ -289,6 +290,28 @@ def test_steps_of_a_script_that_only_prints_them_are_read_over_two_attempts(site
     [plotted] = site.json("plot", run["id"], "loss")["runs"]
     assert plotted["metrics"]["loss"]["step"] == list(range(1, 31))
     assert set(plotted["metrics"]["loss"]["attempt"]) == {1, 2}
+
+
+def test_a_job_keeps_its_nodes_after_a_crash_for_whoever_wants_to_look(site: ClusterSite, cluster: Cluster) -> None:
+    def crashes(keep: str) -> str:
+        requeue = {"keep_nodes": keep, "max_failures": 0, "restarts_in_place": 0}
+        return site.submit(site.commanding("python -c 'import sys; sys.exit(3)'", f"kept-{keep}", requeue=requeue))
+
+    run_id, briefly = crashes("10m"), crashes("1s")
+    until(lambda: events(site, run_id, "kept"), "the end of the ranks")
+    run = site.status(run_id)
+    assert run["state"] == "running"
+    assert f"srun --jobid={run['job_id']} --overlap --pty bash" in run["reason"]
+    inside = ("srun", f"--jobid={run['job_id']}", "--overlap", "printenv", "SLURM_JOB_ID")
+    assert subprocess.run(
+        inside, env=site.environment(), cwd=site.path, capture_output=True, text=True, **site.identity
+    ).stdout.split() == [run["job_id"]]
+    cluster.slurm("scancel", "--signal=USR2", run["job_id"])
+    assert site.until_state(run_id, "failed")["reason"].startswith("rank 0 exited with code 3")
+    site.until_state(briefly, "failed")
+    [kept] = events(site, briefly, "kept")
+    [end] = events(site, briefly, "end")
+    assert end["t"] >= kept["until"]
 
 
 def test_a_run_that_ran_out_of_memory_gets_a_job_with_more(site: ClusterSite) -> None:

@@ -20,6 +20,7 @@ from slurmtrain.model.run.events.agent import (
     HangDetected,
     JobRequeue,
     NodeEnded,
+    NodesKept,
     PreflightDone,
     RanksRestarted,
     RanksStopping,
@@ -46,7 +47,7 @@ _END_OF_TIME = 1e12
 # Events that start another phase at their own time, whatever they contain. The others are in _phases_of().
 _PHASE_AFTER: Mapping[type[Payload], str] = {
     AgentStarted: "start", WaitingForRun: "queue", WaitingForSlot: "queue", RendezvousReady: "start",
-    RanksRestarted: "start", TrainingStarted: "train", RanksStopping: "stop", RankStopped: "stop",
+    RanksRestarted: "start", TrainingStarted: "train", RanksStopping: "stop", NodesKept: "stop", RankStopped: "stop",
     ExceptionRaised: "stop", JobRequeue: "stop", NodeEnded: "stop",
 }  # fmt: skip
 

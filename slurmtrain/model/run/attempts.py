@@ -15,6 +15,7 @@ from slurmtrain.model.run.events.agent import (
     JobRequeue,
     NetworkElected,
     NodeEnded,
+    NodesKept,
     PreflightDone,
     RanksPaused,
     RanksRestarted,
@@ -314,6 +315,12 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
     attempt = _running(attempt)
     return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.known_json()}))
+
+
+@_apply.register
+def _apply_kept(payload: NodesKept, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    # Its end, which follows, has a reason of its own.
+    return replace(_running(attempt), reason=payload.why)
 
 
 @_apply.register

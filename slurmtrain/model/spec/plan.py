@@ -25,8 +25,8 @@ REDACTED = "<redacted>"
 # Keys that are newer than the first plans: the hash leaves them out while they have their default, so that the same
 # spec has the same hash in all versions.
 LATER_KEYS: Sequence[KeyPath] = (
-    ("requeue", "oom"), ("resources", "accumulation"), ("code",), ("seed",), ("deterministic",), ("after",),
-    ("start_from",), ("strategy",),
+    ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
+    ("deterministic",), ("after",), ("start_from",), ("strategy",),
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from slurmtrain.model.spec.tracking.trackers import (
     check_plugin_name,
     tracker_settings,
 )
-from slurmtrain.model.spec.units import parse_duration, parse_memory, write_duration
+from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_span, write_duration
 from slurmtrain.model.spec.values import (
     POSITIVE,
     Nodes,
@@ -190,6 +190,12 @@ class RequeueSpec:
     )
     oom: OomSpec | None = declare_key(
         None, OomSection(OomSpec), "What a run gets that ran out of memory; null: it fails."
+    )
+    keep_nodes: int | None = declare_key(
+        None,
+        Nullable(Scalar("time such as `10m`", parse_span, write_duration)),
+        "How long a job keeps its nodes after a failure, so that a person can look at them, before the run is started "
+        "again or fails; null: not at all. On a cluster only.",
     )
     exit_zero: str = declare_key(
         "auto",

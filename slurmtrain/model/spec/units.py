@@ -46,6 +46,20 @@ def parse_duration(value: object) -> int:
     return seconds
 
 
+_SPAN = re.compile(r"(\d{1,6})\s*([smh])")
+
+
+def parse_span(value: object) -> int:
+    """Seconds from ``90s``, ``10m`` or ``2h``, or from what :func:`parse_duration` reads. Raises ValueError."""
+    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return parse_duration(value)
+    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+    if seconds <= 0:
+        raise ValueError(f"expected a time above zero, found {value!r}")
+    return seconds
+
+
 def write_duration(seconds: int) -> str:
     """The time as ``hours:minutes:seconds``, which :func:`parse_duration` reads back."""
     return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"

@@ -208,6 +208,7 @@ class _Agent:
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
+        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._began, self._flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)

@@ -28,21 +28,25 @@ from typing import Protocol
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
+from slurmtrain.model.interruption.kept_nodes import describe_kept, kept_s
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
 from slurmtrain.model.run.chain.upstreams import EARLY
-from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
+from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, NodesKept, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
-from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.model.spec.spec import RequeueSpec, Spec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
+from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.directories.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 
+# How often an agent that keeps its nodes looks whether it still should.
+_LOOK_S = 0.5
 # Final causes: nothing follows them, so the rest of the run's history need not be read.
 _FINAL = frozenset({"completed", "cancelled"})
 
@@ -143,6 +147,27 @@ class AttemptFinish:
         """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""
         return self._directory.displacement()
 
+    def keep_nodes(self, report: ExitReport, spec: Spec, began: float, flag: StopFlag) -> None:
+        """Keep the nodes after a failure, as long as the spec says, so that a person can look at them.
+
+        Slurm lets them go once node 0's agent exits. A signal ends the wait, whatever it was sent for: what follows is
+        decided as if it had come right after the failure. So does another attempt, or a command, that has the lease.
+
+        ``report``: how the attempt ended. ``spec``: the run's. ``began``: when the job began, by the monotonic clock.
+        ``flag``: the signals to this process.
+        """
+        limit_s = spec.resources.time
+        left_s = None if limit_s is None else began + limit_s - time.monotonic()
+        wait_s = kept_s(report, spec.requeue.keep_nodes, left_s)
+        if self._queue is None or self._node.index != 0 or wait_s == 0 or flag.raised is not None:
+            return
+        until = time.time() + wait_s
+        why = describe_kept(report, self._node.job_id, until)
+        self._journal.write(NodesKept(until=until, cause=report.cause, why=why))
+        end = time.monotonic() + wait_s
+        while (left := end - time.monotonic()) > 0 and flag.raised is None and self._is_mine():
+            time.sleep(min(_LOOK_S, left))
+
     def finish(
         self, outcome: AttemptOutcome, requeue: RequeueSpec, began: Newest, find_newest: Callable[[], Newest]
     ) -> bool:
@@ -192,6 +217,10 @@ class AttemptFinish:
         if attempt_report.cause == EARLY:
             return self._put_back(self._queue)
         return self._requeue_job(self._queue, without, decision.delay_s)
+
+    def _is_mine(self) -> bool:
+        """Whether the run is still this attempt's: no other one has begun, and no command has closed it."""
+        return lease.holds(self._attempt) and lease.final_state(self._run, self._node.submission) is None
 
     def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
         """Whether the job, as it is, is none for the run: it gives too little memory, or others stay in it."""

@@ -243,6 +243,8 @@ def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -
             "a factor above 1 such as 'x2'",
         ),
         ("resources: {mem: 1GB}\nrequeue:\n  oom: {mem: x2}\n", "4", "requeue.oom.at_most", "what may it get?"),
+        ("requeue:\n  keep_nodes: 10x\n", "3", "requeue.keep_nodes", "'10x' is not a time"),
+        ("requeue:\n  keep_nodes: 0m\n", "3", "requeue.keep_nodes", "expected a time above zero"),
         ("requeue:\n  oom: {accumulation: x1.5}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
         ("requeue:\n  oom: {accumulation: x0}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
         (

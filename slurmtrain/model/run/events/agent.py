@@ -323,6 +323,20 @@ class RanksRestarted(Payload):
 
 
 @payload
+class NodesKept(Payload):
+    """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
+
+    KIND: ClassVar[str] = "kept"
+
+    until: float = 0.0
+    """When it lets them go, in seconds since 1970."""
+    cause: str = ""
+    """Why the attempt failed: a cause as in ``end``."""
+    why: str = ""
+    """The same in words, and how to get to the nodes."""
+
+
+@payload
 class ConnectionsRefused(Payload):
     """Connections to this node's agent that did not come from the attempt's nodes, such as those of a port scan."""
 
@@ -403,6 +417,6 @@ class NodeEnded(Payload):
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
-    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, ConnectionsRefused,
-    JobRequeue, RequeueFailed, NodeEnded,
+    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, NodesKept,
+    ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

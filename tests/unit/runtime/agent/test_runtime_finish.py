@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.model.spec.oom import OomSpec
-from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
+from slurmtrain.model.spec.spec import RequeueSpec, ResourcesSpec, Spec, write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
@@ -30,6 +32,7 @@ from slurmtrain.runtime.chain.files import write_upstreams
 from slurmtrain.runtime.environment.launch import Launch
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
+from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.journal import Journal
 
 RULES = RequeueSpec()
@@ -418,6 +421,69 @@ def test_an_agent_that_outlived_its_attempt_leaves_the_lease_to_the_later_one(tm
     assert lease.acquire(end.directory.attempt("7", 1), 1)
     assert not end.finish(OOM, requeue=MORE)
     assert (kinds(end), lease.final_state(end.directory, 1)) == (["end"], None)
+
+
+# --- nodes that are kept --------------------------------------------------------------------------------------------
+
+KEPT = Spec(name="x", command="true", requeue=RequeueSpec(keep_nodes=600))
+
+
+def keep(end: End, report: ExitReport, spec: Spec = KEPT, *, signalled: bool = False) -> StopFlag:
+    """Keep the nodes after this report; a look at whether that is still right brings a signal."""
+    flag = StopFlag()
+    flag.raised = signal.SIGTERM if signalled else None
+    queue = end.queue if end.node.executor == "slurm" else None
+
+    def look(_s: float) -> None:
+        assert end.events[-1]["kind"] == "kept"
+        flag.raised = signal.SIGUSR2
+
+    with Journal(end.path) as journal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slurmtrain.runtime.agent.finish.time.sleep", look)
+        AttemptFinish(end.attempt, end.node, journal, queue, JobQuery(None, None)).keep_nodes(
+            report, spec, time.monotonic(), flag
+        )
+    return flag
+
+
+def test_a_job_keeps_its_nodes_after_a_failure_until_a_signal_and_says_how_to_get_there(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
+    assert keep(end, CRASH).raised == signal.SIGUSR2
+    [kept] = [event for event in end.events if event["kind"] == "kept"]
+    assert (kept["cause"], 590 < kept["until"] - kept["t"] <= 600) == ("crash", True)
+    run = with_next_start(run_reader.read_run(end.directory))
+    assert run.state == "running"
+    assert "its nodes are kept until" in run.attempts[0].reason
+    assert "'srun --jobid=7 --overlap --pty bash' enters" in run.attempts[0].reason
+    end.finish(CRASH)
+    assert "kept" not in with_next_start(run_reader.read_run(end.directory)).attempts[0].reason
+
+
+@pytest.mark.parametrize(
+    ("node", "report", "spec", "signalled"),
+    [
+        pytest.param(NODE, CRASH, replace(KEPT, requeue=RequeueSpec()), False, id="not asked for"),
+        pytest.param(NODE, CRASH, replace(KEPT, resources=ResourcesSpec(time=20)), False, id="near the time limit"),
+        pytest.param(NODE, CRASH, KEPT, True, id="asked to stop"),
+        pytest.param(NODE, COMPLETED, KEPT, False, id="completed"),
+        pytest.param(NODE, SIGTERM, KEPT, False, id="preempted"),
+        pytest.param(replace(NODE, index=1), CRASH, KEPT, False, id="another node"),
+        pytest.param(replace(NODE, executor="local"), CRASH, KEPT, False, id="on this machine"),
+    ],
+)
+def test_otherwise_no_nodes_are_kept(
+    tmp_path: Path, node: Node, report: ExitReport, spec: Spec, signalled: bool
+) -> None:
+    end = End(tmp_path, node=node)
+    keep(end, report, spec, signalled=signalled)
+    assert not end.path.exists() or end.events == []
+
+
+def test_nodes_are_let_go_when_a_command_has_given_the_run_away(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    lease.close(end.directory, 1, "cancelled")
+    assert keep(end, CRASH).raised is None
 
 
 # --- other nodes, local runs ----------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.rare import THOROUGH
+from helpers.rare import rare
 from helpers.site import SCRIPTS, Site
 
 SCRIPT = SCRIPTS / "reshard.py"
 STEPS = 18
-# The strategies of the three attempts; a pipeline is the script's own. States are divided anew, in fewer processes, in
-# tests/unit/runtime/checkpoint, too.
-CHAINS = [["fsdp", "zero1", "ddp"], *([["zero1", "hsdp", "fsdp"], ["pipeline"] * 3] if THOROUGH else [])]
+# The strategies of the three attempts; a pipeline is the script's own.
+CHAINS = [["fsdp", "zero1", "ddp"], ["zero1", "hsdp", "fsdp"], ["pipeline"] * 3]
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +36,9 @@ def losses(run: Path) -> dict[int, float]:
     return {record["step"] - 1: record["metrics"]["loss"] for record in map(json.loads, lines)}
 
 
+# test_experiments_gpt.py goes from one strategy and number of ranks to another; states are divided anew in
+# tests/unit/runtime/checkpoint.
+@rare
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
 def test_from_four_ranks_to_two_and_back_under_other_strategies_the_losses_go_on(

@@ -1,0 +1,116 @@
+"""Train a byte-level GPT on the source of Python's standard library, distributed as the spec's ``strategy`` says.
+
+Works as a slurmtrain run, under torchrun, and as a plain ``python train.py``. The batch of a step is the same on any
+number of processes, so that the losses are, too.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+import slurmtrain
+
+PARAMS = {
+    "steps": 300, "batch_size": 32, "context": 64, "width": 64, "heads": 4, "layers": 2, "lr": 0.003, "seed": 0,
+    "seconds_per_step": 0.0,
+}  # fmt: skip
+BYTES = 256
+# As much text as is read: some standard libraries are larger than others.
+TEXT_BYTES = 2_000_000
+
+
+def standard_library() -> Tensor:
+    """The modules of the standard library, one after the other: bytes (n,) as whole numbers from 0 to 255."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = b"".join(file.read_bytes() for file in files)[:TEXT_BYTES]
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def batch_of(text: Tensor, step: int, size: int, context: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Bytes (size, context) of the whole batch of a step, and those that follow each of them."""
+    numbers = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    starts = torch.randint(len(text) - context, (size, 1), generator=numbers)
+    places = starts + torch.arange(context)
+    return text[places], text[places + 1]
+
+
+class Block(nn.Module):
+    """Attention to earlier bytes, then two linear layers, each added to its input (batch, context, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` after this block."""
+        parts = self.attention(self.before_attention(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Gpt(nn.Module):
+    """Predicts the next byte at each place of a text."""
+
+    def __init__(self, width: int, heads: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """The logits (batch, context, 256) of the bytes that follow those of ``text`` (batch, context)."""
+        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def loss_of(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
+    """The mean cross-entropy of the next byte, in nats."""
+    return functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
+
+
+def main() -> None:
+    """Train, and print the loss of the whole batch."""
+    with slurmtrain.session(params=PARAMS) as run:
+        params = run.params
+        torch.manual_seed(params["seed"])
+        model = run.parallelize(Gpt(params["width"], params["heads"], params["layers"], params["context"]))
+        optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=params["lr"])
+        text = standard_library()
+        run.checkpoint(model=model, optimizer=optimizer)
+
+        for step in run.steps(params["steps"]):
+            whole = batch_of(text, step, params["batch_size"], params["context"], params["seed"])
+            share = (part[run.rank :: run.world_size].to(run.device) for part in whole)
+            loss = loss_of(model, *share)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            mean /= run.world_size
+            run.log(loss=mean)
+            if run.rank == 0 and (step + 1) % 50 == 0:
+                print(f"step {step + 1}: loss {mean.item():.4f}", flush=True)
+            time.sleep(params["seconds_per_step"])
+
+
+if __name__ == "__main__":
+    main()

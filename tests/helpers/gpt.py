@@ -1,0 +1,48 @@
+"""The byte-level GPT of experiments/gpt: the losses that it must have, and those that a run has logged."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from helpers.site import PROJECT
+
+GPT = PROJECT / "experiments" / "gpt"
+# In float32, rounding: sums over processes have another order, which AdamW enlarges in the first steps.
+TOLERANCE = 1e-4
+
+
+def losses_of_one_process(steps: int) -> list[float]:
+    """The losses of a plain loop on one process."""
+    location = importlib.util.spec_from_file_location("gpt_experiment", GPT / "train.py")
+    assert location is not None
+    assert location.loader is not None
+    script: Any = importlib.util.module_from_spec(location)
+    location.loader.exec_module(script)
+    params, text = script.PARAMS, script.standard_library()
+    # Threads that wait for each other by spinning take many times as long beside other tests on the same cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(params["seed"])
+    model = script.Gpt(params["width"], params["heads"], params["layers"], params["context"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params["lr"])
+    losses = []
+    for step in range(steps):
+        whole = script.batch_of(text, step, params["batch_size"], params["context"], params["seed"])
+        loss = script.loss_of(model, *whole)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.set_num_threads(threads)
+    return losses
+
+
+def logged_losses(run: Path) -> list[tuple[int, float]]:
+    """The steps that all attempts of a run have logged, in their order, with their losses."""
+    lines = [line for path in run.glob("attempts/*/metrics.jsonl") for line in path.read_text().split("\n")[:-1]]
+    return sorted((record["step"], record["metrics"]["loss"]) for record in map(json.loads, lines))

@@ -1,0 +1,61 @@
+"""The byte-level GPT: with each strategy it has the losses of one process, and is stopped without losing a step."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from helpers.gpt import GPT, TOLERANCE, logged_losses, losses_of_one_process
+from helpers.rare import rare
+from helpers.site import PROJECT, Site, until
+
+STEPS = 24
+# bfloat16 has 8 significant bits, and its errors partly cancel out.
+TOLERANCES = {"bf16": 0.02}
+SHORT = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false")
+SLOW = "+params.seconds_per_step=0.1"
+NAMES = ("bf16", "ddp", "hsdp", "offload", "zero1", "zero2", "zero3")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    return losses_of_one_process(STEPS)
+
+
+def start(site: Site, name: str) -> str:
+    """Submit a spec, and wait until it has made a few steps. Returns the run's id."""
+    arguments = ("--executor", "local", *SHORT, SLOW)
+    [run] = site.json("submit", str(GPT / f"{name}.yaml"), *arguments, cwd=PROJECT)["runs"]
+    until(lambda: len(logged_losses(site.runs / run["id"])) > 3, "the first steps")
+    return str(run["id"])
+
+
+def check(site: Site, run_id: str, expected: list[float], tolerance: float) -> None:
+    """A run was stopped once, lost no step, and has the ``expected`` losses."""
+    run = site.show(run_id)
+    assert (run["state"], run["step"], len(run["attempts"]), run["lost_steps"]) == ("completed", STEPS, 2, 0)
+    steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
+    assert list(steps) == list(range(1, STEPS + 1))
+    assert list(losses) == pytest.approx(expected, rel=tolerance)
+    assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.slow
+def test_zero3_is_stopped_and_goes_on_as_zero1_on_half_the_processes(site: Site, expected: list[float]) -> None:
+    run_id = start(site, "zero3")
+    site.call("cancel", run_id)
+    site.call("resume", run_id, "--wait", "strategy=zero1", "resources.procs_per_node=2")
+    check(site, run_id, expected, TOLERANCE)
+
+
+# tests/unit/runtime/strategies has each of them make a few steps.
+@rare
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_preempted_and_has_the_losses_of_one_process(site: Site, expected: list[float], name: str) -> None:
+    run_id = start(site, name)
+    site.signal_all(run_id, signal.SIGTERM)
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    site.call("sync")
+    site.until_state(run_id, "completed")
+    check(site, run_id, expected, TOLERANCES.get(name, TOLERANCE))

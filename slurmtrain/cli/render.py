@@ -100,8 +100,8 @@ def _code(run: Rendered) -> str:
     """Which code a run would execute, in a line."""
     if run.code is None:
         return f"as it is when the run starts, in {run.directory}"
-    size = formatting.size(run.code.bytes)
-    return f"as it is now: a copy of {run.code.root} ({run.code.files} files, {size}), run in {run.directory}"
+    size = f"{formatting.files(run.code.files)}, {formatting.size(run.code.bytes)}"
+    return f"as it is now: a copy of {run.code.root} ({size}), run in {run.directory}"
 
 
 def _code_json(run: Rendered) -> dict[str, Any] | None:

@@ -292,5 +292,5 @@ def _code(code: dict[str, Any] | None) -> str:
     """The snapshot that a run executes, and where the run has its own copy of it."""
     if code is None:
         return ""
-    size = formatting.size(code["bytes"])
-    return f"snapshot {code['snapshot'][:12]} of {code['root']} ({code['files']} files, {size}), run in {code['dir']}"
+    size = f"{formatting.files(code['files'])}, {formatting.size(code['bytes'])}"
+    return f"snapshot {code['snapshot'][:12]} of {code['root']} ({size}), run in {code['dir']}"

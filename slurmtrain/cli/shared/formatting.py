@@ -39,6 +39,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def files(count: int) -> str:
+    """How many files there are."""
+    return "1 file" if count == 1 else f"{count} files"
+
+
 def age(moment: str | None) -> str:
     """How long ago an ISO time was; seconds only within the first minute."""
     if moment is None:

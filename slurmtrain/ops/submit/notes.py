@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurmtrain.errors import PathError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.code.tree_paths import directories_of, relative_to_root
 from slurmtrain.model.spec.command_paths import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
@@ -38,7 +41,7 @@ def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list
     """
     variables = {**os.environ, **plans[0].spec.env}
     return [
-        *notes_on_plans(plans, executor),
+        *notes_on_plans(plans, executor, _Snapshots(workspace).has),
         *shared_with_others(workspace, plans),
         *notes_on_trackers(plans),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
@@ -53,11 +56,19 @@ def notes_on_pack(pack: Pack | None, executor: str) -> list[str]:
     return ["'sweep.pack.share_gpu' is for jobs of Slurm: on this machine each run has GPUs of its own"]
 
 
-def notes_on_plans(plans: Sequence[Plan], executor: str) -> list[str]:
-    """The notes that need no more than the plans and the files of this machine; ``executor`` as above."""
+def notes_on_plans(
+    plans: Sequence[Plan], executor: str, is_in_snapshot: Callable[[Plan, Path], bool] = lambda *_: False
+) -> list[str]:
+    """The notes that need no more than the plans and the files of this machine.
+
+    Args:
+        plans: the plans of all runs.
+        executor: ``slurm`` or ``local``.
+        is_in_snapshot: whether a run will have something at this path, which is not there now.
+    """
     counts = Counter(note for plan in plans for note in dict.fromkeys(_notes_on_plan(plan, executor)))
     notes = [_of_runs(note, count, len(plans)) for note, count in counts.items()]
-    return [*notes, *_missing_files(plans), *shared_by_runs(plans)]
+    return [*notes, *_missing_files(plans, is_in_snapshot), *shared_by_runs(plans)]
 
 
 def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
@@ -100,11 +111,35 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     ]
 
 
-def _missing_files(plans: Sequence[Plan]) -> Iterator[str]:
+class _Snapshots:
+    """What the snapshots of plans hold, each of which is read once, and only if a file is missing."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._root = workspace.root
+        self._paths: dict[str, set[str]] = {}
+
+    def has(self, plan: Plan, path: Path) -> bool:
+        """Whether the snapshot of a plan holds a file or directory; one that was taken earlier may."""
+        relative = None if plan.code is None else relative_to_root(str(path), plan.code.root)
+        if plan.code is None or relative is None:
+            return False
+        if plan.code.hash not in self._paths:
+            from slurmtrain.runtime.code.tree import read_manifest
+
+            files: list[str] = []
+            with contextlib.suppress(PathError):
+                files = [file.path for file in read_manifest(self._root.run("new"), plan.code.hash).files]
+            self._paths[plan.code.hash] = {*files, *directories_of(files)}
+        return relative in self._paths[plan.code.hash]
+
+
+def _missing_files(plans: Sequence[Plan], is_in_snapshot: Callable[[Plan, Path], bool]) -> Iterator[str]:
     """A note for each option of the command whose files are not there, whatever they are called in each run."""
     by_option: dict[str, list[tuple[int, NamedPath, Path]]] = {}
     for run, plan in enumerate(plans):
         for named, path in _missing_in(plan):
+            if is_in_snapshot(plan, path):
+                continue
             by_option.setdefault(named.option, []).append((run, named, path))
     for missing in by_option.values():
         _, named, first = missing[0]

@@ -98,6 +98,20 @@ def test_the_limit_of_runs_is_configured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)").exit_code == 0
 
 
+def test_render_says_which_code_a_run_would_execute_and_where(project: Path) -> None:
+    # The settings of the project are in it, and not the spec.
+    size = (project / "slurmtrain.yaml").stat().st_size
+    runs = project / "runs/RUN-ID"
+    arguments = ("render", "x.yaml", "workdir=.", "--runs", "runs")
+    printed = [line for line in call(*arguments).stdout.splitlines() if line.startswith("# code ")]
+    copy = f"# code as it is now: a copy of {project} (1 file, {size} B), run in {runs}/code/{project.name}"
+    assert set(printed) == {copy}
+    as_json = json.loads(call(*arguments, "--json").stdout)["runs"][0]["code"]
+    assert as_json == {"root": str(project), "files": 1, "bytes": size, "dir": f"{runs}/code/{project.name}"}
+    printed = call(*arguments, "code=none").stdout.splitlines()
+    assert f"# code as it is when the run starts, in {project}" in printed
+
+
 def test_render_tells_where_each_value_of_each_run_comes_from() -> None:
     shown = call("render", "x.yaml", "--sources", "resources.nodes=3")
     assert shown.exit_code == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from slurmtrain.errors import PathError, RunBusy, UserError
 from slurmtrain.model.environment.changes import describe
 from slurmtrain.model.environment.environment import Environment, compare
+from slurmtrain.model.run.chain.upstreams import ids_by_name
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import RERUN, Parent
@@ -153,7 +154,7 @@ def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
         overrides=(*original.created.overrides, *_later_overrides(original.run), *planned.overrides),
         varies=original.created.varies,
         parents=(Parent(original.run.id, RERUN),),
-        upstreams={} if _changes(overrides, "after") else _upstreams(original),
+        upstreams={} if _changes(overrides, "after") else ids_by_name(read_upstreams(original.directory)),
         has_code=not takes_code,
     )
 
@@ -162,14 +163,6 @@ def _changes(overrides: Sequence[str], section: str) -> bool:
     """Whether an override is of a key of the spec, or of one in it."""
     keys = (override.lstrip("+").partition("=")[0] for override in overrides)
     return any(key.partition(".")[0] == section for key in keys)
-
-
-def _upstreams(original: _Original) -> dict[str, list[str]]:
-    """The ids of the runs that a run started after, by what its spec calls them, which may be others now."""
-    named: dict[str, list[str]] = {}
-    for upstream in read_upstreams(original.directory):
-        named.setdefault(upstream.name, []).append(upstream.run)
-    return named
 
 
 def _pack(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmtrain.errors import SlurmtrainError, SubmitFailed
+from slurmtrain.model.run.chain.upstreams import ids_by_name
 from slurmtrain.model.spec.sweep.search import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
 from slurmtrain.ops.search.record import SearchRecord, forget, lock_of, read, under_way
 from slurmtrain.ops.search.study import Study
 from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
+from slurmtrain.ops.shared.chain.waiting import upstreams_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.submission import submit_sweeps
@@ -130,7 +132,9 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     if why := _why_hopeless(search, runs):
         advanced.problems.append(f"search {record.sweep} asks for no more runs: {why}")
         return
-    chosen = [(number + each, study.ask()) for each in range(count)]
+    # After the same runs as the first, whatever has got their names since.
+    upstreams = ids_by_name(upstreams_of(workspace.root.run(runs[0].run.id))) if runs else {}
+    chosen = [_plan(record, number + each, study.ask(), upstreams) for each in range(count)]
     submitted = _submit(workspace, record, chosen, advanced)
     advanced.created += submitted
     advanced.runs += submitted
@@ -183,13 +187,10 @@ def _why_hopeless(search: SearchSpec, runs: Sequence[TrialRun]) -> str:
     return f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}{names}"
 
 
-def _submit(
-    workspace: Workspace, record: SearchRecord, chosen: Sequence[tuple[int, dict[str, object]]], advanced: Advance
-) -> list[str]:
+def _submit(workspace: Workspace, record: SearchRecord, chosen: Sequence[PlannedRun], advanced: Advance) -> list[str]:
     """Submit the next trials; returns the ids of their runs."""
-    planned = [_plan(record, number, values) for number, values in chosen]
     file = Path(record.spec_file) if record.spec_file else None
-    spec = SpecFile(text=record.text, runs=tuple(planned), path=file, parallel=record.search.parallel)
+    spec = SpecFile(text=record.text, runs=tuple(chosen), path=file, parallel=record.search.parallel)
     try:
         submission = submit_sweeps(workspace, [spec], [record.sweep], executor=record.executor)
     except SubmitFailed as error:
@@ -199,9 +200,17 @@ def _submit(
     return submission.run_ids
 
 
-def _plan(record: SearchRecord, number: int, values: dict[str, object]) -> PlannedRun:
+def _plan(
+    record: SearchRecord, number: int, values: dict[str, object], upstreams: Mapping[str, Sequence[str]]
+) -> PlannedRun:
     planned = replan(record.plan, write_assignments(values), read_options, renames=True)
     overrides = (*record.overrides, *planned.overrides)
     return replace(
-        planned, overrides=overrides, varies=values, trial=number, search=record.search.objective, has_code=True
+        planned,
+        overrides=overrides,
+        upstreams=upstreams,
+        varies=values,
+        trial=number,
+        search=record.search.objective,
+        has_code=True,
     )

@@ -147,13 +147,13 @@ class Chain:
         return ids
 
     def _check_search(self, where: str, name: str, named: Sequence[Listed]) -> None:
-        """Raise UserError if these are the runs of a search that is going to have more. ``where``: for the message."""
+        """Raise UserError if these are the runs of a search that may ask for more. ``where``: for the message."""
         searches = self._workspace.root.searches
         for sweep in {listed.sweep for listed in named if len(named) > 1 or listed.sweep == name}:
             if sweep and (searches / f"{sweep}.json").exists():
                 raise UserError(
-                    f"{where}: {name!r} is a search, whose next runs do not exist yet; 'slurmtrain wait {sweep}' waits "
-                    "for all of them"
+                    f"{where}: {name!r} is a search that is not over, so it may ask for more runs; 'slurmtrain wait "
+                    f"{sweep}' waits for all of them"
                 )
 
     def _find(self, where: str, dependency: Dependency, observed: Observed) -> list[str]:

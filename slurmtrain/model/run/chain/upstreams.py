@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,14 @@ class Upstream:
     def from_dict(cls, plain: Mapping[str, Any]) -> Upstream:
         """Read what :meth:`to_dict` returned. Raises KeyError."""
         return cls(run=str(plain["run"]), name=str(plain["name"]), any=bool(plain.get("any")))
+
+
+def ids_by_name(upstreams: Iterable[Upstream]) -> dict[str, list[str]]:
+    """The ids of runs that a run starts after, by what its spec calls them, which may be other runs by now."""
+    named: dict[str, list[str]] = {}
+    for upstream in upstreams:
+        named.setdefault(upstream.name, []).append(upstream.run)
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
+from slurmtrain.runtime.chain.files import read_upstreams
 
 Begin = Callable[..., Any]
 SEARCH = {"metric": "loss", "mode": "min", "trials": 6, "parallel": 2}
@@ -39,8 +40,9 @@ def begin(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
 
-    def begin_now(key: str | None = None, **keys: Any) -> Any:
+    def begin_now(key: str | None = None, after: str | None = None, **keys: Any) -> Any:
         spec = {
+            **({"after": [after]} if after else {}),
             "name": "s", "command": "python -c pass", "params": {"lr": 0.1}, "tracking": {"mlflow": {"enabled": False}},
             "sweep": {"params.lr": "loguniform(1e-5, 1e-1)", "search": {**SEARCH, **keys}},
         }  # fmt: skip
@@ -94,6 +96,18 @@ def test_as_many_are_asked_for_as_have_ended_until_there_are_all(workspace: Work
     end(workspace, next(run_id for run_id, number in trials(workspace).items() if number == 5), loss=0.1)
     assert not advance_all(workspace).created
     assert list(workspace.root.searches.iterdir()) == []
+
+
+def test_later_runs_start_after_the_same_run_as_the_first_whatever_has_got_its_name(
+    workspace: Workspace, begin: Begin
+) -> None:
+    Path("a.yaml").write_text("name: a\ncommand: python -c pass\ntracking: {mlflow: {enabled: false}}\n")
+    before = [submit_spec(workspace, load(Path("a.yaml"), (), ()), executor="slurm").run_ids[0]]
+    first, _ = begin(after="a").run_ids
+    before += submit_spec(workspace, load(Path("a.yaml"), (), ()), executor="slurm").run_ids
+    end(workspace, first, loss=1.0)
+    [created] = advance_all(workspace).created
+    assert [each.run for each in read_upstreams(workspace.root.run(created))] == before[:1]
 
 
 def test_a_command_that_dies_while_it_asks_leaves_no_trial_twice_and_loses_none(

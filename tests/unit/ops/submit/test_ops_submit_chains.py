@@ -109,7 +109,7 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     ]
 
 
-def test_a_search_is_no_run_to_start_after_until_all_of_its_runs_exist(
+def test_a_search_is_nothing_to_start_after_until_it_is_over(
     workspace: Workspace, slurm: SlurmCommands, write: Write
 ) -> None:
     first, _ = submit_all(workspace, write("tune", "params: {a: 1}", "sweep: {params.a: [1, 2]}"))
@@ -118,7 +118,7 @@ def test_a_search_is_no_run_to_start_after_until_all_of_its_runs_exist(
     record.parent.mkdir()
     record.write_text("{}")
     report = write("report", "after: tune")
-    with pytest.raises(UserError, match=f"after: 'tune' is a search, .*'slurmtrain wait {sweep}'"):
+    with pytest.raises(UserError, match=f"after: 'tune' is a search that .*'slurmtrain wait {sweep}'"):
         submit_all(workspace, report)
     assert submit_all(workspace, write("of_one", f"after: {first}"))
     record.unlink()

@@ -1,1 +1,1 @@
-"""When a run may begin: the runs of a local sweep take turns."""
+"""When a run may begin: local runs take turns, those of a sweep as many at once as it says."""

@@ -29,6 +29,17 @@ def test_a_run_goes_from_created_over_pending_and_running_to_completed() -> None
     assert sim.ended("completed").fold().state == "completed"
 
 
+def test_a_run_that_waits_on_its_machine_says_for_what() -> None:
+    sim = LocalRun().created().submitted().started()
+    sim.node("waiting_for_slot", count=2, gpus=1)
+    assert sim.fold().state == "pending"
+    assert sim.fold().reason == (
+        "waits for its turn: of its sweep, up to 2 run at once on this machine with 1 free GPU(s) each"
+    )
+    sim.node("waiting_for_slot", count=0, gpus=2)
+    assert sim.fold().reason == "waits for its turn: it needs 2 GPU(s) of this machine that no other run has"
+
+
 def test_the_facts_of_a_completed_run_are_all_there() -> None:
     sim = LocalRun().created().submitted().started().rank("total", total_steps=20).saved(20)
     run = sim.ended("completed").command("mlflow", mlflow_run_id="m", uri="u").fold(j1=20)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite, Person, ordinary_person
-from helpers.cluster_runs import PARAMS, TWO, digests
+from helpers.cluster_runs import STEPS
+from helpers.expected_weights import expected_digests
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +55,10 @@ def shared_site(running_cluster: Cluster, person: Person) -> Iterator[ClusterSit
         yield fresh
 
 
-@pytest.fixture(scope="module")
-def undisturbed(shared_site: ClusterSite) -> str:
-    """The hash of the weights that a run ends with which nothing disturbs."""
-    spec = shared_site.light("undisturbed", params={**PARAMS, "step_ms": 0}, resources=TWO)
-    run_id = shared_site.submit(spec, "--wait")
-    [digest] = digests(shared_site, run_id)
+@pytest.fixture(scope="session")
+def undisturbed() -> str:
+    """The hash of the weights that a run of two ranks ends with which nothing disturbs."""
+    [digest] = expected_digests(STEPS, ranks=2)
     return digest
 
 

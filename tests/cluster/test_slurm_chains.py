@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, digests, events, preempt, until_trains
+from helpers.expected_weights import expected_digests
 from helpers.site import ONE_PROCESS, until
 
 thorough = pytest.mark.skipif(
@@ -24,14 +25,13 @@ def chain(
     pretrain: dict[str, Any] | None = None,
     held: bool = False,
     requeue: dict[str, Any] | None = None,
-    executor: str = "slurm",
     last_after: Sequence[str] = ("finetune",),
     **more: Any,
 ) -> dict[str, list[str]]:
     """Submit a chain, whose last link is a sweep, the last first; the ids of the runs by name.
 
     ``pretrain``: what differs in the first. ``held``: the jobs behind it never start, as in a full queue. ``requeue``:
-    the section of those behind it. ``executor``: where they run. ``last_after``: what the last link
+    the section of those behind it. ``last_after``: what the last link
     starts after.
     """
     common: dict[str, Any] = {"resources": ONE_PROCESS, "slurm": SPOT, "checkpoint": {"every": {"steps": 10}}}
@@ -48,7 +48,7 @@ def chain(
         site.light("finetune", params={"steps": 40, "init": "${run.pretrain.checkpoint}", **more}, **later),
         site.light("pretrain", params=first, **common),
     ]
-    runs = site.json("submit", *map(str, files), "--executor", executor)["runs"]
+    runs = site.json("submit", *map(str, files), "--executor", "slurm")["runs"]
     return {name: [run["id"] for run in runs if run["name"] == name] for name in ("pretrain", "finetune", "evaluate")}
 
 
@@ -65,13 +65,14 @@ def began_with(site: ClusterSite, run_id: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed_chain(shared_site: ClusterSite) -> dict[str, list[str]]:
-    """A chain that nothing disturbs, and no queue delays: it trains while others wait for Slurm."""
-    return chain(shared_site, executor="local")
+def undisturbed_chain() -> dict[str, set[str]]:
+    """The weights of a chain that nothing disturbs."""
+    pretrain, finetune, evaluate = expected_digests(60, 40, 20)
+    return {"pretrain": {pretrain}, "finetune": {finetune}, "evaluate": {evaluate}}
 
 
 def test_a_chain_survives_a_preemption_of_each_of_its_runs(
-    site: ClusterSite, cluster: Cluster, shared_site: ClusterSite, undisturbed_chain: dict[str, list[str]]
+    site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
 ) -> None:
     ids = chain(site, **SLOW)
     [pretrain], [finetune], evaluations = ids.values()
@@ -86,8 +87,7 @@ def test_a_chain_survives_a_preemption_of_each_of_its_runs(
     for run_id in all_of(ids):
         # None of them started before its turn.
         assert [attempt["cause"] for attempt in site.show(run_id)["attempts"]] == ["preempted", "completed"]
-    shared_site.call("wait", *all_of(undisturbed_chain))
-    assert weights(site, ids) == weights(shared_site, undisturbed_chain)
+    assert weights(site, ids) == undisturbed_chain
     assert set(began_with(site, finetune)) == {"began with step-60"}
     assert {line for each in evaluations for line in began_with(site, each)} == {"began with step-40"}
     shown = site.show(finetune)
@@ -129,7 +129,7 @@ def test_cancelling_a_run_ends_at_once_what_waits_for_it(site: ClusterSite, clus
 
 @thorough
 def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
-    site: ClusterSite, cluster: Cluster, shared_site: ClusterSite, undisturbed_chain: dict[str, list[str]]
+    site: ClusterSite, cluster: Cluster, undisturbed_chain: dict[str, set[str]]
 ) -> None:
     # What starts too early goes back also if nothing else would start it again.
     ids = chain(
@@ -154,6 +154,5 @@ def test_runs_wait_for_the_job_that_replaces_one_that_was_lost(
         dependency = cluster.slurm("squeue", "--noheader", "--array", f"--jobs={site.job(run_id)}", "--format=%E")
         assert f"afterany:{site.job(pretrain)}" in dependency
     site.call("wait", *all_of(ids))
-    shared_site.call("wait", *all_of(undisturbed_chain))
-    assert weights(site, ids) == weights(shared_site, undisturbed_chain)
+    assert weights(site, ids) == undisturbed_chain
     assert [attempt["cause"] for attempt in site.show(finetune)["attempts"]] == ["early", "completed"]

@@ -52,10 +52,20 @@ def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[TrackingProxy]:
         yield proxy
 
 
+@pytest.fixture
+def undisturbed_curve(shared_site: ClusterSite, undisturbed: str) -> list[tuple[int, float]]:
+    """The loss at each step of a run that nothing disturbs."""
+    run_id = shared_site.submit(
+        shared_site.light("undisturbed", params={**PARAMS, "step_ms": 0}, resources=TWO), "--wait"
+    )
+    assert digests(shared_site, run_id) == {undisturbed}
+    return history(shared_site, run_id)
+
+
 def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed_run(
     site: ClusterSite,
     cluster: Cluster,
-    shared_site: ClusterSite,
+    undisturbed_curve: list[tuple[int, float]],
     undisturbed: str,
     proxy: TrackingProxy,
     postgres: PostgresServer,
@@ -93,7 +103,7 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
     sent = len(proxy.metrics)
     site.call("sync")
     assert {name for name, _, _ in proxy.metrics[:sent]} == {"loss"}
-    curve = history(shared_site, "undisturbed")
+    curve = undisturbed_curve
     assert [step for step, _ in curve] == list(range(1, STEPS + 1))
     assert history(site, run_id) == curve
     with (site.runs / "csv" / f"{run_id}.csv").open(newline="") as file:
@@ -233,7 +243,7 @@ def test_a_run_that_may_do_with_fewer_nodes_shrinks_when_one_dies_and_its_next_a
 
 
 def test_a_run_that_a_person_cancels_in_slurm_never_comes_back(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT))
+    run_id = site.submit(site.light(params=PARAMS, slurm=SPOT))
     job = site.job(run_id)
     until_trains(site, run_id, starts=1)
     cluster.slurm("scancel", job)
@@ -252,7 +262,9 @@ def test_a_run_that_a_person_cancels_in_slurm_never_comes_back(site: ClusterSite
 def test_a_run_whose_job_may_not_be_put_back_is_submitted_again_by_the_watch(
     site: ClusterSite, cluster: Cluster, undisturbed: str
 ) -> None:
-    run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT))
+    # Two ranks, as those of the undisturbed run.
+    resources = {**TWO, "nodes": 1, "procs_per_node": 2}
+    run_id = site.submit(site.light(params=PARAMS, resources=resources, slurm=SPOT))
     job = site.job(run_id)
     cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=0")
     with watching(site):

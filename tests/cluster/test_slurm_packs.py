@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, pid_of, preempt, until_trains
+from helpers.expected_weights import expected_digests
 from helpers.site import until
 from test_slurm_kills import Killing, _launchers
 
@@ -39,8 +40,7 @@ def job_ids(runs: list[dict[str, Any]]) -> list[str]:
 def test_runs_of_a_preempted_pack_all_complete_with_the_weights_of_undisturbed_runs(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    alone = site.light("alone", params={"steps": STEPS, "step_ms": 0})
-    [undisturbed] = digests(site, submit_packs(site, alone, "--wait")[0]["id"])
+    [undisturbed] = expected_digests(STEPS)
     spec = site.light(params={"steps": STEPS, "step_ms": 50}, slurm=SPOT, checkpoint={"every": {"steps": 10}})
     runs = submit_packs(site, spec, *SWEEP)
     [array] = {job.partition("_")[0] for job in job_ids(runs)}

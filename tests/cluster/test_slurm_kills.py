@@ -22,6 +22,12 @@ LAUNCHER = "slurmtrain.slurm.launcher"
 SPREAD = 4
 
 
+def changes_jobs(effect: str) -> bool:
+    """Whether a command may change what Slurm knows: not one that asks Slurm, or git."""
+    starts = "Popen" in effect or "spawn" in effect
+    return starts and any(program in effect for program in ("python", "sbatch", "scancel", "scontrol"))
+
+
 class Killing:
     """Commands that die at a chosen effect."""
 
@@ -65,12 +71,10 @@ class Killing:
         return self.log.read_text().splitlines()
 
     def points(self, effects: list[str]) -> list[int]:
-        """Where to kill: everywhere, or a spread that has every subprocess, and what follows it, in it."""
+        """Where to kill: everywhere, or a spread that has what changes jobs, and what follows it, in it."""
         if os.environ.get("TEST_KILLS") == "all":
             return list(range(1, len(effects) + 1))
-        around = {
-            i + more for i, what in enumerate(effects, 1) if "Popen" in what or "spawn" in what for more in (0, 1)
-        }
+        around = {i + more for i, what in enumerate(effects, 1) if changes_jobs(what) for more in (0, 1)}
         spread = {round(1 + i * (len(effects) - 1) / (SPREAD - 1)) for i in range(SPREAD)}
         return sorted(point for point in around | spread if point <= len(effects))
 

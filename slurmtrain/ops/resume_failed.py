@@ -23,6 +23,7 @@ from slurmtrain.errors import (
     UserError,
 )
 from slurmtrain.model.query.folding import count_states
+from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -60,7 +61,7 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
     Args:
         workspace: where they are.
         names: sweeps, patterns, and names of runs.
-        cancelled: also those that were cancelled.
+        cancelled: also those that a person has cancelled; not those that a search has pruned.
 
     Raises:
         RunNotFound: a name refers to no run.
@@ -70,11 +71,20 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
     refuse_others(workspace, observed, names)
     runs = observed.runs.fetch(choose_all(observed.runs.index, names))
     states = (*_FAILED, "cancelled") if cancelled else _FAILED
-    failed = [run_id for run_id, listed in runs.items() if listed.state in states]
+    pruned = _pruned(
+        workspace, [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
+    )
+    failed = [run_id for run_id, listed in runs.items() if listed.state in states and run_id not in pruned]
     if not failed:
         counts = count_states([listed.state for listed in runs.values()])
         raise RunBusy(f"none of the runs of {', '.join(names)} has failed: {counts}")
     return failed
+
+
+def _pruned(workspace: Workspace, run_ids: Sequence[str]) -> set[str]:
+    """Those of these cancelled runs that a search has ended."""
+    ends = workspace.store.events_of(run_ids, CancelRequested) if run_ids else {}
+    return {run_id for run_id, events in ends.items() if any(event.payload.reason for event in events)}
 
 
 def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Sequence[str] = ()) -> Resumed:

@@ -13,7 +13,7 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli import resume
 from slurmtrain.ops.shared.workspace import Workspace
 
-FAILED, COMPLETED, CANCELLED = "0000000001", "0000000002", "0000000003"
+FAILED, COMPLETED, CANCELLED, PRUNED = "0000000001", "0000000002", "0000000003", "0000000004"
 SWEEP = "000000000z"
 
 
@@ -21,13 +21,15 @@ SWEEP = "000000000z"
 def workspace(tmp_path: Path) -> Workspace:
     """The runs of a sweep, all of which are over."""
     workspace = make_workspace(tmp_path / "runs")
-    for run_id in (FAILED, COMPLETED, CANCELLED):
+    for run_id in (FAILED, COMPLETED, CANCELLED, PRUNED):
         sim = SimulatedRun(workspace.root.run(run_id), spec={"name": "cnn"}, executor="local").created(sweep=SWEEP)
         sim.submitted().started()
         if run_id == FAILED:
             sim.crashed()
         elif run_id == CANCELLED:
             sim.cancel().ended("cancelled")
+        elif run_id == PRUNED:
+            sim.command("cancel", reason="pruned by the median pruner at step 5").ended("cancelled")
         else:
             sim.ended("completed")
     return workspace
@@ -37,7 +39,7 @@ def call(workspace: Workspace, *arguments: str) -> Result:
     return CliRunner().invoke(resume.command, [*arguments, "--runs", str(workspace.root.path)])
 
 
-def test_a_dry_run_lists_those_that_have_failed(workspace: Workspace) -> None:
+def test_a_dry_run_lists_those_that_have_failed_and_none_that_a_search_has_pruned(workspace: Workspace) -> None:
     assert FAILED in call(workspace, "--failed", SWEEP, "--dry-run").output
     listed = json.loads(call(workspace, "--failed", SWEEP, "--dry-run", "--json").stdout)["runs"]
     assert [run["id"] for run in listed] == [FAILED]

@@ -15,7 +15,7 @@ EXPERIMENTS = Path(__file__).resolve().parent.parent.parent / "experiments"
 def test_there_is_a_test_for_every_experiment() -> None:
     specs = sorted(path.relative_to(EXPERIMENTS).as_posix() for path in EXPERIMENTS.rglob("*.yaml"))
     # Those of the GPT run in test_experiments_gpt.py.
-    gpt = [f"gpt/{name}.yaml" for name in ("bf16", "ddp", "hsdp", "offload", "zero1", "zero2", "zero3")]
+    gpt = [f"gpt/{name}.yaml" for name in ("bf16-hook", "bf16", "ddp", "hsdp", "offload", "zero1", "zero2", "zero3")]
     assert specs == ["digits/digits.yaml", *gpt, "plain/plain.yaml"]
 
 

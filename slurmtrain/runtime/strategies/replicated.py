@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy.section import BF16, FP16, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 
 
@@ -17,7 +17,7 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> nn.Modu
     model = model.to(ranks.device)
     if ranks.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model
-    return DistributedDataParallel(
+    replica = DistributedDataParallel(
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         bucket_cap_mb=spec.bucket_cap_mb,
@@ -25,3 +25,20 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> nn.Modu
         gradient_as_bucket_view=spec.gradient_as_bucket_view,
         find_unused_parameters=spec.find_unused_parameters,
     )
+    if spec.hook is not None:
+        replica.register_comm_hook(None, {BF16: _compress_to_bf16, FP16: _compress_to_fp16}[spec.hook])
+    return replica
+
+
+# DistributedDataParallel refuses torch's own bf16_compress_hook, by its name, where there is no NCCL, though gloo can
+# reduce bfloat16; and annotations that are texts, as in this module.
+def _compress_to_bf16(state, bucket):  # type: ignore[no-untyped-def]
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def _compress_to_fp16(state, bucket):  # type: ignore[no-untyped-def]
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.fp16_compress_hook(state, bucket)

@@ -25,7 +25,7 @@ _MEANT = {
     "hybrid": HSDP,
     "hybrid_shard": HSDP,
 }
-BF16, FP32 = "bf16", "fp32"
+BF16, FP16, FP32 = "bf16", "fp16", "fp32"
 
 
 def _read_name(value: object) -> str:
@@ -46,6 +46,7 @@ _OWNERS = {
     "static_graph": _REPLICATED,
     "gradient_as_bucket_view": _REPLICATED,
     "find_unused_parameters": _REPLICATED,
+    "hook": _REPLICATED,
     "reshard_after_forward": SHARDED,
     "wrap": SHARDED,
     "offload": SHARDED,
@@ -79,6 +80,12 @@ class StrategySpec:
     )
     find_unused_parameters: bool = declare_key(
         False, kinds.boolean(), "`ddp`, `zero1`: whether some parameters may have no gradient in some steps."
+    )
+    hook: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(BF16, FP16)),
+        "`ddp`, `zero1`: the precision to which a communication hook compresses gradients while they are reduced; "
+        "null: none. Gradients beyond 65,504 overflow in `fp16`.",
     )
     reshard_after_forward: bool = declare_key(
         True,

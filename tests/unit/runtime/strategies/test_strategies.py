@@ -24,6 +24,8 @@ BATCH, WIDTH, STEPS = 8, 6, 3
 SAME = 1e-6
 # bfloat16 has 8 bits, so that activations and weights differ by up to 1 part in 256 each.
 IN_BF16 = 0.03
+# Gradients alone, with 11 bits.
+IN_FP16 = 0.003
 
 
 class Block(nn.Module):
@@ -103,6 +105,8 @@ def four() -> Iterator[Pair]:
     ("spec", "tolerance"),
     [
         (StrategySpec(name="ddp", bucket_cap_mb=0.001, static_graph=True, gradient_as_bucket_view=True), SAME),
+        (StrategySpec(name="ddp", hook="bf16"), IN_BF16),
+        (StrategySpec(name="zero1", hook="fp16"), IN_FP16),
         (StrategySpec(name="fsdp"), SAME),
         (StrategySpec(name="fsdp", reshard_after_forward=False, wrap=("Block",)), SAME),
         (StrategySpec(name="fsdp", offload=True), SAME),
@@ -110,7 +114,7 @@ def four() -> Iterator[Pair]:
         (StrategySpec(name="hsdp", reduce_dtype="fp32"), SAME),
         (StrategySpec(name="zero1", find_unused_parameters=True), SAME),
     ],
-    ids=["ddp", "zero3", "zero2", "offload", "bf16", "hsdp", "zero1"],
+    ids=["ddp", "ddp_bf16", "zero1_fp16", "zero3", "zero2", "offload", "bf16", "hsdp", "zero1"],
 )
 def test_four_processes_train_as_one_does(four: Pair, spec: StrategySpec, tolerance: float) -> None:
     losses, *others = four.run(losses_with, spec, 2)

@@ -49,6 +49,8 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
         ({"name": "fsdp", "static_graph": True}, {}, "strategy.static_graph", "it belongs to ddp and zero1"),
         ({"name": "fsdp", "param_dtype": "fp16"}, {}, "strategy.param_dtype", "expected one of bf16, fp32"),
+        ({"name": "ddp", "hook": "powersgd"}, {}, "strategy.hook", "expected one of bf16, fp16"),
+        ({"name": "hsdp", "hook": "bf16"}, {"nodes": 2, "procs_per_node": 2}, "strategy.hook", "no effect on 'hsdp'"),
         ({"name": "ddp", "bucket_cap_mb": 0}, {}, "strategy.bucket_cap_mb", "expected a number of at least 0.001"),
         ({"name": "fsdp", "offload": True}, {}, "strategy", "'offload' keeps the shards in the memory of the node"),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),

@@ -69,3 +69,32 @@ def test_from_four_ranks_to_two_and_back_under_other_strategies_the_losses_go_on
     events = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
     restored = sorted((e["step"], e["world_size"], e["rederived"]) for e in events if e["kind"] == "restored")
     assert restored == [(6, 4, ["rng"] if nodes == 1 else []), (12, 2 * nodes, ["rng"] if nodes == 1 else [])]
+
+
+# Forks of forks; also by weights alone, with another number of ranks.
+@rare
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_forks_from_two_ranks_to_one_and_back_the_losses_go_on(
+    site: Site, undisturbed: dict[int, float], strategy: str
+) -> None:
+    trained: dict[int, float] = {}
+    parent: list[str] = []
+    for generation, ranks in enumerate((2, 1, 2), 1):
+        spec = site.spec(
+            f"fork-{generation}",
+            script=SCRIPT.name,
+            strategy=strategy,
+            params={"steps": 6 * generation},
+            resources={"procs_per_node": ranks},
+        )
+        run_id = site.submit(spec, "--wait", *parent)
+        shown = site.show(run_id)
+        assert (shown["state"], shown["attempts"][0]["first_step"]) == ("completed", 6 * (generation - 1))
+        assert [len(shown["lineage"]), len(shown["parents"])] == [generation if generation > 1 else 0, len(parent) // 2]
+        trained |= losses(site.runs / run_id)
+        parent = ["--from", run_id]
+    assert [trained[step] for step in range(STEPS)] == pytest.approx(list(undisturbed.values()), rel=1e-4)
+    weights_alone = ["--weights-only", "params.steps=1", "name=tuned", "resources.procs_per_node=1"]
+    tuned = site.show(site.submit(spec, "--wait", *parent, *weights_alone))
+    assert (tuned["state"], tuned["step"], tuned["attempts"][0]["first_step"]) == ("completed", 1, 0)

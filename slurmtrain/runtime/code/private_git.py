@@ -47,9 +47,16 @@ def make_repositories(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path
     included = {path.partition(f"{GIT}/")[0] for path in files if f"/{GIT}/" in f"/{path}"}
     for revision in snapshot.revisions:
         prefix = f"{revision.path}/" if revision.path else ""
-        # What a spec includes expressly stays.
-        if (tree / revision.path).is_dir() and prefix not in included and f"{prefix}{GIT}" not in files:
+        # What a spec includes expressly stays; and what is no code is a link to a repository of the user's.
+        is_ours = any(path.startswith(prefix) for path in files) and _is_inside(tree, revision.path)
+        if is_ours and prefix not in included and f"{prefix}{GIT}" not in files:
             _Repository(snapshot, files, revision, tree).make()
+
+
+def _is_inside(tree: Path, path: str) -> bool:
+    """Whether a path in a copy is a directory there, and does not lead out of it."""
+    real = os.path.realpath(tree)
+    return os.path.realpath(tree / path) == os.path.normpath(f"{real}/{path}") and (tree / path).is_dir()
 
 
 class _Repository:

@@ -64,6 +64,8 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
     try:
         make_directory(run.code, private=True)
         _link_neighbours(Path(snapshot.root), run.code)
+        if tree.is_symlink():
+            tree.unlink()  # to what was next to the repository of an earlier snapshot: nothing may be written there
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash]})
         for each in earlier:

@@ -309,6 +309,20 @@ def test_after_kills_no_file_is_left_of_any_earlier_snapshot(repo: Path, monkeyp
     assert not (first.tree(run.code) / "package").exists()
 
 
+def test_a_snapshot_of_the_repository_next_door_does_not_write_to_it(repo: Path) -> None:
+    other = repo.with_name("other")
+    shutil.copytree(repo, other)
+    first, run = snapshot_of(repo)
+    make_tree(run, first)
+    second, _ = snapshot_of(other)
+    write(other, "train.py", "edited since")
+    make_tree(run, second)
+    assert not second.tree(run.code).is_symlink()
+    assert (second.tree(run.code) / "train.py").read_text() == "old"
+    assert (other / "train.py").read_text() == "edited since"
+    assert not (other / ".git/objects/info/alternates").exists()
+
+
 @pytest.mark.parametrize("name", ["contents", "manifest"])
 def test_a_damaged_snapshot_is_replaced_by_the_next_submission_of_the_same_code(repo: Path, name: str) -> None:
     snapshot, run = snapshot_of(repo)

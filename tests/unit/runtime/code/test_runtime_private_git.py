@@ -90,6 +90,22 @@ def test_submodules_and_second_work_trees_have_revisions_of_their_own(repo: Path
     assert answers(copied(work_tree)) == answers(work_tree)
 
 
+def test_repositories_that_are_no_code_are_left_alone(repo: Path, tmp_path: Path) -> None:
+    for name in ("nested", "data/inner", "links"):
+        git(tmp_path, "clone", "--quiet", str(repo), str(repo / name))
+    git(repo, "submodule", "--quiet", "add", str(repo), "library")
+    commit(repo)
+    names = ("nested", "data/inner", "library", "links")
+    before = [(repo / name / ".git").stat().st_mtime_ns for name in names]
+    copy = copied(repo, exclude=["nested/", "library/", "links/"])
+    assert (copy / "nested").is_symlink()
+    assert (copy / "library").is_symlink()
+    assert [(repo / name / ".git").stat().st_mtime_ns for name in names] == before
+    for name in names:
+        assert git(repo / name, "rev-parse", "HEAD")
+        assert not (repo / name / ".git/objects/info/alternates").exists()
+
+
 def test_of_a_sparse_shallow_clone_with_detached_head_it_knows_what_there_is(repo: Path, tmp_path: Path) -> None:
     clone = tmp_path / "home" / "clone"
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repo}", str(clone))

@@ -20,7 +20,7 @@ from helpers.cluster_runs import (
     preempt,
     watching,
 )
-from helpers.site import PATIENCE_S, until
+from helpers.site import PATIENCE_S, seldom, until
 
 # For how long faults rain: longer by hand.
 CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "30"))
@@ -50,10 +50,10 @@ class Chaos:
         self.random.shuffle(kinds)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.over():
-            saved = len(events(self.site, self.run_id, "saved"))
+            saved, over = len(events(self.site, self.run_id, "saved")), seldom(self.over)
             # That a young batch job is missing on its node Slurm notices after more than a minute.
             until(
-                lambda saved=saved: self.over() or len(events(self.site, self.run_id, "saved")) > saved,
+                lambda saved=saved, over=over: len(events(self.site, self.run_id, "saved")) > saved or over(),
                 f"a checkpoint after {inflicted}",
                 patience_s=2 * PATIENCE_S,
             )
@@ -74,7 +74,8 @@ class Chaos:
 
     def preempt(self) -> None:
         before = len(events(self.site, self.run_id, "end"))
-        preempt(self.cluster, lambda: self.over() or len(events(self.site, self.run_id, "end")) > before)
+        over = seldom(self.over)
+        preempt(self.cluster, lambda: len(events(self.site, self.run_id, "end")) > before or over())
 
     def signal_rank(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -107,7 +108,8 @@ def test_a_run_on_which_faults_rain_completes_with_the_right_weights(
         faults = Chaos(site, cluster, run_id, seed).rain(CHAOS_S)
         over = ("completed", "failed", "lost")
         patience_s = 2 * PATIENCE_S + STEPS * PARAMS["step_ms"] / 1000
-        until(lambda: site.status(run_id)["state"] in over, f"the end of the run after {faults}", patience_s=patience_s)
+        ended = seldom(lambda: site.status(run_id)["state"] in over)
+        until(ended, f"the end of the run after {faults}", patience_s=patience_s)
     run = site.show(run_id)
     attempts = [(attempt["cause"], attempt["reason"]) for attempt in run["attempts"]]
     assert (run["state"], run["step"]) == ("completed", STEPS), (faults, attempts)

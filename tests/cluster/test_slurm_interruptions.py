@@ -269,8 +269,9 @@ def test_a_run_whose_job_may_not_be_put_back_is_submitted_again_by_the_watch(
     cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=0")
     with watching(site):
         until_trains(site, run_id, starts=1)
-        preempt(cluster, lambda: events(site, run_id, "requeue_failed") or site.job(run_id) != job)
-        until(lambda: site.job(run_id) != job, "another job")
+        second = site.runs / run_id / "submissions" / "2"
+        preempt(cluster, lambda: events(site, run_id, "requeue_failed") or second.exists())
+        until(lambda: second.exists() and site.job(run_id) != job, "another job")
         site.until_state(run_id, "completed", patience_s=TO_THE_END_S)
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]

@@ -76,7 +76,7 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
     assert cluster.state(job) == "RUNNING"
     # A crash that is not restarted in place waits for the next start of the job.
     os.kill(pid_of(site, first["id"], 0), signal.SIGKILL)
-    until(lambda: site.status(first["id"])["state"] == "requeued", "the end of the crashed run")
+    site.until_state(first["id"], "requeued")
     assert site.status(third["id"])["state"] == "running"
     site.call("cancel", third["id"])
     until(lambda: cluster.restarts(job) == 1, "the requeue of the job")
@@ -109,7 +109,7 @@ def test_a_run_that_needs_more_memory_leaves_its_pack_which_starts_again_without
     hungry, other = submit_packs(site, spec, "--sweep", "params.hungry=true,false", "--pack=2")
     [job] = {hungry["job_id"], other["job_id"]}
     until_trains(site, other["id"], starts=1)
-    until(lambda: site.status(hungry["id"])["state"] == "requeued", "the end of the run out of memory")
+    site.until_state(hungry["id"], "requeued")
     os.kill(pid_of(site, other["id"], 0), signal.SIGKILL)
     until_trains(site, other["id"], starts=2)
     assert [event["attempt"] for event in events(site, hungry["id"], "surplus")] == [f"{job}.1"]

@@ -125,8 +125,9 @@ def test_a_job_that_slurm_holds_for_too_many_starts_is_replaced(site: ClusterSit
         preempt(cluster, lambda: events(site, run_id, "requeue_failed"))
         held = end_of(cluster, job)
         assert held == "REQUEUE_HOLD" if newer else held in OVER
+        second = site.runs / run_id / "submissions" / "2"
         with watching(site):
-            until(lambda: site.job(run_id) != job, "another job")
+            until(lambda: second.exists() and site.job(run_id) != job, "another job")
             site.until_state(run_id, "completed")
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]

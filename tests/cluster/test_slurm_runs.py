@@ -171,7 +171,7 @@ def test_a_node_that_dies_is_the_cause_and_the_run_continues_elsewhere(site: Clu
     until(lambda: list((site.runs / run_id).glob("checkpoints/step-*/MANIFEST.json")), "a checkpoint")
     cluster.script("kill-node", str(victim))
     try:
-        until(lambda: len(site.show(run_id)["attempts"]) == 2, "the second attempt")
+        until(lambda: len({event["attempt"] for event in events(site, run_id, "agent")}) == 2, "the second attempt")
         site.call("wait", run_id)
     finally:
         cluster.script("start-node", str(victim))
@@ -195,7 +195,7 @@ def test_a_job_that_ends_within_its_grace_has_completed_whatever_slurm_says(
         "tracking: {mlflow: {enabled: false}}\n"
     )
     run_id = site.submit(spec)
-    until(lambda: "ready" in site.call("logs", run_id).stdout, "the script")
+    until(lambda: "ready" in site.printed(run_id), "the script")
     cluster.script("preempt", run_id, "--seconds", "1")
     site.until_state(run_id, "completed")
     until(lambda: not cluster.jobs(), "the end of the job")
@@ -219,7 +219,7 @@ def test_logs_are_followed_over_attempts_with_rank_and_attempt(site: ClusterSite
         "tracking: {mlflow: {enabled: false}}\n"
     )
     run_id = site.submit(spec)
-    until(lambda: site.call("logs", run_id).stdout.count("\n") == 2, "the first attempt")
+    site.wait_for_lines(run_id, 2)
     follower = site.start("logs", "-f", run_id)
     assert follower.stdout is not None
     # One that came only now would begin with the attempt that is the newest then.
@@ -260,7 +260,8 @@ def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: Clu
         env=environ, capture_output=True, text=True, **site.identity,
     )  # fmt: skip
     assert outer.returncode == 0, outer.stderr
-    [run] = until(lambda: site.json("status")["runs"], "the run")
+    until(lambda: list(site.runs.glob("*/plan.json")), "the run")
+    [run] = site.json("status")["runs"]
     site.call("wait", run["id"])
     shown = site.show(run["id"])
     assert (shown["state"], shown["step"], len(shown["attempts"][0]["nodes"])) == ("completed", 3, 2)

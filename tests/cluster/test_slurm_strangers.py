@@ -13,7 +13,7 @@ import pytest
 from helpers import stranger
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import TWO, events, until_trains
-from helpers.site import PATIENCE_S, until
+from helpers.site import PATIENCE_S
 
 SECONDS = int(os.environ.get("TEST_STRANGER_S", "8"))
 CONNECTIONS = 5000
@@ -92,7 +92,7 @@ def test_a_stranger_who_sends_garbage_replays_greetings_writes_to_stores_and_hol
     )
     assert min(counts.values()) > 0
     assert counts["idle"] > CONNECTIONS / 2
-    until(lambda: site.status(run_id)["state"] != "running", "the end of the run", patience_s=2 * PATIENCE_S)
+    site.until_state(run_id, "completed", "failed", "requeued", "lost", patience_s=2 * PATIENCE_S)
     run = site.show(run_id)
     assert (run["state"], run["step"], run["lost_steps"]) == ("completed", STEPS, 0), run["reason"]
     [attempt] = run["attempts"]

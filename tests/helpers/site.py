@@ -203,6 +203,21 @@ class Site:
             self.signal_all(run.parent.name, signal.SIGKILL)
 
 
+def seldom(condition: Callable[[], Any]) -> Callable[[], Any]:
+    """A condition that is checked by a command: at most every few seconds, and false in between."""
+    check_at = 0.0
+
+    def check() -> Any:
+        nonlocal check_at
+        if time.monotonic() < check_at:
+            return None
+        answer = condition()
+        check_at = time.monotonic() + SELDOM_S
+        return answer
+
+    return check
+
+
 def until(condition: Callable[[], Any], description: str = "the condition", *, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + patience_s

@@ -19,6 +19,7 @@ from slurmtrain.model.spec.code.revision import Revision
 from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import link_target, names_by_directory
 from slurmtrain.runtime.code.git import NoGit, run_git
+from slurmtrain.runtime.code.own_paths import is_own_directory
 from slurmtrain.system.files import make_directory
 
 GIT = ".git"
@@ -48,15 +49,9 @@ def make_repositories(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path
     for revision in snapshot.revisions:
         prefix = f"{revision.path}/" if revision.path else ""
         # What a spec includes expressly stays; and what is no code is a link to a repository of the user's.
-        is_ours = any(path.startswith(prefix) for path in files) and _is_inside(tree, revision.path)
+        is_ours = any(path.startswith(prefix) for path in files) and is_own_directory(tree, revision.path)
         if is_ours and prefix not in included and f"{prefix}{GIT}" not in files:
             _Repository(snapshot, files, revision, tree).make()
-
-
-def _is_inside(tree: Path, path: str) -> bool:
-    """Whether a path in a copy is a directory there, and does not lead out of it."""
-    real = os.path.realpath(tree)
-    return os.path.realpath(tree / path) == os.path.normpath(f"{real}/{path}") and (tree / path).is_dir()
 
 
 class _Repository:

@@ -17,6 +17,7 @@ import ctypes
 import gzip
 import hashlib
 import os
+import posixpath
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Mapping
@@ -31,6 +32,7 @@ from slurmtrain.model.spec.code.tree_paths import (
     may_appear_later,
     names_by_directory,
 )
+from slurmtrain.runtime.code.own_paths import is_own_directory
 from slurmtrain.runtime.code.private_git import GIT, make_repositories
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import open_checked, read_checked
@@ -136,17 +138,22 @@ def _snapshots_in(state: Mapping[str, object]) -> list[str]:
 
 def _remove_old(run: RunDir, tree: Path, earlier: str, kept: Collection[str]) -> None:
     """Remove the files of an earlier snapshot that the new one does not hold, and directories that are empty then."""
-    removed = []
+    removed: dict[str, list[Path]] = {}
     with contextlib.suppress(PathError):
         for file in read_manifest(run, earlier).files:
             if file.path not in kept:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                    (tree / file.path).unlink()
-                    removed.append(file.path)
-    # Python would import an empty one, and none can be a link to what is no code any more.
-    for directory in sorted(filter(None, directories_of(removed)), reverse=True):
+                removed.setdefault(posixpath.dirname(file.path), []).append(tree / file.path)
+    # Python would import an empty directory, and none can be a link to what is no code any more.
+    for directory in sorted(directories_of(posixpath.join(each, "file") for each in removed), reverse=True):
+        # If this was killed before, there may be such a link by now, to files of the user's.
+        if not is_own_directory(tree, directory):
+            continue
+        for place in removed.get(directory, ()):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                place.unlink()
         with contextlib.suppress(OSError):
-            (tree / directory).rmdir()
+            if directory:
+                (tree / directory).rmdir()
 
 
 def _make_directories(tree: Path, directories: Iterable[str]) -> None:

@@ -309,6 +309,24 @@ def test_after_kills_no_file_is_left_of_any_earlier_snapshot(repo: Path, monkeyp
     assert not (first.tree(run.code) / "package").exists()
 
 
+def test_no_file_of_the_user_is_removed_through_a_link_in_place_of_what_was_code(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(repo, "tables/inner/x.csv", "mine")
+    first, run = snapshot_of(repo)
+    make_tree(run, first)
+    write(repo, ".gitignore", "tables/\n")
+    second, _ = snapshot_of(repo)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_module, "_flush", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            make_tree(run, second)
+    assert (second.tree(run.code) / "tables").is_symlink()
+    make_tree(run, second)
+    assert (repo / "tables/inner/x.csv").read_text() == "mine"
+    assert (second.tree(run.code) / "tables/inner/x.csv").read_text() == "mine"
+
+
 def test_a_snapshot_of_the_repository_next_door_does_not_write_to_it(repo: Path) -> None:
     other = repo.with_name("other")
     shutil.copytree(repo, other)

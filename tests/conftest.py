@@ -53,6 +53,7 @@ LONGEST = (
     "cluster/test_slurm_requeues.py",
     "local/test_experiments.py",
     "cluster/test_slurm_arrays.py",
+    "cluster/test_slurm_search.py",
     "local/test_hangs.py",
     "local/test_experiments_gpt.py",
     "cluster/test_slurm_chaos.py",

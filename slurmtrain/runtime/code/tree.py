@@ -69,7 +69,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         if tree.is_symlink():
             tree.unlink()  # to what was next to the repository of an earlier snapshot: nothing may be written there
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash]})
+        write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash], "root": snapshot.root})
         for each in earlier:
             _remove_old(run, tree, each, {file.path for file in manifest.files})
         _make_directories(tree, directories_of(file.path for file in manifest.files))
@@ -88,7 +88,7 @@ def results_in_copy(run: RunDir) -> int:
     """How many bytes scripts have written to new files next to their code, in a run's own copy of it."""
     try:
         state = read_json(run.code_state) or {}
-        code = {file.path for file in read_manifest(run, str(state.get("snapshot"))).files}
+        code = {file.path for snapshot in _snapshots_in(state) for file in read_manifest(run, snapshot).files}
         name = Path(str(state.get("root"))).name
     except (PathError, OSError):
         return 0

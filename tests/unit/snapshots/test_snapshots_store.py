@@ -304,6 +304,8 @@ def test_after_kills_no_file_is_left_of_any_earlier_snapshot(repo: Path, monkeyp
         with pytest.raises(SystemExit):
             make_tree(run, second)
     assert (first.tree(run.code) / "package/second.py").exists()
+    write(first.tree(run.code), "result.txt")
+    assert results_in_copy(run) == len("x")
     shutil.rmtree(repo / "package")
     make_tree(run, first)
     assert not (first.tree(run.code) / "package").exists()

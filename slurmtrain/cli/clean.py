@@ -20,6 +20,7 @@ _HEADERS = ("KIND", "COUNT", "SIZE", "WHAT")
 _FLAGS = {
     "logs": "Logs of ranks, agents and jobs.",
     "jobs": "submitit's pickles and batch scripts.",
+    "copies": "Runs' own copies of their code, in which scripts have changed nothing.",
     "code": "Snapshots of code that no run's plan names.",
     "arrays": "What the elements of job arrays shared.",
     "caches": "Caches of runs that are gone.",

@@ -26,6 +26,7 @@ from slurmtrain.ops.prune import is_over
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.code.tree import can_be_made_again
 from slurmtrain.system.files import describe_os_error, read_json
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import read_checked
@@ -39,6 +40,7 @@ _SUBMISSIONS = "submissions"
 KINDS = {
     "logs": "logs of runs that ended",
     "jobs": "pickles and batch scripts of runs that ended",
+    "copies": "copies of code in which no script has changed anything",
     "code": "snapshots of code that no plan names",
     "arrays": "job arrays of runs that ended",
     "caches": "caches of runs that are gone",
@@ -177,6 +179,9 @@ def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
         yield Part("logs", directory.path, both, lambda path: not is_log(path), directory)
     if "jobs" in kinds:
         yield Part("jobs", directory.path, (_SUBMISSIONS,), lambda path: not is_of_submitit(path), directory)
+    if "copies" in kinds and can_be_made_again(directory):
+        # The copy counts as complete as long as its state is there: that goes first.
+        yield Part("copies", directory.path, (directory.code_state.name, directory.code.name), run=directory)
     if "aside" in kinds and (names := list(filter(put_aside, _entries(directory.path)))):
         yield Part("aside", directory.path, names, run=directory)
 

@@ -84,6 +84,20 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
     return True
 
 
+def can_be_made_again(run: RunDir) -> bool:
+    """Whether a run has a copy of its code in which scripts have changed nothing, and its snapshot is still there."""
+    try:
+        state = read_json(run.code_state) or {}
+        snapshot, tree = str(state.get("snapshot")), run.code / Path(str(state.get("root"))).name
+        files = [tree / file.path for file in read_manifest(run, snapshot).files]
+        # It was written last when the copy was made.
+        made_at = run.code_state.stat().st_mtime_ns
+        is_changed = any(path.lstat().st_mtime_ns > made_at for path in files)
+        return not is_changed and run.snapshot(snapshot).contents.is_file() and results_in_copy(run) == 0
+    except (PathError, OSError):
+        return False
+
+
 def results_in_copy(run: RunDir) -> int:
     """How many bytes scripts have written to new files next to their code, in a run's own copy of it."""
     try:

@@ -21,6 +21,7 @@ from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.code.tree import make_tree
 from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.store import take
 from slurmtrain.system.files import read_json, write_json
@@ -168,6 +169,44 @@ def test_a_snapshot_that_is_taken_again_meanwhile_stays(workspace: Workspace, tm
     remove(workspace, removable)
     assert (path / "contents.gz").exists()
     assert not workspace.root.snapshot(UNNAMED).path.exists()
+
+
+@pytest.mark.parametrize(
+    ("written", "goes"),
+    [
+        pytest.param("", True, id="only the code"),
+        pytest.param("train.py", False, id="a file of the code"),
+        pytest.param("__pycache__/train.pyc", True, id="what Python has compiled"),
+        pytest.param("results.csv", False, id="a result"),
+    ],
+)
+def test_a_copy_of_code_goes_where_a_script_has_changed_nothing_and_can_be_made_again(
+    workspace: Workspace, tmp_path: Path, written: str, goes: bool
+) -> None:
+    repository, run = tmp_path / "code", workspace.root.run(ENDED)
+    write(repository / "train.py", 10)
+    source, python = CodeSource(workdir=repository, spec=CodeSpec()), Path("/usr/bin/python3")
+    snapshot, _ = take(workspace.root, source, python)
+    make_tree(run, snapshot)
+    if written:
+        write(snapshot.tree(run.code) / written, 10)
+    removable = find_removable(workspace, {"copies"}, DAY_S)
+    assert [part.run for part in removable.parts] == ([run] if goes else [])
+    remove(workspace, removable)
+    assert (run.code.exists(), run.code_state.exists()) == (not goes, not goes)
+    assert repository.exists()
+    assert make_tree(run, snapshot) is goes
+    assert (snapshot.tree(run.code) / "train.py").exists()
+
+
+def test_a_copy_of_code_whose_snapshot_is_gone_stays(workspace: Workspace, tmp_path: Path) -> None:
+    repository, run = tmp_path / "code", workspace.root.run(ENDED)
+    write(repository / "train.py", 10)
+    source, python = CodeSource(workdir=repository, spec=CodeSpec()), Path("/usr/bin/python3")
+    snapshot, _ = take(workspace.root, source, python)
+    make_tree(run, snapshot)
+    workspace.root.snapshot(snapshot.hash).contents.unlink()
+    assert find_removable(workspace, {"copies"}, DAY_S).parts == []
 
 
 def test_no_snapshot_goes_while_a_plan_cannot_be_read(workspace: Workspace) -> None:

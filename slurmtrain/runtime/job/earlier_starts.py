@@ -19,10 +19,26 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
+from slurmtrain.runtime.environment.launch import read_launch
+from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job.run_reader import read_events
 
 # At most this many starts are read, the latest ones.
 _STARTS = 50
+
+
+def read_history(worker: Worker) -> InterruptionStats:
+    """What was known about interruptions when the job was submitted, and what its earlier starts have seen.
+
+    Args:
+        worker: A rank of the job.
+
+    Raises:
+        PathError: The submission's file cannot be read.
+    """
+    launch = read_launch(worker.submission) if worker.submission is not None else None
+    history = (launch.history if launch is not None else None) or InterruptionStats()
+    return with_restarts(history, worker.attempt) if worker.attempt is not None else history
 
 
 def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> InterruptionStats:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -32,21 +31,20 @@ from slurmtrain.model.run.events.rank import (
 )
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.environment.launch import read_launch
-from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
-from slurmtrain.runtime.job.earlier_starts import with_restarts
+from slurmtrain.runtime.job.earlier_starts import read_history
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.strategies.strategy import Strategy
 from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.rank_group import join_group, pick_device
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
+from slurmtrain.runtime.training.step_metrics import StepMetrics
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.interpreter import leave_quickly, without_collection
 from slurmtrain.system.journal import Journal
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
 
 _log = logging.getLogger("slurmtrain")
-# Outside a job, where nothing reads the metrics, they are logged at most this often.
-_LOG_EVERY_S = 1.0
 _SMOOTHING = 0.2
 # An exception's message is cut to this length: some contain a whole tensor.
 _MESSAGE_CHARACTERS = 2000
@@ -134,7 +130,7 @@ class Session:
         """The spec's ``params``, which override those given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
         """The run's directory; None outside a job."""
-        self.device = _pick_device(worker.local_rank)
+        self.device = pick_device(worker.local_rank)
         """Where to compute: this process's GPU, or the CPU."""
         self.step = 0
         """The number of finished steps, including those of earlier attempts."""
@@ -145,11 +141,9 @@ class Session:
         self._flag = StopFlag()
         self._guard: ChildGuard | None = None
         self._journal: Journal | None = None
-        self._metrics: MetricsFile | None = None
+        self._metrics = StepMetrics()
         self._checkpointer: Checkpointer | None = None
         self._restored_rng: dict[str, Any] | None = None
-        self._pending: dict[str, Any] = {}
-        self._latest: dict[str, Any] = {}
         self._in_step = False
         self._owns_group = False
         self._step_s = 0.0
@@ -157,7 +151,6 @@ class Session:
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._own_time = StepTime(self.device)
         self._registered: tuple[object, ...] = ()
-        self._logged_at = 0.0
         self._total = 0
         self._gap = 1
         self._agree_at = 0
@@ -169,7 +162,7 @@ class Session:
             leave_quickly()
             stacks.answer()
         self._beat(Phase.JOINING)
-        self._join()
+        self._owns_group = join_group(self._worker, self.device, self._backend, self._timeout)
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         self._strategy = Strategy(self._plan.spec.strategy if self._plan else None, self._ranks, self._worker.node)
@@ -180,7 +173,7 @@ class Session:
             self._guard = ChildGuard()
             self._journal = Journal(attempt.rank_journal(self.rank))
             if self.rank == 0:
-                self._metrics = MetricsFile(attempt.metrics)
+                self._metrics.open(attempt.metrics)
                 self._journal.write(SessionStarted(world_size=self.world_size, device=str(self.device)))
         self._beat(Phase.READY)
         return self
@@ -204,8 +197,7 @@ class Session:
         finally:
             if self._checkpointer is not None:
                 self._checkpointer.close(failed=not (left or stopped))
-            if self._metrics is not None:
-                self._metrics.close()
+            self._metrics.close()
             if self._journal is not None:
                 self._journal.close()
             self._beat(Phase.LEFT)
@@ -214,21 +206,6 @@ class Session:
             if self._owns_group and dist.is_initialized():
                 dist.destroy_process_group()
             self._flag.release()
-
-    def _join(self) -> None:
-        if dist.is_initialized():
-            return
-        if self._worker.attempt is not None:
-            # If imported later, this would keep a reference to the group, whose threads would outlive the group.
-            with without_collection():
-                import_module("torch.distributed.checkpoint")
-        backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
-        self._owns_group = True
-        if self._worker.launched:
-            dist.init_process_group(backend, timeout=self._timeout)
-        else:
-            use_loopback()
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
 
     # --- what scripts call ------------------------------------------------------------------------------------------
 
@@ -307,7 +284,7 @@ class Session:
             attempt,
             Objects(objects),
             plan,
-            _read_history(self._worker) if self.rank == 0 else InterruptionStats(),
+            read_history(self._worker) if self.rank == 0 else InterruptionStats(),
             self._ranks,
             self._journal if self.rank == 0 else None,
         )
@@ -421,10 +398,9 @@ class Session:
             return
         if metrics:
             more.update(metrics)
-        check_numbers(more)
-        self._pending.update(more)
+        self._metrics.add(more)
         if not self._in_step:
-            self._write_metrics()
+            self._metrics.write(self.step)
 
     # --- between steps ----------------------------------------------------------------------------------------------
 
@@ -434,7 +410,7 @@ class Session:
         self._in_step = False
         self.step += 1
         if self.rank == 0:
-            self._write_metrics()
+            self._metrics.write(self.step)
         now = time.monotonic()
         took, self._step_began = now - self._step_began, now
         self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
@@ -451,7 +427,7 @@ class Session:
         self._agree_after(agreed.gap)
         # Only now: other ranks may still have been in their first step when this rank finished its own.
         self._beat(Phase.TRAINING)
-        self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._latest))
+        self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
         if agreed.stop and self.step < self._total:
             self._stop()
 
@@ -497,8 +473,8 @@ class Session:
         if self._in_step:
             self._in_step = False
             self.step += 1
-        if self.rank == 0 and self._pending:
-            self._write_metrics()
+        if self.rank == 0 and self._metrics.pending:
+            self._metrics.write(self.step)
         self._save_if_new("end")
         if self._checkpointer is not None and self.step > 0 and self.step != self._checkpointer.saved_step:
             raise CheckpointError(f"training reached step {self.step}, but its last checkpoint could not be saved")
@@ -511,37 +487,12 @@ class Session:
         return self._flag.raised is None or 0 < self._total <= self.step
 
     def _save_if_new(self, why: str) -> str | None:
-        return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._latest))
+        return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._metrics.latest))
 
     def _beat(self, phase: Phase) -> None:
         self._pulse.beat(self.step, phase, self._step_s, self._own_time.s)
-
-    def _write_metrics(self) -> None:
-        pending, self._pending = self._pending, {}
-        self._latest.update(pending)
-        if self._metrics is not None:
-            self._metrics.write(self.step, pending)
-        elif pending and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = time.monotonic()
-            text = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
-            _log.info("step %d %s", self.step, text)
 
     def _restore_rng(self) -> None:
         """Restore the generators at registration, and again before the first step: setup in between may use them."""
         if self._restored_rng is not None:
             rng.restore(self._restored_rng, self.device)
-
-
-def _pick_device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _read_history(worker: Worker) -> InterruptionStats:
-    """What was known about interruptions when the job was submitted, and what its earlier starts have seen."""
-    launch = read_launch(worker.submission) if worker.submission is not None else None
-    history = (launch.history if launch is not None else None) or InterruptionStats()
-    return with_restarts(history, worker.attempt) if worker.attempt is not None else history

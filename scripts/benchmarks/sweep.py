@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -28,14 +27,19 @@ executor.map_array(abs, range(int(sys.argv[3])))
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
-    """A cluster, a folder, and how many elements are submitted."""
+    """A cluster, a folder, and how many elements are submitted.
+
+    ``place``: where the next submission goes. What was submitted before stays until the end: file systems such as ext4
+    take longer to make files for some seconds after many were deleted.
+    """
 
     cluster: Cluster
     folder: Path
     recorder: Recorder
     count: int
+    place: int = 0
 
     def submit(self) -> float:
         """Submit a sweep with slurmtrain."""
@@ -61,7 +65,7 @@ class Bench:
 
     def map_array(self) -> float:
         """Submit the same number of calls with submitit."""
-        logs = self.folder / "submitit"
+        logs = self.folder / f"submitit-{self.place}"
         return self._seconds([sys.executable, "-c", _MAP_ARRAY, str(logs), self.cluster.job_name, str(self.count)])
 
     def single(self) -> float:
@@ -97,17 +101,17 @@ class Bench:
         return ["--hold", f"--job-name={self.cluster.job_name}", "--output=/dev/null", "--time=5"]
 
     def _seconds(self, argv: list[str], *, free: bool = True) -> float:
-        variables = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
+        variables = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / f"runs-{self.place}")}
         took = seconds_of(argv, **variables, **self.recorder.environment)
         if free:
             self._free()
         return took
 
     def _free(self) -> None:
-        """Empty the queue, and the runs root."""
+        """Empty the queue, and go on in an empty runs root."""
         self.cluster.cancel()
         self.cluster.wait_until_free()
-        subprocess.run(["rm", "-rf", str(self.folder / "runs"), str(self.folder / "submitit")], check=True)
+        self.place += 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -110,7 +110,10 @@ def test_submit_asks_for_partitions_and_submits_and_cancel_makes_one_scancel(sit
     assert recorder.since() == {"scontrol": 2, "sbatch": 1}
     site.call("cancel", *runs, env=recorder.environment)
     # scontrol forbids Slurm to start them again.
-    assert recorder.since() == {"scontrol": 1, "scancel": 1, "squeue": 1}
+    calls = recorder.since()
+    # squeue may still list the array, without its elements: accounting then tells what has become of them.
+    assert calls.pop("sacct", 0) <= 1
+    assert calls == {"scontrol": 1, "scancel": 1, "squeue": 1}
     assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
 
 

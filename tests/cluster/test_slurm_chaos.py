@@ -20,6 +20,7 @@ from helpers.cluster_runs import (
     preempt,
     watching,
 )
+from helpers.rare import rare
 from helpers.site import PATIENCE_S, seldom, until
 
 # For how long faults rain: longer by hand.
@@ -96,6 +97,7 @@ class Chaos:
         self.cluster.script("start-node", node)
 
 
+@rare
 def test_a_run_on_which_faults_rain_completes_with_the_right_weights(
     site: ClusterSite, cluster: Cluster, undisturbed: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, events, preempt
+from helpers.rare import rare
 
 # From step 10 on, the first attempt is slow: whatever is to interrupt it comes before its end.
 PARAMS = {"steps": 16, "slow_from": 10}
@@ -23,6 +24,7 @@ def files_of(run: dict[str, Any], step: int) -> Any:
     return json.loads((Path(run["dir"]) / f"checkpoints/step-{step}/MANIFEST.json").read_text())["files"]
 
 
+@rare
 def test_a_fork_over_two_nodes_is_preempted_and_ends_bit_for_bit_as_its_parent(
     site: ClusterSite, cluster: Cluster
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, pid_of, preempt, until_trains
 from helpers.expected_weights import expected_digests
+from helpers.rare import rare
 from helpers.site import until
 from test_slurm_kills import Killing, _launchers
 
@@ -95,6 +96,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@rare
 def test_a_run_that_needs_more_memory_leaves_its_pack_which_starts_again_without_it(
     site: ClusterSite, cluster: Cluster
 ) -> None:

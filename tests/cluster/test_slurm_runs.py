@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import events
-from helpers.rare import THOROUGH
+from helpers.rare import THOROUGH, rare
 from helpers.site import until
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -36,6 +36,7 @@ def test_a_run_of_two_nodes_trains_and_shows_where(site: ClusterSite) -> None:
     assert {f"[1/rank {rank}]" for rank in range(4)} == {line.split("]")[0] + "]" for line in logs.splitlines()}
 
 
+@rare
 def test_digits_reaches_97_percent_over_two_nodes(site: ClusterSite) -> None:
     spec = site.person.code / "experiments" / "digits" / "digits.yaml"
     resources = ("resources.nodes=2", "resources.procs_per_node=1")

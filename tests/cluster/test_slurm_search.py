@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, events, preempt, until_trains
+from helpers.rare import rare
 from helpers.site import ONE_PROCESS, until
 
 LOGGED = 150
@@ -25,6 +26,7 @@ with slurmtrain.session(params={{"x": 0.0}}) as run:
 """
 
 
+@rare
 def test_trials_that_are_preempted_keep_their_values_and_the_worse_one_is_pruned(
     site: ClusterSite, cluster: Cluster
 ) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers.rare import THOROUGH
+from helpers.rare import rare
 from helpers.site import ONE_PROCESS, PROJECT, SCRIPTS, Site, until
 
 from slurmtrain.runtime.agent import workers
 
 # How data loaders start their workers, and whether these outlive an epoch.
-LOADERS = [("spawn", "persistent"), *([("fork", "plain")] if THOROUGH else [])]
+LOADERS = [("spawn", "persistent"), ("fork", "plain")]
 # More steps than any test waits for.
 ENDLESS = 1_000_000
 
@@ -236,6 +236,7 @@ def test_a_forced_cancel_ends_the_whole_tree(site: Site) -> None:
 # --- data loaders ---------------------------------------------------------------------------------------------------
 
 
+@rare
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind"), LOADERS)
 def test_a_script_without_a_session_whose_loader_has_workers_loses_no_step_to_a_signal_to_all_processes(

@@ -23,7 +23,6 @@ STEPS = 30
 FAULTS = ("preempted", "killed", "killed in a save", "cancelled")
 FEW = {
     ("transformers", "killed in a save", False),
-    ("lightning", "preempted", True),
 }
 CELLS = [cell for cell in itertools.product(TRAINERS, FAULTS, (True, False)) if THOROUGH or cell in FEW]
 

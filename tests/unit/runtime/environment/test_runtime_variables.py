@@ -56,6 +56,7 @@ def test_scrubbing_adds_and_changes_nothing_and_does_not_need_to_be_done_twice(e
 
 RUNTIME = Path(runtime.__file__).parent
 ALLOWED_READERS = {
+    "code/git.py": "keeps variables of another repository from git, also for commands",
     "training/loader_guard.py": "runs whenever torch is imported, so that it must import nothing else",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }

@@ -36,7 +36,8 @@ class OwnCheckpoints:
     @property
     def saves(self) -> list[OwnCheckpoint]:
         """Those seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
-        return sorted(self._saves.values(), key=lambda save: save.saved_at)
+        # Times of files are as coarse as the kernel's ticks: of two saves within a tick the higher step is newer.
+        return sorted(self._saves.values(), key=lambda save: (save.saved_at, -1 if save.step is None else save.step))
 
     def look(self) -> None:
         """Take note of what is there now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -48,6 +49,17 @@ def save(run: RunDir, step: int) -> Path:
     path = run.checkpoints / f"ckpt-{step}.pt"
     torch.save({"step": step}, path)
     return path
+
+
+def test_of_two_saves_at_the_same_time_the_one_with_the_higher_step_is_the_newer(
+    workspace: Workspace, run: RunDir, observer: RunObserver
+) -> None:
+    at = time.time()
+    for step in (5, 10, 7):
+        os.utime(save(run, step), (at, at))
+    observer.look()
+    state = observe_run(workspace, run.id, ask_slurm=False)
+    assert [each.step for each in observer.sighting(state).saves] == [5, 7, 10]
 
 
 def strike(observer: RunObserver, name: str = "preempt") -> None:

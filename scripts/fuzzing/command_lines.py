@@ -143,6 +143,8 @@ def _value(parameter: click.Parameter, option: str, home: SampleHome, random: Ra
         return _root(home, random)
     if option == "--spec":
         return "spec.yaml"
+    if option == "--older-than":
+        return random.choice(["0", "0", "1m", "30d", "1000000000000w"])
     if option == "--to":
         return random.choice(
             ["model.pt", "model.safetensors", "notes.txt", "nowhere/x.pt", ".", "runs/x.pt", "x.\x1b[1m.pt"]

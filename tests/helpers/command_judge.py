@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from helpers.forked_commands import Ended
-from helpers.sample_home import SAVED, STATES, SampleHome, id_of
+from helpers.sample_home import LIVE, SAVED, STATES, SampleHome, id_of
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
+from slurmtrain.model.run.files.kinds import is_log, is_of_submitit, put_aside
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, is_run_id, is_unborn
 
 # docs/cli.md.
@@ -180,8 +181,10 @@ def _may_change(path: str, inside: str, arguments: Sequence[str]) -> bool:
 
 
 def _was_to_go(path: str, inside: str, arguments: Sequence[str], before: Snapshot) -> bool:
-    """Whether ``delete`` was to delete this."""
+    """Whether ``delete`` or ``clean`` was to delete this."""
     depth = len(PurePath(inside).parts)
+    if "clean" in arguments:
+        return _is_cleaned(path, inside)
     if "delete" not in arguments or not path.startswith(f"{inside}/"):
         return False
     runs = [name for name in map(os.path.basename, before) if is_run_id(name)]
@@ -192,6 +195,17 @@ def _was_to_go(path: str, inside: str, arguments: Sequence[str], before: Snapsho
     return (
         of_wandb is not None or "--forget" in arguments or _STAYS.fullmatch(_in_run(path, inside) or JOURNALS) is None
     )
+
+
+def _is_cleaned(path: str, inside: str) -> bool:
+    """Whether this is of a kind that ``clean`` removes, and of no run that lives."""
+    of_run = _in_run(path, inside)
+    if of_run is None:
+        return path.startswith((f"{inside}/.code/", f"{inside}/keys/", f"{inside}/arrays/"))
+    if PurePath(path).parts[len(PurePath(inside).parts)] in map(id_of, LIVE):
+        return False
+    is_emptied = of_run.endswith(("/logs", "/submitit"))
+    return is_emptied or is_log(of_run) or is_of_submitit(of_run) or put_aside(of_run.partition("/")[0])
 
 
 def _was_replaced(path: str, inside: str, before: Snapshot, after: Snapshot) -> bool:

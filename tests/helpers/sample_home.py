@@ -25,6 +25,8 @@ from slurmtrain.system.files import write_json
 
 # The states of the sample's runs; a run's name is its state.
 STATES = ("completed", "crashed", "gone", "elsewhere", "pending", "preempted", "cancelling", "created", "unfit", "own")
+# Those whose jobs live.
+LIVE = ("elsewhere", "pending")
 SAVED = (10, 20, 30, 40)
 SPEC = """\
 name: digits

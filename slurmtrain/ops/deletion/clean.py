@@ -20,7 +20,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
 from slurmtrain.model.run.files.kinds import is_log, is_of_submitit, put_aside
-from slurmtrain.model.run.layout import ATTEMPTS, ArrayDir, RunDir, SubmissionDir, is_unborn, run_ids_among
+from slurmtrain.model.run.layout import ATTEMPTS, ArrayDir, RunDir, RunsRoot, SubmissionDir, is_unborn, run_ids_among
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
 from slurmtrain.ops.prune import is_over
 from slurmtrain.ops.shared.observe import observe
@@ -164,8 +164,8 @@ def _parts(workspace: Workspace, kinds: Collection[str], oldest: float, cleanabl
             if all(map(gone, _runs_of_key(root.keys / name)))
         ),
         "litter": lambda: (
-            (root.snapshots, name)
-            for name in _old(root.snapshots, _a_day_ago(), lambda name: name.startswith((".new-", ".old-")))
+            *((root.snapshots, name) for name in _old(root.snapshots, _a_day_ago(), _is_unfinished)),
+            *((root.searches, name) for name in _old(root.searches, _a_day_ago(), partial(_is_left_lock, root))),
         ),
     }
     for kind, entries in shared.items():
@@ -200,6 +200,16 @@ def _ended_runs(workspace: Workspace, oldest: float) -> tuple[set[str], set[str]
 
 def _is_gone_or_over(run_id: str, *, over: Collection[str], existing: Collection[str]) -> bool:
     return run_id in over or (run_id not in existing and run_id != "")
+
+
+def _is_unfinished(name: str) -> bool:
+    """Whether an entry beside the snapshots was still to become one, or to be removed."""
+    return name.startswith((".new-", ".old-"))
+
+
+def _is_left_lock(root: RunsRoot, name: str) -> bool:
+    """Whether a file beside the records of searches is the lock of one that is over."""
+    return name.endswith(".lock") and not (root.searches / name).with_suffix(".json").exists()
 
 
 def _elements(array: ArrayDir) -> Iterator[str]:
@@ -264,6 +274,11 @@ def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterato
         [name] = part.names
         with locked((part.folder / name).with_suffix(".lock"), wait=False) as lock:
             yield part if lock is not None and name in _old(part.folder, min(oldest, _a_day_ago())) else None
+    elif part.folder == workspace.root.searches:
+        # Whoever has opened the lock and gets it afterwards finds no search, and does nothing.
+        [name] = part.names
+        with locked(part.folder / name, wait=False) as lock:
+            yield part if lock is not None and _is_left_lock(workspace.root, name) else None
     elif part.kind == "code":
         yield _take_snapshots_away(workspace, part, oldest)
     else:

@@ -40,6 +40,7 @@ COMMANDS = (
     ("registry", "rebuild"),
     ("delete", id_of("crashed"), "-y"),
     ("delete", id_of("completed"), "--forget", "-y"),
+    ("clean", "--older-than", "0", "-y"),
     ("tag", id_of("crashed"), "good"),
     ("export", id_of("completed"), "--to", "model.pt"),
     ("checkpoint", id_of("elsewhere"), "--no-wait"),

@@ -218,6 +218,17 @@ def test_no_snapshot_goes_while_a_plan_cannot_be_read(workspace: Workspace) -> N
     assert [problem for problem in removable.problems if "no snapshot of code is removed" in problem]
 
 
+def test_the_lock_of_a_search_that_is_over_goes_and_that_of_one_under_way_stays(workspace: Workspace) -> None:
+    searches = workspace.root.searches
+    for name in ("0000000004.lock", "0000000005.lock", "0000000005.json", "0000000006.lock"):
+        write(searches / name, 0)
+    make_old(searches)
+    with locked(searches / "0000000006.lock"):
+        os.utime(searches / "0000000006.lock", (LONG_AGO, LONG_AGO))
+        assert call(workspace, "--litter", "-y").exit_code == 0
+    assert files(searches) == {"0000000005.lock", "0000000005.json", "0000000006.lock"}
+
+
 def test_a_run_that_a_command_works_on_keeps_its_files(workspace: Workspace) -> None:
     removable = find_removable(workspace, {"logs"}, DAY_S)
     with locked(workspace.root.run(ENDED).lock):

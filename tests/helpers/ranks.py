@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,6 +53,7 @@ class Attempt:
         hashes: bool = True,
         params: Mapping[str, Any] | None = None,
         lease: bool = True,
+        additions: Collection[str] = (),
     ) -> None:
         self.run = RunDir(root)
         self.attempt = self.run.attempt(JOB, restart)
@@ -61,7 +62,7 @@ class Attempt:
         if lease and ranks.rank == 0:
             self.take_lease()
         self.journal = Journal(self.attempt.rank_journal(0), durable=False) if ranks.rank == 0 else None
-        self.objects = Objects(objects)
+        self.objects = Objects(objects, additions)
         policy = PublishPolicy(keep=keep or KeepSpec(last=3), quota=quota, plan_hash="plan", params=params or {})
         self.saver = Saver(self.attempt, self.objects, policy, ranks, self.journal)
         self.restorer = Restorer(self.attempt, self.objects, ranks, self.journal, hashes=hashes, plan_hash="plan")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.checkpoint.states.rank_parts import (
     MISSING,
     SPLIT,
+    OwnStates,
     equal,
     is_split,
     own_name,
@@ -213,6 +214,8 @@ class Restorer:
         """The tensors of this rank. Raises CheckpointError if its objects are not those of the checkpoint."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
+                if name in self._objects.additions:
+                    continue
                 raise CheckpointError(f"it has no {name!r}")
             saved = {key: value for key, value in manifest.objects[name].items() if key != SPLIT}
             if saved != kind:
@@ -262,6 +265,10 @@ class Restorer:
             return rng_states, ()
         rederived = [RNG]
         for name in names:
+            if name in self._objects.additions:
+                # All ranks have it, and its states may be too large to have them all in memory.
+                self._reshard(name, OwnStates(index, name, manifest.world_size))
+                continue
             # Not all ranks need have registered it.
             states = [read_own(index, rank, name) for rank in range(manifest.world_size)]
             if not self._reshard(name, [state for state in states if state is not MISSING]):
@@ -273,10 +280,11 @@ class Restorer:
         return [
             name
             for name in self._objects
-            if self._objects.is_own(name) or (self._objects.is_plain(name) and manifest.objects[name].get(SPLIT))
+            if name in manifest.objects
+            and (self._objects.is_own(name) or (self._objects.is_plain(name) and manifest.objects[name].get(SPLIT)))
         ]
 
-    def _reshard(self, name: str, states: list[Any]) -> bool:
+    def _reshard(self, name: str, states: Sequence[Any]) -> bool:
         """Carry an object's ``states`` over to a different number of ranks. Returns whether that was exact.
 
         An object can do so itself with a method ``reshard_state_dict(states, rank, world_size)``. Otherwise, a state

@@ -68,9 +68,13 @@ class State:
 class Objects:
     """All registered objects, by the names that the script gave them."""
 
-    def __init__(self, objects: Mapping[str, object]) -> None:
-        """Raises TypeError for an object without a state that can be saved."""
+    def __init__(self, objects: Mapping[str, object], additions: Collection[str] = ()) -> None:
+        """Raises TypeError for an object without a state that can be saved.
+
+        ``additions``: those that a checkpoint may lack; they then stay as they are.
+        """
         self._all: dict[str, Stateful] = {}
+        self.additions = frozenset(additions)
         for name, obj in objects.items():
             inner = _unwrapped(obj)
             has_methods = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")

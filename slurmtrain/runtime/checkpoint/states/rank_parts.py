@@ -134,6 +134,22 @@ def read_own(index: Index, rank: int, name: str) -> Any:
     return next((place[name] for place in places if name in place), MISSING)
 
 
+class OwnStates(Sequence[Any]):
+    """What each rank saved of an object, by rank; each is read when it is asked for."""
+
+    def __init__(self, index: Index, name: str, world_size: int) -> None:
+        """Of the object ``name`` in the checkpoint with this ``index``. ``world_size``: how many ranks saved it."""
+        self._index = index
+        self._name = name
+        self._world_size = world_size
+
+    def __len__(self) -> int:
+        return self._world_size
+
+    def __getitem__(self, rank: Any) -> Any:
+        return read_own(self._index, range(self._world_size)[rank], self._name)
+
+
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The shared state of all objects, from the parts of all ranks. What is no part of anything is the first rank's."""
     merged: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from slurmtrain.model.spec.strategy.section import DDP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
 from slurmtrain.runtime.strategies import replicated, sharded
+from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
 
 
 class Strategy:
@@ -26,6 +28,7 @@ class Strategy:
         self._ranks = ranks
         self._node = node
         self._models = 0
+        self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
         # Parameters that have been replaced by their shards, as far as something still refers to them.
         self._replaced: list[weakref.ref[nn.Parameter]] = []
@@ -35,7 +38,9 @@ class Strategy:
         _check(model)
         self._models += 1
         if not self._spec.is_sharded:
-            return replicated.replicate(model, self._spec, self._ranks)
+            replica, hook = replicated.replicate(model, self._spec, self._ranks)
+            self._hooks += [] if hook is None else [hook]
+            return replica
         before = list(model.parameters())
         nodes = self._ranks.gather(self._node)
         model = sharded.shard(model, self._spec, nodes, self._ranks.device)
@@ -52,6 +57,11 @@ class Strategy:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         return ZeroRedundancyOptimizer(parameters, optimizer_class=cls, **options)
+
+    def states(self) -> dict[str, Any]:
+        """What checkpoints contain besides what the script registers, by names that no argument can have."""
+        names = (f"strategy.{self._spec.hook}{f'.{number}' if number else ''}" for number in count())
+        return dict(zip(names, self._hooks, strict=False))
 
     def check_optimizers(self, objects: Mapping[str, object]) -> None:
         """Raise StrategyError if one of the ``objects`` is an optimizer of parameters that have been replaced."""

@@ -252,7 +252,8 @@ class Session:
             run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
 
         DistributedDataParallel and torch.compile wrappers are unwrapped, and modules may be sharded by ``fully_shard``.
-        The states of Python's, NumPy's and torch's random number generators are included. Outside a job it does
+        The states of Python's, NumPy's and torch's random number generators are included, and that of the
+        communication hook that :meth:`parallelize` has chosen. Outside a job it does
         nothing.
 
         Args:
@@ -280,9 +281,10 @@ class Session:
 
             import_compiler()
 
+        states = self._strategy.states()
         self._checkpointer = Checkpointer(
             attempt,
-            Objects(objects),
+            Objects({**objects, **states}, additions=states),
             plan,
             read_history(self._worker) if self.rank == 0 else InterruptionStats(),
             self._ranks,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Conflict, Items, Nullable, Scalar, ShorthandSection, declare_key, suggestion
+from slurmtrain.model.spec.strategy.hook import BF16, HOOKS, OPTIONS, hook_conflicts
 
 DDP, FSDP, HSDP, ZERO1 = "ddp", "fsdp", "hsdp", "zero1"
 STRATEGIES = (DDP, FSDP, HSDP, ZERO1)
@@ -25,7 +26,7 @@ _MEANT = {
     "hybrid": HSDP,
     "hybrid_shard": HSDP,
 }
-BF16, FP16, FP32 = "bf16", "fp16", "fp32"
+FP32 = "fp32"
 
 
 def _read_name(value: object) -> str:
@@ -38,6 +39,12 @@ def _read_name(value: object) -> str:
     raise ValueError(f"expected one of {', '.join(STRATEGIES)}, found {value!r}{hint}")
 
 
+def _read_density(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"expected a number above 0 and at most 1, found {value!r}")
+    return value
+
+
 _NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
 # Which strategies the options belong to.
 _REPLICATED = (DDP, ZERO1)
@@ -47,6 +54,7 @@ _OWNERS = {
     "gradient_as_bucket_view": _REPLICATED,
     "find_unused_parameters": _REPLICATED,
     "hook": _REPLICATED,
+    **dict.fromkeys(OPTIONS, _REPLICATED),
     "reshard_after_forward": SHARDED,
     "wrap": SHARDED,
     "offload": SHARDED,
@@ -83,9 +91,43 @@ class StrategySpec:
     )
     hook: str | None = declare_key(
         None,
-        Nullable(kinds.choice(BF16, FP16)),
-        "`ddp`, `zero1`: the precision to which a communication hook compresses gradients while they are reduced; "
-        "null: none. Gradients beyond 65,504 overflow in `fp16`.",
+        Nullable(kinds.choice(*HOOKS)),
+        "`ddp`, `zero1`: the communication hook that compresses gradients while they are reduced; null: none. `bf16` "
+        "and `fp16`: to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two "
+        "that have few columns. `topk`: only the largest, the others are added to those of the next step.",
+    )
+    matrix_approximation_rank: int = declare_key(
+        1, kinds.whole_number(1), "`hook: powersgd`: how many columns the two matrices have."
+    )
+    start_powersgd_iter: int = declare_key(
+        1000,
+        kinds.whole_number(0),
+        "`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with "
+        "`use_error_feedback` or `warm_start`.",
+    )
+    min_compression_rate: float = declare_key(
+        2.0,
+        kinds.finite_number(0),
+        "`hook: powersgd`: matrices that become less than so many times smaller are sent whole.",
+    )
+    use_error_feedback: bool = declare_key(
+        True, kinds.boolean(), "`hook: powersgd`: whether what is lost is added to the gradients of the next step."
+    )
+    warm_start: bool = declare_key(
+        True, kinds.boolean(), "`hook: powersgd`: whether a step begins with the matrices of the step before."
+    )
+    orthogonalization_epsilon: float = declare_key(
+        0.0,
+        kinds.finite_number(0),
+        "`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero.",
+    )
+    batch_tensors_with_same_shape: bool = declare_key(
+        False, kinds.boolean(), "`hook: powersgd`: whether matrices of the same shape are computed together."
+    )
+    density: float = declare_key(
+        0.01,
+        Scalar("number above 0 and at most 1", _read_density),
+        "`hook: topk`: the part of the gradients of a bucket that is sent.",
     )
     reshard_after_forward: bool = declare_key(
         True,
@@ -131,6 +173,8 @@ class StrategySpec:
             owners = _OWNERS.get(option.name, STRATEGIES)
             if self.name not in owners and getattr(self, option.name) != option.default:
                 yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
+        if self.name in _REPLICATED:
+            yield from hook_conflicts(self)
 
 
 def placement_conflicts(

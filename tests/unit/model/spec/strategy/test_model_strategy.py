@@ -49,7 +49,7 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
         ({"name": "fsdp", "static_graph": True}, {}, "strategy.static_graph", "it belongs to ddp and zero1"),
         ({"name": "fsdp", "param_dtype": "fp16"}, {}, "strategy.param_dtype", "expected one of bf16, fp32"),
-        ({"name": "ddp", "hook": "powersgd"}, {}, "strategy.hook", "expected one of bf16, fp16"),
+        ({"name": "ddp", "hook": "powersdg"}, {}, "strategy.hook", "expected one of bf16, fp16, powersgd, topk"),
         ({"name": "hsdp", "hook": "bf16"}, {"nodes": 2, "procs_per_node": 2}, "strategy.hook", "no effect on 'hsdp'"),
         ({"name": "ddp", "bucket_cap_mb": 0}, {}, "strategy.bucket_cap_mb", "expected a number of at least 0.001"),
         ({"name": "fsdp", "offload": True}, {}, "strategy", "'offload' keeps the shards in the memory of the node"),
@@ -61,6 +61,36 @@ def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any
     [(at, text)] = read(strategy, **resources)[1]
     assert at == key
     assert message in text
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"hook": "powersgd", "start_powersgd_iter": 1}, "start_powersgd_iter", "so that this is at least 2"),
+        ({"hook": "powersgd", "start_powersgd_iter": 0, "warm_start": False}, "start_powersgd_iter", "at least 2"),
+        ({"hook": "powersgd", "start_powerSGD_iter": 9}, "start_powerSGD_iter", "did you mean 'start_powersgd_iter'?"),
+        ({"hook": "powersgd", "matrix_approximation_rank": 0}, "matrix_approximation_rank", "of at least 1, found 0"),
+        ({"hook": "powersgd", "density": 0.1}, "density", "it has no effect without 'hook: topk'"),
+        ({"hook": "topk", "matrix_approximation_rank": 2}, "matrix_approximation_rank", "without 'hook: powersgd'"),
+        ({"warm_start": False}, "warm_start", "without 'hook: powersgd'"),
+        ({"hook": "topk", "density": 0}, "density", "expected a number above 0 and at most 1, found 0"),
+        ({"hook": "topk", "density": 1.5}, "density", "found 1.5"),
+        ({"hook": "topk", "static_graph": True}, "static_graph", "needs its buckets before the first step"),
+        ({"name": "fsdp", "hook": "topk"}, "hook", "it belongs to ddp and zero1"),
+        ({"name": "fsdp", "density": 0.1}, "density", "it belongs to ddp and zero1"),
+    ],
+)
+def test_a_mistake_in_the_options_of_a_hook_is_named_with_its_key(
+    options: dict[str, Any], key: str, message: str
+) -> None:
+    [(at, text)] = read({"name": "ddp", **options}, nodes=2, procs_per_node=2)[1]
+    assert at == f"strategy.{key}"
+    assert message in text
+
+
+def test_powersgd_begins_at_once_if_it_remembers_nothing() -> None:
+    options = {"start_powersgd_iter": 0, "warm_start": False, "use_error_feedback": False}
+    assert read({"name": "zero1", "hook": "powersgd", **options})[1] == []
 
 
 def test_an_elastic_run_may_have_a_single_node_with_hsdp_and_memory_allows_offload() -> None:

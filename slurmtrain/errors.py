@@ -198,6 +198,10 @@ class StrategyError(SlurmtrainError):
     """A model cannot be distributed as the spec's ``strategy`` demands."""
 
 
+class DataError(SlurmtrainError):
+    """A dataset cannot be divided over the processes of a run, or a loader is used in a way that would lose samples."""
+
+
 class OutputError(SlurmtrainError):
     """What a command printed could not be written to standard output."""
 

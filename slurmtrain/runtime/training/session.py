@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ from slurmtrain.model.run.events.rank import (
 )
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.data.loader import DataRank, Loader
+from slurmtrain.runtime.data.loaders import Loaders
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.earlier_starts import read_history
@@ -166,6 +168,8 @@ class Session:
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         self._strategy = Strategy(self._plan.spec.strategy if self._plan else None, self._ranks, self._worker.node)
+        data_rank = DataRank(self.rank, self.world_size, self.device, lambda: self.step if self._in_step else None)
+        self._loaders = Loaders(data_rank, self.seed)
         attempt = self._worker.attempt
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
@@ -195,6 +199,7 @@ class Session:
                 message = redact(message)[:_MESSAGE_CHARACTERS]
                 self._journal.write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
+            self._loaders.close()
             if self._checkpointer is not None:
                 self._checkpointer.close(failed=not (left or stopped))
             self._metrics.close()
@@ -244,6 +249,35 @@ class Session:
         """
         return self._strategy.optimizer(cls, parameters, options)
 
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Loader:
+        """Load a dataset in batches that all ranks share: ``for step, batch in run.steps(total, loader)``.
+
+        Call it on all ranks, before :meth:`checkpoint`: its position is then in checkpoints. In an epoch each sample is
+        drawn once, in an order that is the same on any number of ranks, also if this number or ``batch_size`` changes
+        in the middle of the epoch. Iterating over it goes through one whole epoch, as for an evaluation.
+
+        Args:
+            dataset: With ``__getitem__`` and ``__len__``, as for ``torch.utils.data.DataLoader``.
+            batch_size: The samples of a step, of all ranks together. Each rank gets as many, give or take one.
+            shuffle: Whether the order is random, another one in each epoch.
+            drop_last: Leave out the last batch of an epoch if it is smaller than the others.
+            seed: What the order and random numbers of samples depend on; by default the spec's ``seed``, else 0.
+            options: More of DataLoader's: ``num_workers``, ``collate_fn`` and so on. ``pin_memory`` is on with a GPU.
+
+        Raises:
+            DataError: The dataset is not of this kind or has no batch, or ``batch_size`` is less than the ranks.
+        """
+        return self._loaders.make(dataset, batch_size, options, shuffle=shuffle, drop_last=drop_last, seed=seed)
+
     def checkpoint(self, **objects: object) -> None:
         """Register what checkpoints contain, and restore it at once if there is a checkpoint.
 
@@ -274,6 +308,7 @@ class Session:
         attempt, plan = self._worker.attempt, self._plan
         if attempt is None or plan is None:
             return
+        objects.update(self._loaders.register())
         # Torch's checkpoint modules take most of a second to import, and import its compiler on first use.
         with without_collection():
             from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
@@ -301,7 +336,13 @@ class Session:
             self._restored_rng = restored.rng
         self._restore_rng()
 
-    def steps(self, total: int) -> Iterator[int]:
+    @overload
+    def steps(self, total: int) -> Iterator[int]: ...
+
+    @overload
+    def steps(self, total: int, loader: Loader) -> Iterator[tuple[int, Any]]: ...
+
+    def steps(self, total: int, loader: Loader | None = None) -> Iterator[Any]:
         """Count from the restored step to ``total``: ``for step in run.steps(total)``.
 
         A step is finished when the loop asks for the next one. Between steps this saves when a save is due; on a stop
@@ -309,16 +350,22 @@ class Session:
 
         Args:
             total: The number of steps in the whole run, including those of earlier attempts.
+            loader: What :meth:`loader` has returned, if each step is to have a batch of it.
 
-        Yields:
-            The number of the step, from 0: the number of steps finished before it.
+        Returns:
+            The number of each step, from 0: how many were finished before it; with a ``loader``, also its batch.
 
         Raises:
+            DataError: The ``loader`` was made after :meth:`checkpoint`, or by something else.
             ValueError: ``total`` is not a whole number of steps.
             CheckpointError: The state can never be saved, or another attempt has taken over the run.
             StrategyError: The spec has a ``strategy`` that the script has not applied.
             SystemExit: A stop was requested: the code is 75.
         """
+        counted = self._count_to(total)
+        return counted if loader is None else self._loaders.with_steps(counted, loader)
+
+    def _count_to(self, total: int) -> Iterator[int]:
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
         self._strategy.check_applied()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import slurmtrain
-from slurmtrain.errors import CheckpointError
+from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption import interval
 from slurmtrain.model.interruption.exit_report import STOPPED
@@ -567,3 +567,45 @@ def test_what_a_script_compiles_is_compiled_once(
             forward(torch.zeros(1, 2))
     assert len(compiled) == 1
     assert steps == hooked
+
+
+def test_a_loader_goes_on_in_the_middle_of_an_epoch_without_being_registered(run: RunDir, start: Start) -> None:
+    def train(total: int) -> list[list[int]]:
+        start(every={"steps": 2})
+        with slurmtrain.session() as session:
+            loader = session.loader(list(range(7)), 3, seed=4)
+            session.checkpoint(model=nn.Linear(1, 1))
+            return [batch.tolist() for _, batch in session.steps(total, loader)]
+
+    first, rest = train(4), train(6)
+    assert [len(batch) for batch in first + rest] == [3, 3, 1] * 2
+    samples = [sample for batch in first + rest for sample in batch]
+    assert sorted(samples[:7]) == sorted(samples[7:]) == list(range(7))
+    manifest = json.loads((run.checkpoints / "step-6" / "MANIFEST.json").read_text())
+    assert manifest["objects"]["run.loaders"] == {"kind": "object", "per_rank": True}
+
+
+def test_a_loader_that_would_be_missing_in_checkpoints_is_refused_before_the_first_step(start: Start) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(model=nn.Linear(1, 1))
+        with pytest.raises(DataError, match=r"made after run\.checkpoint\(\)"):
+            session.steps(3, session.loader([1, 2], 1))
+
+
+def test_a_loop_over_a_loader_in_place_of_steps_is_refused_and_an_evaluation_within_a_step_is_not() -> None:
+    with slurmtrain.session() as session:
+        loader = session.loader(list(range(6)), 2)
+        samples = [sorted(torch.cat(list(loader)).tolist()) for _, _ in session.steps(2, loader)]
+        with pytest.raises(DataError, match=r"'for step, batch in run\.steps\(total, loader\)'"):
+            list(zip(session.steps(9), loader, strict=False))
+    assert samples == [list(range(6))] * 2
+
+
+def test_the_seed_of_the_spec_is_that_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = []
+    for seed in ("1", "1", "2"):
+        monkeypatch.setenv("SLURMTRAIN_SEED", seed)
+        with slurmtrain.session() as session:
+            orders.append(torch.cat(list(session.loader(list(range(50)), 10))).tolist())
+    assert orders[0] == orders[1] != orders[2]

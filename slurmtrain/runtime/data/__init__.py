@@ -1,0 +1,1 @@
+"""The data loader of a training script: ``run.loader``."""

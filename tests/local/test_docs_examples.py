@@ -124,6 +124,19 @@ def test_the_script_on_the_page_about_runs_divides_its_batch_when_it_does_not_fi
     assert run["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=1e-5)
 
 
+def test_the_script_on_the_page_about_data_evaluates_after_each_epoch_and_learns(site: Site) -> None:
+    save_files(site.path, REPOSITORY / "docs" / "data.md")
+    variables = {**environment(site.path), "OMP_NUM_THREADS": "1"}
+    trained = subprocess.run(
+        [sys.executable, "train.py"], cwd=site.path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert trained.returncode == 0, trained.stderr
+    lines = trained.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["epoch 0", "epoch 1", "epoch 2"]
+    errors = [float(line.split()[-1]) for line in lines]
+    assert errors[2] < errors[0] / 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TRAINERS, ids=lambda page: page.stem)
 def test_the_runs_on_the_pages_about_trainers_complete(site: Site, page: Path) -> None:

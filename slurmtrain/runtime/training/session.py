@@ -287,8 +287,7 @@ class Session:
 
         DistributedDataParallel and torch.compile wrappers are unwrapped, and modules may be sharded by ``fully_shard``.
         The states of Python's, NumPy's and torch's random number generators are included, and that of the
-        communication hook that :meth:`parallelize` has chosen. Outside a job it does
-        nothing.
+        communication hook that :meth:`parallelize` has chosen. Outside a job it does nothing.
 
         Args:
             objects: Anything with ``state_dict`` and ``load_state_dict``, by their names in the checkpoint; of others,

@@ -11,10 +11,12 @@ from helpers.site import PROJECT, Site, until
 
 STEPS = 24
 # bfloat16 has 8 significant bits, so that each number is off by up to 1 part in 256; most of that cancels out.
-TOLERANCES = {"bf16": 0.005, "bf16-hook": 0.005}
+TOLERANCES = {"bf16": 0.005, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
 SHORT = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false")
 SLOW = "+params.seconds_per_step=0.1"
 NAMES = ("bf16", "bf16-hook", "ddp", "hsdp", "offload", "zero1", "zero2", "zero3")
+# Those whose hooks have a state; PowerSGD begins before the preemption.
+WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",), "topk": ()}
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +24,20 @@ def expected() -> list[float]:
     return losses_of_one_process(STEPS)
 
 
-def start(site: Site, name: str) -> str:
+def start(site: Site, name: str, *overrides: str) -> str:
     """Submit a spec, and wait until it has made a few steps. Returns the run's id."""
-    arguments = ("--executor", "local", *SHORT, SLOW)
+    arguments = ("--executor", "local", *SHORT, SLOW, *overrides)
     [run] = site.json("submit", str(GPT / f"{name}.yaml"), *arguments, cwd=PROJECT)["runs"]
     until(lambda: len(logged_losses(site.runs / run["id"])) > 3, "the first steps")
     return str(run["id"])
+
+
+def preempt(site: Site, run_id: str) -> None:
+    """Preempt a run, and wait until it has started again and is completed."""
+    site.signal_all(run_id, signal.SIGTERM)
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    site.call("sync")
+    site.until_state(run_id, "completed")
 
 
 def check(site: Site, run_id: str, expected: list[float], tolerance: float) -> None:
@@ -54,8 +64,20 @@ def test_zero3_is_stopped_and_goes_on_as_zero1_on_half_the_processes(site: Site,
 @pytest.mark.parametrize("name", NAMES)
 def test_each_is_preempted_and_has_the_losses_of_one_process(site: Site, expected: list[float], name: str) -> None:
     run_id = start(site, name)
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    site.call("sync")
-    site.until_state(run_id, "completed")
+    preempt(site, run_id)
     check(site, run_id, expected, TOLERANCES.get(name, TOLERANCE))
+
+
+# tests/unit/runtime/strategies saves and restores them.
+@rare
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_STATE)
+def test_what_a_hook_has_not_sent_survives_a_preemption_bit_for_bit(
+    site: Site, expected: list[float], name: str
+) -> None:
+    undisturbed = start(site, name, *WITH_STATE[name])
+    site.until_state(undisturbed, "completed")
+    run_id = start(site, name, *WITH_STATE[name])
+    preempt(site, run_id)
+    check(site, run_id, expected, TOLERANCES[name])
+    assert logged_losses(site.runs / run_id) == logged_losses(site.runs / undisturbed)

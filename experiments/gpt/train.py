@@ -46,7 +46,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.before_attention = nn.LayerNorm(width)
         self.attention = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
@@ -56,8 +56,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` after this block."""
-        parts = self.attention(self.before_attention(x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        # Head by head, so that a division of the features among processes divides the heads.
+        heads = self.attention(self.before_attention(x)).unflatten(-1, (-1, 3, self.head_width))
+        query, key, value = (part.transpose(1, 2) for part in heads.unbind(-2))
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(x)  # type: ignore[no-any-return]
@@ -72,10 +73,22 @@ class Gpt(nn.Module):
         self.places = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
+        self.heads = heads
+
+    def tensor_plan(self, size: int) -> dict[str, str]:
+        """How ``strategy: tensor`` divides the layers among ``size`` processes. Raises ValueError for the heads."""
+        if self.heads % size:
+            raise ValueError(f"{self.heads} heads cannot be divided among {size} processes")
+        return {
+            "bytes": "rowwise", "places": "rowwise", "head.0": "sequence_parallel", "head.1": "colwise_rep",
+            "blocks.*.before_attention": "sequence_parallel", "blocks.*.mlp.0": "sequence_parallel",
+            "blocks.*.attention": "colwise", "blocks.*.projection": "rowwise",
+            "blocks.*.mlp.1": "colwise", "blocks.*.mlp.3": "rowwise",
+        }  # fmt: skip
 
     def forward(self, text: Tensor) -> Tensor:
         """The logits (batch, context, 256) of the bytes that follow those of ``text`` (batch, context)."""
-        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
         for block in self.blocks:
             x = block(x)
         return self.head(x)  # type: ignore[no-any-return]
@@ -98,7 +111,7 @@ def main() -> None:
 
         for step in run.steps(params["steps"]):
             whole = batch_of(text, step, params["batch_size"], params["context"], params["seed"])
-            share = (part[run.rank :: run.world_size].to(run.device) for part in whole)
+            share = (part[run.dp_rank :: run.dp_size].to(run.device) for part in whole)
             loss = loss_of(model, *share)
             optimizer.zero_grad()
             loss.backward()

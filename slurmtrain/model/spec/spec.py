@@ -386,7 +386,7 @@ class Spec:
         if self.strategy is not None:
             for message in placement_conflicts(
                 self.strategy,
-                most_nodes=self.resources.nodes.max,
+                nodes=(self.resources.nodes.min, self.resources.nodes.max),
                 procs_per_node=self.resources.local_world_size,
                 mem=self.resources.mem,
             ):

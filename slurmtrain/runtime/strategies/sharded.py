@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy.section import FP32, HSDP, StrategySpec
+from slurmtrain.model.spec.strategy.section import FP32, StrategySpec
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -34,29 +34,51 @@ def is_sharded(model: nn.Module) -> bool:
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
-def shard(model: nn.Module, spec: StrategySpec, nodes: Sequence[int], device: torch.device) -> nn.Module:
-    """Shard a ``model`` as ``spec`` says; all ranks begin with rank 0's weights.
+def units_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
+    """The modules that are gathered one at a time, inner ones first.
+
+    Args:
+        model: The whole model.
+        wrap: The names of their classes; if empty, they are the elements of its module lists and sequences.
+
+    Raises:
+        StrategyError: The model has none of these classes.
+    """
+    if not wrap:
+        elements = [module for module in _elements(model) if any(True for _ in module.parameters())]
+        return [module for module in elements if not _shares_parameters(module, model)]
+    classes = {type(module).__name__ for module in model.modules() if module is not model}
+    for name in wrap:
+        if name not in classes:
+            near = suggestion(name, classes)
+            raise StrategyError(f"'strategy.wrap' names {name!r}, and the model has no module of such a class{near}")
+    chosen = [module for module in model.modules() if module is not model and type(module).__name__ in wrap]
+    for module in chosen:
+        if isinstance(module, _LISTS):
+            raise StrategyError(
+                f"'strategy.wrap' names {type(module).__name__!r}, which is never called: name its elements"
+            )
+    return chosen[::-1]
+
+
+def shard(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, units: Sequence[nn.Module]) -> nn.Module:
+    """Shard a ``model``, whose weights are the same on all ranks, as ``spec`` says.
 
     Args:
         model: Any module that is not on the meta device; it is changed.
-        spec: ``fsdp`` or ``hsdp``, and their options.
-        nodes: The number of each rank's node, by rank.
-        device: Where this rank computes.
+        spec: The strategy's options.
+        mesh: Over which ranks: one dimension, over which it is sharded, or two, over the first of which it is
+            replicated.
+        units: The modules that are gathered one at a time.
 
     Returns:
         The model.
-
-    Raises:
-        StrategyError: The model has none of the classes that the spec names, or nodes have different numbers of ranks.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    units = _units(model, spec.wrap)
-    mesh = make_mesh(nodes, device, replicate=spec.name == HSDP)
-    _share_weights(model)
     precision, of_model = _precisions(spec)
     # CPUOffloadPolicy refuses to pin memory where there is no accelerator.
-    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if spec.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if spec.offload else OffloadPolicy()
     # None: the model itself, whose parameters the backward pass needs first, is not freed in between.
     reshard = None if spec.reshard_after_forward else False
     for unit in units:
@@ -79,47 +101,6 @@ def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisio
     return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
 
 
-def make_mesh(nodes: Sequence[int], device: torch.device, *, replicate: bool) -> DeviceMesh:
-    """The mesh over which parameters are sharded.
-
-    Args:
-        nodes: The number of each rank's node, by rank.
-        device: Where this rank computes.
-        replicate: Whether to shard within each node, and replicate across nodes, if there are several.
-
-    Raises:
-        StrategyError: It is to replicate, and nodes have different numbers of ranks.
-    """
-    ranks: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks.setdefault(node, []).append(rank)
-    if not replicate or len(ranks) == 1:
-        return DeviceMesh(device.type, torch.arange(len(nodes)), mesh_dim_names=("shard",))
-    if len({len(each) for each in ranks.values()}) > 1:
-        counts = ", ".join(f"{len(each)} on node {node}" for node, each in ranks.items())
-        raise StrategyError(f"'strategy: hsdp' needs the same number of processes on each node, and there are {counts}")
-    return DeviceMesh(device.type, torch.tensor(list(ranks.values())), mesh_dim_names=("replicate", "shard"))
-
-
-def _units(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
-    """The modules that are gathered one at a time, inner ones first. ``wrap``: the names of their classes."""
-    if not wrap:
-        elements = [module for module in _elements(model) if any(True for _ in module.parameters())]
-        return [module for module in elements if not _shares_parameters(module, model)]
-    classes = {type(module).__name__ for module in model.modules() if module is not model}
-    for name in wrap:
-        if name not in classes:
-            near = suggestion(name, classes)
-            raise StrategyError(f"'strategy.wrap' names {name!r}, and the model has no module of such a class{near}")
-    chosen = [module for module in model.modules() if module is not model and type(module).__name__ in wrap]
-    for module in chosen:
-        if isinstance(module, _LISTS):
-            raise StrategyError(
-                f"'strategy.wrap' names {type(module).__name__!r}, which is never called: name its elements"
-            )
-    return chosen[::-1]
-
-
 def _elements(module: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost module lists and sequences in a ``module``."""
     for child in module.children():
@@ -136,7 +117,7 @@ def _shares_parameters(module: nn.Module, model: nn.Module) -> bool:
     return any(everywhere[parameter] > count for parameter, count in inside.items())
 
 
-def _share_weights(model: nn.Module) -> None:
+def share_weights(model: nn.Module) -> None:
     """Give all ranks rank 0's parameters and buffers: each keeps a shard of its own ones."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)

@@ -14,8 +14,9 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.section import DDP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
-from slurmtrain.runtime.strategies import replicated, sharded
+from slurmtrain.runtime.strategies import replicated, sharded, tensor
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
+from slurmtrain.runtime.strategies.mesh import TP, data_parallel, make_mesh, sizes_of
 
 
 class Strategy:
@@ -33,6 +34,16 @@ class Strategy:
         # Parameters that have been replaced by their shards, as far as something still refers to them.
         self._replaced: list[weakref.ref[nn.Parameter]] = []
 
+    @property
+    def dp_size(self) -> int:
+        """Into how many parts the batch of a step is divided. Raises StrategyError if the mesh has other sizes."""
+        return sizes_of(self._spec, self._ranks.world_size).dp
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of them this rank has. Raises StrategyError if the mesh has other sizes."""
+        return self._ranks.rank // sizes_of(self._spec, self._ranks.world_size).tp
+
     def parallelize(self, model: nn.Module) -> nn.Module:
         """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
         _check(model)
@@ -42,8 +53,12 @@ class Strategy:
             self._hooks += [] if hook is None else [hook]
             return replica
         before = list(model.parameters())
-        nodes = self._ranks.gather(self._node)
-        model = sharded.shard(model, self._spec, nodes, self._ranks.device)
+        units = sharded.units_of(model, self._spec.wrap)
+        mesh = make_mesh(self._spec, self._ranks.gather(self._node), self._ranks.device)
+        sharded.share_weights(model)
+        if self._spec.is_tensor_parallel:
+            tensor.divide(model, self._spec, mesh[TP])
+        model = sharded.shard(model, self._spec, data_parallel(mesh), units)
         kept = {id(parameter) for parameter in model.parameters()}
         self._replaced += [weakref.ref(parameter) for parameter in before if id(parameter) not in kept]
         return model

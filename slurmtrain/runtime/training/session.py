@@ -168,7 +168,8 @@ class Session:
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         self._strategy = Strategy(self._plan.spec.strategy if self._plan else None, self._ranks, self._worker.node)
-        data_rank = DataRank(self.rank, self.world_size, self.device, lambda: self.step if self._in_step else None)
+        parts = self._strategy.dp_rank, self._strategy.dp_size
+        data_rank = DataRank(*parts, self.device, lambda: self.step if self._in_step else None)
         self._loaders = Loaders(data_rank, self.seed)
         attempt = self._worker.attempt
         if attempt is not None:
@@ -277,6 +278,16 @@ class Session:
             DataError: The dataset is not of this kind or has no batch, or ``batch_size`` is less than the ranks.
         """
         return self._loaders.make(dataset, batch_size, options, shuffle=shuffle, drop_last=drop_last, seed=seed)
+
+    @property
+    def dp_size(self) -> int:
+        """Into how many parts the batch of a step is divided: with tensor parallelism fewer than there are ranks."""
+        return self._strategy.dp_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of the batch is this rank's, from 0; ranks that divide layers among them have the same one."""
+        return self._strategy.dp_rank
 
     def checkpoint(self, **objects: object) -> None:
         """Register what checkpoints contain, and restore it at once if there is a checkpoint.

@@ -6,15 +6,26 @@ strategies, and is refused with the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.kinds import Conflict, Items, Nullable, Scalar, ShorthandSection, declare_key, suggestion
+from slurmtrain.model.spec.kinds import (
+    Conflict,
+    Entries,
+    Items,
+    Nullable,
+    NullableSection,
+    Scalar,
+    ShorthandSection,
+    declare_key,
+    suggestion,
+)
 from slurmtrain.model.spec.strategy.hook import BF16, HOOKS, OPTIONS, hook_conflicts
+from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 
-DDP, FSDP, HSDP, ZERO1 = "ddp", "fsdp", "hsdp", "zero1"
-STRATEGIES = (DDP, FSDP, HSDP, ZERO1)
+DDP, FSDP, HSDP, ZERO1, TENSOR = "ddp", "fsdp", "hsdp", "zero1", "tensor"
+STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR)
 SHARDED = (FSDP, HSDP)
 # What others call strategies that are options of ours.
 _MEANT = {
@@ -25,7 +36,11 @@ _MEANT = {
     "zero3": FSDP,
     "hybrid": HSDP,
     "hybrid_shard": HSDP,
+    "tp": TENSOR,
+    "tensor_parallel": TENSOR,
 }
+COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
+STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE)
 FP32 = "fp32"
 
 
@@ -43,6 +58,11 @@ def _read_density(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"expected a number above 0 and at most 1, found {value!r}")
     return value
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern.strip():
+        raise ValueError("expected the name of a module, found a blank text")
 
 
 _NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
@@ -68,12 +88,12 @@ class StrategySpec:
     """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
 
     name: str = declare_key(
-        "",
+        DDP,
         _NAME,
         "`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded "
         "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
-        "each process has a share of the optimizer's state, which takes `run.optimizer(...)`.",
-        required=True,
+        "each process has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are "
+        "divided over all processes, or those of the dimension `tp` of the `mesh`.",
     )
     bucket_cap_mb: float | None = declare_key(
         None,
@@ -160,15 +180,47 @@ class StrategySpec:
         "the parameters.",
     )
 
+    mesh: MeshSpec | None = declare_key(
+        None,
+        NullableSection(MeshSpec),
+        "How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension.",
+    )
+    plan: Mapping[str, str] = declare_key(
+        {},
+        Entries(kinds.choice(*STYLES), "mapping", _check_pattern),
+        "With tensor parallelism: how modules are divided, by their names, in which `*` stands for one part: "
+        "`{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its "
+        "`tensor_plan`. `colwise`: by output features. `rowwise`: by input features, such as those of `colwise` before "
+        "it. `colwise_rep`: as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which "
+        "is divided with `sequence_parallel: true`.",
+    )
+    sequence_parallel: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "With tensor parallelism: whether what lies between the divided layers is divided too, along the last "
+        "dimension but one; takes a plan that has all modules with parameters.",
+    )
+
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters are sharded."""
-        return self.name in SHARDED
+        """Whether ``fully_shard`` is applied, so that parameters are DTensors."""
+        return self.name in SHARDED or self.is_tensor_parallel
+
+    @property
+    def is_tensor_parallel(self) -> bool:
+        """Whether layers are divided over processes."""
+        return self.name == TENSOR or (self.mesh is not None and self.mesh.tp not in (1, None))
+
+    @property
+    def layout(self) -> MeshSpec:
+        """The mesh, also of a strategy that is written without it."""
+        return self.mesh or (MeshSpec(dp=1, tp=REST) if self.name == TENSOR else MeshSpec())
 
     def conflicts(self) -> Iterator[Conflict]:
         """Options of other strategies."""
         if self.name not in STRATEGIES:
             return
+        yield from self._conflicts_of_mesh()
         for option in fields(self):
             owners = _OWNERS.get(option.name, STRATEGIES)
             if self.name not in owners and getattr(self, option.name) != option.default:
@@ -176,24 +228,52 @@ class StrategySpec:
         if self.name in _REPLICATED:
             yield from hook_conflicts(self)
 
+    def _conflicts_of_mesh(self) -> Iterator[Conflict]:
+        if not self.is_tensor_parallel:
+            for key in ("plan", "sequence_parallel"):
+                if getattr(self, key):
+                    yield key, f"it has no effect without tensor parallelism: write 'mesh: {{tp: 2}}' or {TENSOR!r}"
+            return
+        if self.mesh is not None and self.mesh.tp == 1:
+            yield "mesh", f"{TENSOR!r} needs a dimension 'tp' of more than one process"
+        if self.name == ZERO1:
+            yield "mesh", "'zero1' cannot divide layers, too: use 'fsdp', which also shards the optimizer's state"
+        for option in fields(self):
+            if _OWNERS.get(option.name) == _REPLICATED and getattr(self, option.name) != option.default:
+                yield option.name, "it has no effect with tensor parallelism, where gradients are reduced otherwise"
+
 
 def placement_conflicts(
-    strategy: StrategySpec, *, most_nodes: int, procs_per_node: int, mem: int | None
+    strategy: StrategySpec, *, nodes: tuple[int, int], procs_per_node: int, mem: int | None
 ) -> Iterator[str]:
     """Why these resources do not suit a ``strategy``, as sentences.
 
-    ``most_nodes``: as many nodes as an attempt may have. ``procs_per_node``: processes on each. ``mem``: the memory of
-    a node, in MiB; None if the spec does not say.
+    ``nodes``: the least and greatest number of them that an attempt may have. ``procs_per_node``: processes on each.
+    ``mem``: the memory of a node, in MiB; None if the spec does not say.
     """
-    if strategy.name == HSDP and most_nodes == 1:
+    if strategy.name == HSDP and nodes[1] == 1:
         yield "'hsdp' replicates the model across nodes, and there is only one: use 'fsdp', or raise 'resources.nodes'"
     elif strategy.name == HSDP and procs_per_node == 1:
         yield (
             "'hsdp' shards the model within a node, which has only one process: use 'ddp' or 'fsdp', or raise "
             "'resources.procs_per_node'"
         )
+    yield from _mesh_conflicts(strategy.layout, nodes, procs_per_node)
     if strategy.is_sharded and strategy.offload and mem is None:
         yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
+
+
+def _mesh_conflicts(mesh: MeshSpec, nodes: tuple[int, int], procs_per_node: int) -> Iterator[str]:
+    """The least number of nodes whose processes the sizes of a mesh do not multiply to, as a sentence."""
+    # A wrong size is None.
+    if mesh.is_whole:
+        for count in range(nodes[0], nodes[1] + 1):
+            try:
+                mesh.sizes(count * procs_per_node)
+            except ValueError as problem:
+                on_nodes = f"on {count} nodes " if nodes[0] != nodes[1] else ""
+                yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import StrategySpec
 
 
@@ -28,6 +31,11 @@ def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]
             {"name": "fsdp", "wrap": ["Block"], "param_dtype": "bf16", "reshard_after_forward": False},
             StrategySpec(name="fsdp", wrap=("Block",), param_dtype="bf16", reshard_after_forward=False),
         ),
+        (
+            {"mesh": {"tp": 1}},
+            StrategySpec(name="ddp", mesh=MeshSpec(dp=-1, tp=1)),
+        ),
+        ({"name": "tensor", "plan": {"a.*": "rowwise"}}, StrategySpec(name="tensor", plan={"a.*": "rowwise"})),
     ],
 )  # fmt: skip
 def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec | None) -> None:
@@ -39,11 +47,27 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
 @pytest.mark.parametrize(
     ("strategy", "resources", "key", "message"),
     [
-        ("fspd", {}, "strategy", "expected one of ddp, fsdp, hsdp, zero1, found 'fspd'; did you mean 'fsdp'?"),
+        ("fspd", {}, "strategy", "expected one of ddp, fsdp, hsdp, zero1, tensor, found 'fspd'; did you mean 'fsdp'?"),
         ("zero3", {}, "strategy", "found 'zero3'; did you mean 'fsdp'?"),
         ({"name": "ZeRO-2"}, {}, "strategy.name", "did you mean '{name: fsdp, reshard_after_forward: false}'?"),
         (True, {}, "strategy", "found True"),
-        ({"offload": True}, {}, "strategy.name", "this key is required"),
+        ({"offload": True}, {}, "strategy.offload", "no effect on 'ddp'"),
+        ("tp", {}, "strategy", "did you mean 'tensor'?"),
+        ({"mesh": {"tp": 0}}, {}, "strategy.mesh.tp", "expected a whole number of at least 1, or -1 for the rest"),
+        ({"mesh": {"dp": -1, "tp": -1}}, {}, "strategy.mesh.tp", "only one size can be -1: the rest"),
+        ({"mesh": {"dp": 2, "tp": 3}}, {"nodes": 4}, "strategy", "'mesh': dp 2 x tp 3 are not 4 processes"),
+        ({"mesh": {"tp": 3}}, {"nodes": 4}, "strategy", "'mesh': tp 3 do not divide 4 processes"),
+        (
+            {"mesh": {"dp": 2, "tp": 2}},
+            {"nodes": {"min": 1, "max": 3}, "procs_per_node": 4},
+            "strategy",
+            "'mesh': on 2 nodes dp 2 x tp 2 are not 8 processes",
+        ),
+        ({"name": "tensor", "mesh": {"dp": 4}}, {"nodes": 4}, "strategy.mesh", "'tensor' needs a dimension 'tp'"),
+        ({"name": "zero1", "mesh": {"tp": 2}}, {"nodes": 4}, "strategy.mesh", "'zero1' cannot divide layers"),
+        ({"mesh": {"tp": 2}, "hook": "bf16"}, {"nodes": 4}, "strategy.hook", "no effect with tensor parallelism"),
+        ({"name": "fsdp", "plan": {"a": "rowwise"}}, {}, "strategy.plan", "no effect without tensor parallelism"),
+        ({"name": "tensor", "plan": {"a": "rows"}}, {}, "strategy.plan.a", "expected one of colwise, colwise_rep"),
         ({"name": "fsdp", "wrapp": ["A"]}, {}, "strategy.wrapp", "unknown key; did you mean 'wrap'?"),
         ({"name": "fsdp", "wrap": "Block"}, {}, "strategy.wrap", "expected a list"),
         ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
@@ -96,3 +120,15 @@ def test_powersgd_begins_at_once_if_it_remembers_nothing() -> None:
 def test_an_elastic_run_may_have_a_single_node_with_hsdp_and_memory_allows_offload() -> None:
     resources = {"nodes": {"min": 1, "max": 2}, "procs_per_node": 2, "mem": "4GB"}
     assert read({"name": "hsdp", "offload": True}, **resources)[1] == []
+
+
+@given(dp=st.sampled_from((-1, 1, 2, 3)), tp=st.sampled_from((1, 2, 3, 4)), world_size=st.integers(1, 24))
+def test_the_sizes_of_a_mesh_multiply_to_the_processes_or_are_refused(dp: int, tp: int, world_size: int) -> None:
+    mesh = MeshSpec(dp=dp, tp=tp)
+    fits = world_size % tp == 0 if dp == -1 else dp * tp == world_size
+    if fits:
+        sizes = mesh.sizes(world_size)
+        assert (sizes.dp * sizes.tp, sizes.tp) == (world_size, tp)
+    else:
+        with pytest.raises(ValueError, match=f"{world_size} processes"):
+            mesh.sizes(world_size)

@@ -1,0 +1,220 @@
+"""Layers that are divided over ranks: the model trains as on one process, in every mesh, and bad plans are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import Attempt, Pair, alone
+from helpers.rare import rare
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.nn import functional
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.mesh import MeshSpec
+from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.strategies.strategy import Strategy
+
+WORDS, WIDTH, LENGTH, BATCH, STEPS = 12, 8, 4, 8, 3
+# In float32 the order of summation differs: over these few steps by some units in the last place.
+SAME = 1e-6
+PLAN = {
+    "embed": "rowwise", "places": "rowwise", "blocks.*.norm": "sequence_parallel", "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise", "norm": "sequence_parallel", "head": "colwise_rep",
+}  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    """Predicts words of a text."""
+
+    def __init__(self, plan: Mapping[str, Any] = PLAN, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.odd = nn.Linear(WIDTH, 6) if "odd" in plan else None
+        self._plan = plan
+
+    def tensor_plan(self, size: int) -> Mapping[str, Any]:
+        if "heads" in self._plan:
+            raise ValueError(f"{self._plan['heads']} heads cannot be divided among {size} processes")
+        return self._plan
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words) + self.places(torch.arange(words.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+def objects_of(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
+    model = strategy.parallelize(model)
+    return {"model": model, "optimizer": strategy.optimizer(torch.optim.AdamW, model.parameters(), {"lr": 0.02})}
+
+
+def train(ranks: RankGroup, strategy: Strategy, objects: dict[str, Any], first: int, last: int) -> list[Any]:
+    """The losses of the whole batch at these steps, and the norms of their gradients, which are clipped."""
+    figures = []
+    for step in range(first, last):
+        words = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        share = words[strategy.dp_rank :: strategy.dp_size]
+        objects["optimizer"].zero_grad()
+        logits = objects["model"](share[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), share[:, 1:].flatten())
+        loss.backward()
+        norm: Any = torch.nn.utils.clip_grad_norm_(objects["model"].parameters(), 0.5)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        objects["optimizer"].step()
+        figures += [sum(ranks.gather(loss.item())) / ranks.world_size, norm.item()]
+    return figures
+
+
+def expected() -> list[float]:
+    strategy = Strategy(None, alone(), 0)
+    return train(alone(), strategy, objects_of(strategy, Net()), 0, STEPS)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pair]:
+    ranks = Pair(4)
+    yield ranks
+    ranks.close()
+
+
+def figures_with(ranks: RankGroup, spec: StrategySpec) -> tuple[list[float], bool]:
+    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    # Each rank makes other weights: all must begin with rank 0's.
+    objects = objects_of(strategy, Net(seed=1 + ranks.rank))
+    whole = all(isinstance(parameter, DTensor) for parameter in objects["model"].parameters())
+    return train(ranks, strategy, objects, 0, STEPS), whole
+
+
+SOME = {"blocks.*.up": "colwise", "*.1.down": "rowwise", "blocks.0.down": "rowwise"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(StrategySpec(name="tensor"), id="tp"),
+        pytest.param(StrategySpec(name="tensor", sequence_parallel=True), id="sequence", marks=rare),
+        pytest.param(StrategySpec(mesh=MeshSpec(dp=2, tp=2), plan=SOME), id="ddp-tp"),
+        pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(tp=2), sequence_parallel=True), id="fsdp-sequence"),
+        pytest.param(StrategySpec(name="hsdp", mesh=MeshSpec(tp=2)), id="hsdp-tp", marks=rare),
+        pytest.param(StrategySpec(name="hsdp", mesh=MeshSpec(tp=1)), id="hsdp", marks=rare),
+    ],
+)
+def test_divided_layers_train_as_on_one_process(four: Pair, spec: StrategySpec) -> None:
+    (figures, whole), *others = four.run(figures_with, spec)
+    assert all(other[0] == figures for other in others)
+    assert whole == spec.is_sharded
+    assert figures == pytest.approx(expected(), rel=SAME)
+
+
+def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
+    """Train with one strategy, save, and go on with another one."""
+    strategy = Strategy(before, ranks, ranks.rank // 2)
+    objects = objects_of(strategy, Net())
+    figures = train(ranks, strategy, objects, 0, 2)
+    with Attempt(root, ranks, objects) as attempt:
+        assert attempt.save(2) == ""
+    strategy = Strategy(after, ranks, ranks.rank // 2)
+    others = objects_of(strategy, Net(seed=9))
+    with Attempt(root, ranks, others, restart=1) as attempt:
+        assert attempt.restore() is not None
+    return figures + train(ranks, strategy, others, 2, STEPS)
+
+
+TENSOR, BOTH, FSDP_TP = (
+    StrategySpec(name="tensor"),
+    StrategySpec(mesh=MeshSpec(tp=2)),
+    StrategySpec(name="fsdp", mesh=MeshSpec(tp=2)),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(TENSOR, StrategySpec(name="ddp"), id="tensor-ddp", marks=rare),
+        pytest.param(StrategySpec(name="zero1"), FSDP_TP, id="zero1-fsdp-tp", marks=rare),
+        pytest.param(FSDP_TP, TENSOR, id="fsdp-tp-tensor"),
+        pytest.param(BOTH, StrategySpec(name="fsdp"), id="ddp-tp-fsdp"),
+        pytest.param(StrategySpec(name="fsdp"), BOTH, id="fsdp-ddp-tp", marks=rare),
+    ],
+)
+def test_a_checkpoint_of_divided_layers_is_restored_under_other_strategies_and_the_reverse(
+    four: Pair, tmp_path: Path, before: StrategySpec, after: StrategySpec
+) -> None:
+    figures = four.run(continue_with, tmp_path, before, after)[0]
+    assert figures == pytest.approx(expected(), rel=SAME)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def problem_of(ranks: RankGroup, spec: StrategySpec, plan: Mapping[str, Any], tied: bool = False) -> str:
+    model = Net(plan)
+    if tied:
+        model.head.weight = model.embed.weight
+    try:
+        Strategy(spec, ranks, ranks.rank // 3).parallelize(model)
+    except StrategyError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "plan", "message"),
+    [
+        (TENSOR, {}, "has no plan by which its layers are divided"),
+        (TENSOR, {"blocks.*.upp": "colwise"}, "the plan names 'blocks.*.upp', and the model has no such module"),
+        (TENSOR, {"head": "columns"}, "has 'columns' for 'head': expected one of colwise, colwise_rep"),
+        (TENSOR, {"norm": "rowwise"}, "'rowwise' for 'norm', a LayerNorm"),
+        (TENSOR, {"norm": ColwiseParallel()}, "the plan's style for 'norm': ColwiseParallel currently only support"),
+        (
+            StrategySpec(name="tensor", sequence_parallel=True),
+            {key: PLAN[key] for key in PLAN if key != "places"},
+            "does not say what becomes of 'places'",
+        ),
+        (StrategySpec(mesh=MeshSpec(dp=3, tp=2)), PLAN, "'strategy.mesh': dp 3 x tp 2 are not 4 processes"),
+        (StrategySpec(name="hsdp", mesh=MeshSpec(tp=2)), PLAN, "there are 3 on node 0, 1 on node 1"),
+    ],
+    ids=["none", "name", "style", "module", "torch", "sequence", "mesh", "nodes"],
+)
+def test_what_does_not_fit_the_model_or_the_ranks_is_refused_on_all_ranks(
+    four: Pair, spec: StrategySpec, plan: Mapping[str, Any], message: str
+) -> None:
+    [problem, *others] = four.run(problem_of, spec, plan)
+    assert message in problem
+    assert others == [problem] * 3
+
+
+def test_tied_weights_are_not_divided(four: Pair) -> None:
+    assert "(tied weights)" in four.run(problem_of, TENSOR, PLAN, True)[0]
+    assert four.run(problem_of, TENSOR, {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}, True)[0] == ""
+
+
+def test_what_cannot_be_divided_evenly_is_refused_with_the_figures(four: Pair) -> None:
+    [problem, *_] = four.run(problem_of, TENSOR, {"odd": "colwise"})
+    assert problem == "the 6 output features of 'odd' cannot be divided among 4 processes (tp)"
+    [problem, *_] = four.run(problem_of, TENSOR, {"heads": "2"})
+    assert problem == "Net.tensor_plan(4): 2 heads cannot be divided among 4 processes"

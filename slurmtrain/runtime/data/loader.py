@@ -75,7 +75,9 @@ class Loader:
         self._division = division
         self._shares = equal_shares(division.batch_size, rank.world_size)
         self._position = DataPosition()
-        self._options = {"pin_memory": rank.device.type == "cuda", **options}
+        # Without workers a dataset may have its tensors on the GPU, and these cannot be pinned.
+        pins = rank.device.type == "cuda" and bool(options.get("num_workers"))
+        self._options = {"pin_memory": pins, **options}
         # To seed the generators takes ten times as long as to read a sample of tensors, which draws no numbers.
         self._draws = type(dataset) is not TensorDataset or bool(self._options.get("collate_fn"))
         self._stream: Iterator[tuple[StepBatch, Any]] | None = None

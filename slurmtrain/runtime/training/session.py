@@ -272,7 +272,7 @@ class Session:
             shuffle: Whether the order is random, another one in each epoch.
             drop_last: Leave out the last batch of an epoch if it is smaller than the others.
             seed: What the order and random numbers of samples depend on; by default the spec's ``seed``, else 0.
-            options: More of DataLoader's: ``num_workers``, ``collate_fn`` and so on. ``pin_memory`` is on with a GPU.
+            options: More of DataLoader's, such as ``num_workers``; with workers and a GPU, ``pin_memory`` is on.
 
         Raises:
             DataError: The dataset is not of this kind or has no batch, or ``batch_size`` is less than the ranks.

@@ -11,6 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 import slurmtrain
 
@@ -18,14 +19,14 @@ PARAMS = {"lr": 0.05, "batch_size": 64, "steps": 600, "seed": 0}
 TEST_SHARE = 0.2
 
 
-def digits(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images (n, 1, 8, 8) in 0..1 and labels (n,), for training and for testing: the same split on every rank."""
+def digits(device: torch.device) -> tuple[TensorDataset, TensorDataset]:
+    """Images (n, 1, 8, 8) in 0..1 with labels (n,), for training and for testing: the same split on every rank."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
     labels = torch.tensor(data.target, device=device)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(device)
     test, train = order.split([int(len(order) * TEST_SHARE), len(order) - int(len(order) * TEST_SHARE)])
-    return images[train], labels[train], images[test], labels[test]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
 def network() -> nn.Module:
@@ -37,14 +38,6 @@ def network() -> nn.Module:
         nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Dropout(0.25),
         nn.Linear(64, 10),
     )  # fmt: skip
-
-
-def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
-    """Indices (size,) of the global batch of a step; they depend on seed and step only, so resuming needs no state."""
-    per_epoch = count // size
-    epoch, place = divmod(step, per_epoch)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    return order[place * size : (place + 1) * size]
 
 
 def cosine(step: int, steps: int) -> float:
@@ -69,25 +62,24 @@ def main() -> None:
         model = DistributedDataParallel(network().to(run.device))
         optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, params["steps"]))
-        images, labels, test_images, test_labels = digits(run.device)
+        training, test = digits(run.device)
+        loader = run.loader(training, params["batch_size"], seed=params["seed"])
         # Same initial weights on all ranks, but different dropout masks from here on.
         torch.manual_seed(params["seed"] + 1 + run.rank)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        for step in run.steps(params["steps"]):
-            whole = batch_of(step, params["batch_size"], len(images), params["seed"])
-            shard = whole[run.rank :: run.world_size]
-            loss = nn.functional.cross_entropy(model(images[shard]), labels[shard])
+        for step, (images, labels) in run.steps(params["steps"], loader):
+            loss = loader.weight * nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
             run.log(loss=loss.detach(), lr=scheduler.get_last_lr()[0])
             if run.rank == 0 and (step + 1) % 100 == 0:
-                run.log(test_accuracy=accuracy(model.module, test_images, test_labels))
+                run.log(test_accuracy=accuracy(model.module, *test.tensors))
                 print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
 
-        final = accuracy(model.module, test_images, test_labels)
+        final = accuracy(model.module, *test.tensors)
         run.log(test_accuracy=final)
         if run.rank == 0:
             print(f"test accuracy {final:.4f}", flush=True)

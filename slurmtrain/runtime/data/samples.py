@@ -1,8 +1,8 @@
 """A dataset whose samples draw the same random numbers whichever process loads them, and when.
 
 Before a sample is loaded, the generators of Python, NumPy and torch are seeded with a number that depends on the seed,
-the epoch and the sample alone. So an augmentation is the same with any number of workers and ranks, with workers that
-live for one epoch or for all, and after a resume.
+the epoch and the sample alone, unless it draws none. So an augmentation is the same with any number of workers and
+ranks, with workers that live for one epoch or for all, and after a resume.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import xxhash
 from torch.utils.data import Dataset, Subset
+
+# Any seed: with it, numbers that were drawn are noticed by those that come next.
+_PROBE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +42,53 @@ class RepeatableDataset(Dataset[Any]):
         """``dataset``: the script's own. ``seed``: on which its random numbers depend; None if it draws none."""
         self.dataset = dataset
         self.seed = seed
+        # Whether a sample has drawn from Python's or NumPy's generators, in this process.
+        self._draws = False
 
     def __getitems__(self, batch: OwnBatch) -> Sequence[Any]:
         """The samples of a ``batch``. Leaves the generators seeded for what collates it."""
+        first, *others = batch.indices
         if _reads_batches(self.dataset):
-            self._seed_for(batch.epoch, batch.indices[0])
+            self._seed(batch.epoch, first)
             samples: Sequence[Any] = self.dataset.__getitems__(batch.indices)
+        elif self.seed is None:
+            samples = [self.dataset[index] for index in batch.indices]
         else:
-            samples = [self._sample(batch.epoch, index) for index in batch.indices]
-        self._seed_for(batch.epoch, batch.indices[0], ":batch")
+            # If samples draw, the first one shows it, and no other has to be loaded again.
+            samples = [*self._load(batch.epoch, [first]), *self._load(batch.epoch, others)]
+        self._seed(batch.epoch, first, ":batch")
         return samples
 
-    def _sample(self, epoch: int, index: int) -> Any:
-        self._seed_for(epoch, index)
-        return self.dataset[index]
+    def _load(self, epoch: int, indices: list[int]) -> list[Any]:
+        """These samples, each with generators of its own state.
 
-    def _seed_for(self, epoch: int, index: int, suffix: str = "") -> None:
+        Seeding those of Python and NumPy takes several times as long as reading a sample from memory. So that is done
+        only for datasets that draw from them; until a sample does, it is loaded without, and then once more.
+        """
+        if not self._draws:
+            seed_modules(_PROBE)
+            samples = []
+            for index in indices:
+                torch.default_generator.manual_seed(self._number(epoch, index) % 2**63)
+                samples.append(self.dataset[index])
+            self._draws = _draw() != _undisturbed()
+            if not self._draws:
+                return samples
+        samples = []
+        for index in indices:
+            self._seed(epoch, index)
+            samples.append(self.dataset[index])
+        return samples
+
+    def _seed(self, epoch: int, index: int, suffix: str = "") -> None:
+        """Seed the generators for a sample, but not those of devices, on which the process may be training."""
         if self.seed is not None:
-            seed_generators(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{index}{suffix}".encode()))
+            number = self._number(epoch, index, suffix)
+            torch.default_generator.manual_seed(number % 2**63)
+            seed_modules(number)
+
+    def _number(self, epoch: int, index: int, suffix: str = "") -> int:
+        return xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{index}{suffix}".encode())
 
 
 def _reads_batches(dataset: Any) -> bool:
@@ -65,15 +98,24 @@ def _reads_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-def seed_generators(number: int) -> None:
-    """Seed the generators that datasets draw from with a ``number`` of up to 64 bits.
-
-    Not those of devices, on which the process may be training.
-    """
+def seed_modules(number: int) -> None:
+    """Seed the generators of Python and NumPy with a ``number`` of up to 64 bits."""
     random.seed(number)
-    torch.default_generator.manual_seed(number % 2**63)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(number % 2**32)
+
+
+def _draw() -> tuple[float, ...]:
+    """The next numbers of these generators."""
+    numpy = sys.modules["numpy"].random.random() if "numpy" in sys.modules else 0.0
+    return random.random(), numpy  # noqa: S311 (no secret)
+
+
+@cache
+def _undisturbed() -> tuple[float, ...]:
+    """The numbers after :data:`_PROBE` if nothing has drawn since. It seeds the generators itself."""
+    seed_modules(_PROBE)
+    return _draw()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.runtime.data.loader import DataRank, Loader
 from slurmtrain.runtime.data.loaders import Loaders
+from slurmtrain.runtime.data.samples import OwnBatch, RepeatableDataset
 
 CPU = torch.device("cpu")
 LENGTH = 23
@@ -260,6 +261,35 @@ def test_a_subset_draws_by_the_sample_and_a_collate_function_the_same_again() ->
 
 def noisy_indices(samples: list[int]) -> Any:
     return samples, random.random()
+
+
+class Rarely(Augmented):
+    """Samples of which few draw, some from one generator alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.loads.append(index)
+        number = {5: random.gauss, 11: np.random.normal}.get(index, lambda *_: 0.0)(0.0, 1.0)
+        return torch.tensor([index, number, torch.initial_seed() % 2**40, torch.rand(()).item()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("divided", [[range(23)], [range(3), range(3, 9), range(9, 23)]])
+def test_samples_that_seldom_draw_get_their_own_numbers_and_are_loaded_twice_at_most(divided: list[range]) -> None:
+    dataset, each_alone = Rarely(), []
+    for index in range(LENGTH):
+        always = RepeatableDataset(dataset, 1)
+        always._draws = True
+        each_alone.append(always.__getitems__(OwnBatch(2, [index]))[0].tolist())
+    dataset.loads.clear()
+    lazily = RepeatableDataset(dataset, 1)
+    samples = [sample.tolist() for part in divided for sample in lazily.__getitems__(OwnBatch(2, [*part]))]
+    assert samples == each_alone
+    assert len({sample[2] for sample in samples}) == LENGTH, "torch's seed is that of the sample in any case"
+    assert (dataset.loads.count(0), dataset.loads.count(5)) == (1, 2)
+    assert dataset.loads.count(22) == (2 if len(divided) == 1 else 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"collate_fn": noisy}])

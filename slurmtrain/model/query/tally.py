@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slurmtrain.model.run.events.command import Submitting
-from slurmtrain.model.run.run import CAUSES, Attempt, Run
+from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Run
 
 ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"
 NODE_S, GPU_S = "node_s", "gpu_s"
@@ -73,7 +73,7 @@ def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:
     if attempt.started_at is not None:
         sums[QUEUED] += 1
         sums[QUEUE_S] += attempt.spent.get("queue", 0.0)
-    causes = [str(restart.get("cause")) for restart in attempt.restarts]
+    causes = [str(restart.get("cause")) for restart in attempt.restarts if restart.get("cause") != GROW]
     if attempt.ended and attempt.cause is not None and attempt.cause not in PLANNED:
         causes.append(attempt.cause)
     for cause in causes:

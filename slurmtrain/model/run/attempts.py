@@ -15,7 +15,9 @@ from slurmtrain.model.run.events.agent import (
     JobRequeue,
     NetworkElected,
     NodeEnded,
+    NodesJoined,
     NodesKept,
+    NodesRequested,
     PreflightDone,
     RanksPaused,
     RanksRestarted,
@@ -315,6 +317,18 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
     attempt = _running(attempt)
     return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.known_json()}))
+
+
+@_apply.register
+def _apply_requested(payload: NodesRequested, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    if payload.job_id is None:
+        return attempt
+    return _running(attempt, f"job {payload.job_id} waits for up to {payload.nodes} more node(s)")
+
+
+@_apply.register
+def _apply_joined(_payload: NodesJoined, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _running(attempt)
 
 
 @_apply.register

@@ -412,8 +412,22 @@ class AttemptDir:
 
     @property
     def rendezvous(self) -> Path:
-        """Node 0's address, for the nodes that have no other way to learn it."""
-        return self.path / "rendezvous.json"
+        """Node 0's address, for the nodes that have no other way to learn it; once for each stage of the attempt."""
+        return self.path / (f"rendezvous.{self.round}.json" if self.round else "rendezvous.json")
+
+    @property
+    def newcomers(self) -> Path:
+        """A file for each agent of another job that could join this attempt."""
+        return self.path / "newcomers"
+
+    def newcomer(self, number: int) -> Path:
+        """The file by which the agent with this number announces itself."""
+        return self.newcomers / f"{number}.json"
+
+    @property
+    def admission(self) -> Path:
+        """Says which agents take part in the newest stage of the attempt, and that node 0 still looks for newcomers."""
+        return self.path / "admission.json"
 
     @property
     def turn(self) -> Path:

@@ -16,6 +16,8 @@ CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
     "early", "upstream",
 )  # fmt: skip
+# Why ranks are stopped when more nodes have joined. It is no cause of an end: the attempt goes on after it.
+GROW = "grow"
 
 # How the paths of slurmtrain's own checkpoints begin, relative to the run directory.
 PUBLISHED = "checkpoints/step-"

@@ -26,7 +26,7 @@ REDACTED = "<redacted>"
 # spec has the same hash in all versions.
 LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
-    ("deterministic",), ("after",), ("start_from",), ("strategy",),
+    ("deterministic",), ("after",), ("start_from",), ("strategy",), ("resources", "grow"),
 )  # fmt: skip
 
 

@@ -71,6 +71,12 @@ class ResourcesSpec:
         "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is "
         "lost, it continues with the others in the same allocation.",
     )
+    grow: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it "
+        "while it runs. Needs `nodes: {min, max}` and Slurm.",
+    )
     spares: int = declare_key(
         0,
         kinds.whole_number(0),
@@ -90,7 +96,8 @@ class ResourcesSpec:
         1,
         POSITIVE,
         "Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits "
-        "into memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION.",
+        "into memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on "
+        "`nodes.max` nodes; on fewer, where each process has more of the batch, there are more parts.",
     )
     time: int | None = declare_key(
         None,
@@ -112,6 +119,9 @@ class ResourcesSpec:
                 "procs_per_node",
                 f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly",
             )
+        # A value that cannot be read is None here, and is reported already.
+        if self.grow and self.nodes and self.nodes.min == self.nodes.max:
+            yield "grow", "it has nothing to grow to: write 'nodes: {min: N, max: M}', of which it begins with N"
 
     @property
     def allocated(self) -> Nodes:
@@ -122,6 +132,13 @@ class ResourcesSpec:
     def elastic(self) -> bool:
         """Whether a job continues when one of its nodes is lost."""
         return self.spares > 0 or self.nodes.min < self.nodes.max
+
+    def accumulation_on(self, nodes: int) -> int:
+        """Into how many parts the batch of each process is divided on so many ``nodes``.
+
+        A process of a run that grows has a larger share of the same batch on fewer nodes, and no more memory.
+        """
+        return math.ceil(self.accumulation * self.nodes.max / nodes) if self.grow else self.accumulation
 
     @property
     def local_world_size(self) -> int:

@@ -323,6 +323,48 @@ class RanksRestarted(Payload):
 
 
 @payload
+class NodesRequested(Payload):
+    """Node 0: a second job was submitted, for nodes that the run could use in addition to those that it has."""
+
+    KIND: ClassVar[str] = "nodes_requested"
+
+    job_id: str | None = None
+    """That job; None: Slurm has refused it."""
+    nodes: int = 0
+    """How many nodes it is for, at most."""
+    problem: str | None = field(default=None, metadata=OMIT_NONE)
+    """Why there is no such job, as a phrase."""
+
+
+@payload
+class NodesJoined(Payload):
+    """Node 0: nodes of another job have joined the attempt, whose ranks start again on all of its nodes."""
+
+    KIND: ClassVar[str] = "nodes_joined"
+
+    job_id: str = ""
+    """Their job."""
+    hosts: Sequence[str] = ()
+    """Their names."""
+    nodes: int = 0
+    """How many nodes have ranks from now on."""
+
+
+@payload
+class NodesLeft(Payload):
+    """Node 0: nodes of another job take no part any more, and the ranks start again on the others."""
+
+    KIND: ClassVar[str] = "nodes_left"
+
+    job_id: str = ""
+    """Their job."""
+    hosts: Sequence[str] = ()
+    """Their names."""
+    why: str = ""
+    """Why, as a phrase."""
+
+
+@payload
 class NodesKept(Payload):
     """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
 
@@ -417,6 +459,6 @@ class NodeEnded(Payload):
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
-    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, NodesKept,
-    ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
+    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, NodesRequested,
+    NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

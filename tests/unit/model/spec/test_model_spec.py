@@ -18,6 +18,7 @@ from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
     RequeueSpec,
+    ResourcesSpec,
     Spec,
     read_requeue,
     read_spec,
@@ -445,3 +446,14 @@ def test_all_mistakes_are_reported_in_one_reading() -> None:
 )
 def test_there_is_one_process_a_gpu_unless_the_spec_sets_a_number(resources: dict[str, int], processes: int) -> None:
     assert good({"name": "x", "command": "true", "resources": resources}).resources.local_world_size == processes
+
+
+def test_a_run_that_grows_divides_its_batch_into_more_parts_on_fewer_nodes() -> None:
+    resources = ResourcesSpec(nodes=Nodes(1, 4), grow=True, accumulation=2)
+    assert [resources.accumulation_on(nodes) for nodes in (4, 3, 2, 1)] == [2, 3, 4, 8]
+    assert ResourcesSpec(nodes=Nodes(1, 4), accumulation=2).accumulation_on(1) == 2
+
+
+def test_only_a_run_with_a_range_of_nodes_can_grow() -> None:
+    assert [key for key, _ in ResourcesSpec(nodes=Nodes(2, 2), grow=True).conflicts()] == ["grow"]
+    assert list(ResourcesSpec(nodes=Nodes(1, 2), grow=True).conflicts()) == []

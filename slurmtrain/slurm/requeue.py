@@ -52,7 +52,7 @@ class SlurmQueue:
             job = read_job(run_command("scontrol", "show", "job", job_id))
             if "0" in (job.get("Requeue"), job.get("BatchFlag")):
                 return f"its job may not be requeued (Requeue={job.get('Requeue')})"
-            why = _refusal(job_id, job, _add_nodes(job.get("ExcNodeList", ""), without), without)
+            why = _refusal(job_id, job, add_nodes(job.get("ExcNodeList", ""), without), without)
         except SlurmDown:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
@@ -71,7 +71,7 @@ class SlurmQueue:
             excluded = ""
             if without:
                 job = read_job(_ask("scontrol", "show", "job", job_id))
-                excluded = _add_nodes(job.get("ExcNodeList", ""), without)
+                excluded = add_nodes(job.get("ExcNodeList", ""), without)
             _ask("scontrol", "requeue", "incomplete", job_id)
             if delay_s > 0:
                 # A job that restarts without the delay is no reason to fail.
@@ -161,11 +161,11 @@ def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
     """
     job = read_job(run_command("scontrol", "show", "job", job_id))
     before = job.get("ExcNodeList", "")
-    missing = not set(without) <= set(_expanded(before))
+    missing = not set(without) <= set(expanded(before))
     if job.get("JobState") != "PENDING" or job.get("Reason") not in HELD_BY_USER or not (missing or always):
         return False
     if missing:
-        run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_add_nodes(before, without)}")
+        run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={add_nodes(before, without)}")
     run_command("scontrol", "release", job_id)
     return True
 
@@ -185,13 +185,14 @@ def _ask(*command: str) -> str:
     return run_command(*command, timeout_s=_PATIENCE_S)
 
 
-def _expanded(nodes: str) -> list[str]:
+def expanded(nodes: str) -> list[str]:
+    """The names in a list of ``nodes``, in Slurm's notation; none if it cannot be parsed."""
     with contextlib.suppress(ValueError):
         return expand_hostlist(nodes)
     return []
 
 
-def _add_nodes(before: str, more: Sequence[str]) -> str:
+def add_nodes(before: str, more: Sequence[str]) -> str:
     """A list of nodes with ``more`` of them; one that cannot be parsed is only extended, since Slurm wrote it."""
     try:
         return compress_hostlist({*expand_hostlist(before), *more})
@@ -202,18 +203,27 @@ def _add_nodes(before: str, more: Sequence[str]) -> str:
 def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
     """Why Slurm would refuse the job without these nodes: sbatch --test-only tries it with the job's own script."""
     script = run_command("scontrol", "write", "batch_script", job_id, "-")
-    options = [
-        f"--{option}={job[field]}"
-        for option, field in _OPTIONS.items()
-        if field in job and f"#SBATCH --{option}=" not in script
-    ]
     try:
-        run_command("sbatch", "--test-only", f"--exclude={excluded}", *options, stdin=script)
+        run_command("sbatch", "--test-only", f"--exclude={excluded}", *inherited_options(job, script), stdin=script)
     except SlurmDown as error:
         message = str(error).removeprefix("sbatch: ")
         impossible = any(words in message.lower() for words in _IMPOSSIBLE)
         return _missing_nodes(job, excluded, without) or (f"Slurm says: {message}" if impossible else None)
     return None
+
+
+def inherited_options(job: Mapping[str, str], script: str) -> list[str]:
+    """Options of sbatch with which another job asks for the same nodes as this one, besides those in its script.
+
+    Args:
+        job: The fields of the job's record.
+        script: Its batch script.
+    """
+    return [
+        f"--{option}={job[field]}"
+        for option, field in _OPTIONS.items()
+        if field in job and f"#SBATCH --{option}=" not in script
+    ]
 
 
 def _missing_nodes(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
@@ -226,7 +236,7 @@ def _missing_nodes(job: Mapping[str, str], excluded: str, without: Sequence[str]
     partitions = [name for name in job.get("Partition", "").split(",") if name]
     if not (needed.isdigit() and partitions):
         return None
-    left_out = set(_expanded(excluded))
+    left_out = set(expanded(excluded))
     left = max(_count(nodes, partition, left_out) for partition in partitions)
     return describe_too_few(int(needed), left) if left < int(needed) else None
 

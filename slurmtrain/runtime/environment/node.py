@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.hostlist import expand_hostlist
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.launch import Launch, read_launch
@@ -27,7 +28,10 @@ def expected_hosts(nodes: int) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The node and attempt whose agent this process is. ``index`` counts from 0, of ``count`` nodes."""
+    """The node and attempt whose agent this process is. ``index`` counts from 0, of ``count`` nodes.
+
+    ``peers``: the names of all nodes; empty: as Slurm says (:func:`expected_hosts`).
+    """
 
     index: int
     count: int
@@ -37,6 +41,18 @@ class Node:
     executor: str
     submission: int
     launch: Launch
+    peers: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The names of the attempt's nodes, as far as they are known."""
+        return dict(enumerate(self.peers)) if self.peers else expected_hosts(self.count)
+
+    def at(self, stage: Stage) -> Node:
+        """The same node, as the other nodes of a ``stage`` know it. It takes part in that stage."""
+        place = stage.place_of(self.index)
+        assert place is not None
+        return replace(self, index=place, count=len(stage.roster), peers=tuple(stage.hosts))
 
     @property
     def attempt(self) -> int:

@@ -56,7 +56,7 @@ def set_worker_environment(
             variables.LOG_DIR: str(attempt.logs),
             variables.AGENT_PID: str(os.getpid()),
             variables.PARAMS: json.dumps(plan.spec.params),
-            variables.ACCUMULATION: str(plan.spec.resources.accumulation),
+            variables.ACCUMULATION: str(plan.spec.resources.accumulation_on(place.nodes)),
             variables.STOP_SIGNAL: plan.spec.requeue.signal,
             variables.FORCED_EXIT: str(variables.FORCED_EXIT_S),
             variables.ATTEMPT: str(node.attempt),

@@ -1,0 +1,290 @@
+"""Node 0's part in getting more nodes: it requests them, and says when ranks should stop so that newcomers can join.
+
+A thread asks Slurm and looks at files; the agent itself never waits for either. The second job has the run's id in its
+name, so that whoever goes on with the run finds it, whatever was killed in between: node 0 cancels all jobs of that
+name before it requests any and when the attempt ends, and so do commands that end the run or see that it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.interruption.growth import (
+    Newcomer,
+    Stage,
+    choose_newcomers,
+    is_worthwhile,
+    pause_before_request,
+)
+from slurmtrain.model.run.events.agent import NodesRequested
+from slurmtrain.model.run.job_state import base
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.growth.files import admit, read_newcomers
+from slurmtrain.runtime.growth.newcomer import Extension
+
+_LOOK_S = 2.0
+# How often Slurm is asked about a second job of which no agent is there yet.
+_ASK_S = 60.0
+# A newcomer that has not announced itself again for so long is gone, or was suspended.
+_SILENCE_S = 20.0
+# How long the end of an attempt may wait for the scheduler.
+_CLOSE_S = 5.0
+_WAITING = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED"})
+
+
+class NodeRequests(Protocol):
+    """What node 0 can ask the scheduler about additional nodes."""
+
+    def request(
+        self, job_id: str, extension: Extension, nodes: int, limit_s: float | None, without: Sequence[str]
+    ) -> str:
+        """Submit a second job like ``job_id``, and return its id. Raises SlurmtrainError.
+
+        ``extension``: what it is for. ``nodes``: how many it should get at most. ``limit_s``: its time limit in
+        seconds; None: that of ``job_id``. ``without``: nodes that it must not get, besides those of ``job_id``.
+        """
+
+    def cancel_all(self) -> None:
+        """Cancel all second jobs of this run that have not ended. Raises SlurmtrainError."""
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        """What the scheduler knows about a job, field by field. Raises SlurmtrainError."""
+
+
+MakeNodeRequests: TypeAlias = Callable[[str, str], NodeRequests]
+"""Makes what requests more nodes for the run with this name and id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthConfig:
+    """What is to grow.
+
+    ``attempt``: an attempt with the job ``job_id``. ``first``: the number of the first newcomer. ``most``: how many
+    nodes the run can use. ``ends_at``: the attempt's time limit, by the monotonic clock; None: it has none.
+    """
+
+    attempt: AttemptDir
+    job_id: str
+    first: int
+    most: int
+    ends_at: float | None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """When a newcomer was first and last seen to live, by the monotonic clock, and its last count."""
+
+    newcomer: Newcomer
+    since: float
+    at: float
+    count: int
+
+
+@dataclass(slots=True)
+class _State:
+    """What the thread and the agent share."""
+
+    nodes: int
+    stage: Stage | None = None
+    job_id: str = ""
+    asked_at: float = 0.0
+    requests: int = 0
+    over_at: float = 0.0
+    is_refused: bool = False
+    waiting: dict[int, _Waiting] = field(default_factory=dict)
+    joined: set[int] = field(default_factory=set)
+    events: list[NodesRequested] = field(default_factory=list)
+
+
+class Growth:
+    """Gets more nodes for an attempt, from the first start of its ranks to its end."""
+
+    def __init__(self, config: GrowthConfig, requests: NodeRequests) -> None:
+        """Nothing is requested before :meth:`ranks_started`. ``config``: what grows. ``requests``: the scheduler."""
+        self._config = config
+        self._requests = requests
+        self._state = _State(nodes=config.most)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._next = config.first
+        self._count = 0
+        self._cost_s = 0.0
+
+    # --- the agent ----------------------------------------------------------------------------------------------------
+
+    def ranks_started(self, nodes: int, cost_s: float) -> None:
+        """Ranks have started on so many ``nodes``, which took ``cost_s`` seconds since the agent or the round began."""
+        with self._lock:
+            self._state.nodes = nodes
+            self._cost_s = max(self._cost_s, cost_s)
+        if self._thread is None and nodes < self._config.most:
+            self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
+            self._thread.start()
+
+    def take_events(self) -> list[NodesRequested]:
+        """What is to be journaled since the last call."""
+        with self._lock:
+            events, self._state.events = self._state.events, []
+            return events
+
+    def newcomers(self) -> list[Newcomer]:
+        """Those for whom the ranks should stop now; none if it is better to train on."""
+        now = time.monotonic()
+        with self._lock:
+            state = self._state
+            waiting = {number: now - each.since for number, each in state.waiting.items()}
+            chosen = choose_newcomers(
+                waiting, [each.newcomer for each in state.waiting.values()], self._config.most - state.nodes
+            )
+            left_s = None if self._config.ends_at is None else self._config.ends_at - now
+            more = state.nodes + len(chosen)
+            return chosen if is_worthwhile(state.nodes, more, cost_s=self._cost_s, left_s=left_s) else []
+
+    def admit(self, stage: Stage) -> None:
+        """Let those begin who are in the roster of a ``stage``. Raises PathError, OSError."""
+        with self._lock:
+            self._state.stage = stage
+            self._state.joined |= set(stage.roster)
+            for number in stage.roster:
+                self._state.waiting.pop(number, None)
+            self._count += 1
+            count = self._count
+        admit(self._config.attempt, stage, count)
+
+    def nodes_left(self, job_id: str) -> None:
+        """Nodes of this second job take no part any more: the job is over, or ends now."""
+        with self._lock:
+            if self._state.job_id in ("", job_id):
+                self._request_is_over(time.monotonic())
+
+    def close(self) -> None:
+        """Cancel what waits in the queue: the attempt ends. Never raises, and takes some seconds at most."""
+        self._over.set()
+        if self._thread is not None:
+            # A requeue within a preemption's grace must not wait for a slow Slurm.
+            self._thread.join(_CLOSE_S)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        # Left by an earlier attempt whose node 0 was killed.
+        with contextlib.suppress(SlurmtrainError):
+            self._requests.cancel_all()
+        while not self._over.is_set():
+            with contextlib.suppress(SlurmtrainError, OSError):
+                self._pulse()
+                self._look()
+                self._ask()
+            self._over.wait(_LOOK_S)
+        with contextlib.suppress(SlurmtrainError):
+            self._requests.cancel_all()
+
+    def _pulse(self) -> None:
+        """Show newcomers that somebody waits for them."""
+        with self._lock:
+            self._count += 1
+            stage, count = self._state.stage, self._count
+            # Under the lock: an older stage must not replace the newest one.
+            admit(self._config.attempt, stage, count)
+
+    def _look(self) -> None:
+        """Note which newcomers are there."""
+        now, announced = time.monotonic(), read_newcomers(self._config.attempt)
+        with self._lock:
+            waiting = self._state.waiting
+            for number, (newcomer, count) in announced.items():
+                earlier = waiting.get(number)
+                if number in self._state.joined:
+                    continue
+                if earlier is None:
+                    waiting[number] = _Waiting(newcomer, now, now, count)
+                elif count != earlier.count:
+                    earlier.count, earlier.at = count, now
+            for number, each in list(waiting.items()):
+                if number not in announced or now - each.at > _SILENCE_S:
+                    del waiting[number]
+
+    def _ask(self) -> None:
+        """Request nodes if some are missing and no job waits for them, or see what has become of that job."""
+        now = time.monotonic()
+        with self._lock:
+            state = self._state
+            missing = self._config.most - state.nodes - len(state.waiting)
+            job_id, asked_at = state.job_id, state.asked_at
+            has_agents = any(each.newcomer.job_id == job_id for each in state.waiting.values())
+            joined = bool(job_id) and state.stage is not None and job_id in state.stage.jobs
+            is_due = now - state.over_at >= pause_before_request(state.requests)
+        if job_id:
+            if joined or (not has_agents and now - asked_at >= _ASK_S and self._is_over(job_id)):
+                with self._lock:
+                    self._request_is_over(now)
+        elif missing > 0 and is_due and not state.is_refused:
+            self._request(missing, now)
+
+    def _is_over(self, job_id: str) -> bool:
+        """Whether a second job will start no agent any more. If a person has cancelled it, there will be no other."""
+        name = base(self._requests.record(job_id).get("JobState", ""))
+        with self._lock:
+            self._state.asked_at = time.monotonic()
+            self._state.is_refused |= name == "CANCELLED"
+        return name not in _WAITING
+
+    def _request(self, nodes: int, now: float) -> None:
+        config = self._config
+        limit_s = None if config.ends_at is None else config.ends_at - now
+        extension = Extension(config.attempt.path.name, self._next)
+        with self._lock:
+            stage = self._state.stage
+        without = () if stage is None else tuple(filter(None, stage.hosts))
+        self._next += nodes
+        try:
+            job_id = self._requests.request(config.job_id, extension, nodes, limit_s, without)
+            event = NodesRequested(job_id=job_id, nodes=nodes)
+        except SlurmtrainError as error:
+            job_id, event = "", NodesRequested(nodes=nodes, problem=str(error))
+        with self._lock:
+            self._state.job_id, self._state.asked_at = job_id, now
+            self._state.events.append(event)
+            if not job_id:
+                self._request_is_over(now)
+
+    def _request_is_over(self, now: float) -> None:
+        """There is no request any more. The caller holds the lock."""
+        self._state.job_id = ""
+        self._state.requests += 1
+        self._state.over_at = now
+
+
+def make_growth(
+    attempt: AttemptDir, node: Node, spec: Spec, began: float, more_nodes: MakeNodeRequests | None
+) -> Growth | None:
+    """What gets more nodes for an attempt; None on other nodes than node 0, and if it does not grow.
+
+    Args:
+        attempt: The attempt.
+        node: This node.
+        spec: The run's.
+        began: When the attempt began, by the monotonic clock.
+        more_nodes: Makes what requests nodes; None: there is no scheduler.
+    """
+    resources, launch = spec.resources, node.launch
+    # The batch script of an array belongs to all of its runs.
+    if more_nodes is None or node.index != 0 or not resources.grow or launch.array or launch.pack:
+        return None
+    config = GrowthConfig(
+        attempt=attempt,
+        job_id=node.job_id,
+        first=node.count,
+        most=resources.nodes.max,
+        ends_at=None if resources.time is None else began + resources.time,
+    )
+    return Growth(config, more_nodes(spec.name, attempt.run.id))

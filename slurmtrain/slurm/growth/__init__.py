@@ -1,0 +1,1 @@
+"""Second jobs of runs that grow."""

@@ -1,0 +1,87 @@
+"""Second jobs of runs that grow, as Slurm's commands are asked for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import SlurmCommands, job
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.growth.newcomer import Extension
+from slurmtrain.slurm.growth.more_nodes import SlurmNodes
+from slurmtrain.slurm.growth.second_jobs import job_name, second_jobs
+
+RUN_ID = "0123456789"
+RECORD = """JobId=7 JobName=digits-0123456789
+   JobState=RUNNING Partition=spot Account=team QOS=normal
+   NodeList=n[1-2] ExcNodeList=n[7-8] NumNodes=2
+"""
+NODES = SlurmNodes("digits", RUN_ID)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    commands = SlurmCommands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands.on_path()}:/usr/bin:/bin")
+    commands.replies("scontrol", RECORD)
+    commands.replies("sbatch", "8;cluster\n")
+    commands.replies("scancel")
+    return commands
+
+
+def test_a_second_job_is_like_the_first_but_gets_none_of_its_nodes(
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    assert NODES.request("7", Extension("7.0", 2), 3, 601.0, ["n3"]) == "8"
+    [call] = slurm.calls("sbatch")
+    assert call.args == [
+        "--parsable", "--partition=spot", "--account=team", "--qos=normal", f"--job-name=digits-{RUN_ID}-more",
+        "--nodes=1-3", "--exclude=n[1-3,7-8]", "--no-requeue", "--dependency=after:7",
+        "--export=ALL,SLURMTRAIN_EXTENDS=7.0:2", "--time=11",
+    ]  # fmt: skip
+    # Slurm would hand them on to the second job.
+    assert not {"SLURM_JOB_ID", "SLURM_NTASKS"} & call.env.keys()
+    assert [call.args for call in slurm.calls("scontrol")] == [
+        ["write", "batch_script", "7", "-"],
+        ["show", "job", "7"],
+    ]
+
+
+def test_a_run_without_a_time_limit_requests_none(slurm: SlurmCommands) -> None:
+    NODES.request("7", Extension("7.0", 2), 1, None, [])
+    [call] = slurm.calls("sbatch")
+    assert "--nodes=1" in call.args
+    assert not [option for option in call.args if option.startswith("--time")]
+
+
+def test_a_second_job_may_open_as_many_files_as_the_first(slurm: SlurmCommands, tmp_path: Path) -> None:
+    sbatch = slurm.path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\nulimit -Sn > {tmp_path}/limit\necho 8\n")
+    NODES.request("7", Extension("7.0", 2), 1, None, [])
+    assert (tmp_path / "limit").read_text().split() == [str(soft_limit_of_ranks())]
+
+
+def test_a_refusal_says_why(slurm: SlurmCommands) -> None:
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account\n")
+    with pytest.raises(SlurmDown, match="Batch job submission failed: Invalid account"):
+        NODES.request("7", Extension("7.0", 2), 1, None, [])
+
+
+def test_all_second_jobs_of_a_run_are_cancelled_by_their_name(slurm: SlurmCommands) -> None:
+    NODES.cancel_all()
+    assert [call.args for call in slurm.calls("scancel")] == [["--me", f"--name=digits-{RUN_ID}-more"]]
+
+
+def test_a_second_job_is_known_by_its_name_and_never_taken_for_the_job_of_a_run() -> None:
+    name = job_name("my-net", RUN_ID)
+    assert not name.endswith(f"-{RUN_ID}")
+    own, second, other = job("RUNNING"), job("PENDING", "8"), job("PENDING", "9")
+    named = {own.id: own.name, second.id: name, other.id: "buy-more"}
+    jobs = [job("PENDING", job_id, name=named[job_id]) for job_id in named]
+    assert {run_id: [each.id for each in of_run] for run_id, of_run in second_jobs(jobs).items()} == {
+        RUN_ID: ["8"], "buy": ["9"],
+    }  # fmt: skip

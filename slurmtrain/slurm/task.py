@@ -7,13 +7,14 @@ from pathlib import Path
 
 from slurmtrain.runtime.agent.agent import run_node as run_agent
 from slurmtrain.runtime.environment.node import enter_element
+from slurmtrain.slurm.growth.more_nodes import SlurmNodes
 from slurmtrain.slurm.pack_queue import PackQueue
 from slurmtrain.slurm.requeue import SlurmQueue
 
 
 def run_node(submission: str) -> None:
     """Run the agent of this node, as a task of submitit. ``submission``: the submission's directory."""
-    run_agent(submission, queue=SlurmQueue())
+    run_agent(submission, queue=SlurmQueue(), more_nodes=SlurmNodes)
 
 
 def run_element(elements: str) -> None:

@@ -17,7 +17,8 @@ import pytest
 from helpers.site import until
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
-from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, StopRequest
+from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
@@ -157,12 +158,14 @@ class World:
     dead: set[int] = field(default_factory=set)
     ranks: dict[tuple[int, int], Ranks] = field(default_factory=dict)
     boards: dict[int, str] = field(default_factory=dict)
-    outcomes: dict[int, AttemptOutcome | None] = field(default_factory=dict)
+    outcomes: dict[int, Any] = field(default_factory=dict)
     prepared: list[tuple[int, int, str | None]] = field(default_factory=list)
     deadline: float | None = None
     over: threading.Event = field(default_factory=threading.Event)
     waits_for_begin: set[int] = field(default_factory=set)
     unfit: int | None = None
+    growth: Any = None
+    stage: Stage | None = None
     when_ended: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -239,8 +242,8 @@ class World:
         config = RoundConfig(
             attempt=self.attempt,
             spec=self.spec,
+            stage=self.stage or Stage.first(self.nodes),
             node=node,
-            nodes=self.nodes,
             job_id="7",
             restart=0,
             hosts={number: f"n{number}" for number in range(self.nodes)},
@@ -265,6 +268,10 @@ class Host:
 
     world: World
     node: int
+
+    @property
+    def growth(self) -> Any:
+        return self.world.growth if self.node == 0 else None
 
     def find_checkpoint(self) -> tuple[str, Newest]:
         return f"step-{self.world.committed}", self.newest_checkpoint()

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM, Upstream, describe_wait
 from slurmtrain.model.run.events.agent import (
@@ -27,12 +28,13 @@ from slurmtrain.model.run.events.agent import (
     ConnectionsRefused,
     LeftoversKilled,
     NodeEnded,
+    NodesLeft,
     RendezvousReady,
     SurplusStart,
     WaitingForRun,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.model.spec.chain.references import fill, references_of
+from slurmtrain.model.spec.chain.references import fill
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
@@ -46,12 +48,15 @@ from slurmtrain.runtime.agent.finish import (
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
-from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams, write_facts
+from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams
 from slurmtrain.runtime.code.translation import translate_command
+from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
 from slurmtrain.runtime.environment.file_limit import raise_soft_limit
-from slurmtrain.runtime.environment.node import Node, expected_hosts, this_node
+from slurmtrain.runtime.environment.node import Node, this_node
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
 from slurmtrain.runtime.environment.variables import environment_of_agent
+from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_growth
+from slurmtrain.runtime.growth.newcomer import pop_extension, wait_for_admission
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -69,7 +74,6 @@ from slurmtrain.system.process import become_subreaper, this_process
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.agent.node_round import Begin, Meeting
-    from slurmtrain.runtime.peers.board import Link
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 # How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
@@ -77,8 +81,6 @@ if TYPE_CHECKING:
 # of the limit.
 _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
-# Nodes import torch at their own pace, minutes apart on a busy file server.
-_CONNECT_S = 300.0
 # How long a very short attempt waits until its environment is noted.
 _NOTE_S = 1.0
 # Causes after which the scheduler should see the job as completed, not failed.
@@ -92,11 +94,12 @@ _ALREADY = {
 }
 
 
-def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
+def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: MakeNodeRequests | None = None) -> None:
     """Run this node's part of an attempt, then exit: with 1 if it failed and will not restart, else with 0.
 
     Under Slurm, nodes other than node 0 always exit with 0: on any other code srun would end node 0's agent, which may
-    be busy requeuing the job. ``queue``: the scheduler that can restart the job, if there is one.
+    be busy requeuing the job. ``submission_dir``: the submission's. ``queue``: the scheduler that can restart the job,
+    if there is one. ``more_nodes``: makes what can request more nodes there.
     """
     began = time.monotonic()
     leave_quickly()
@@ -110,6 +113,15 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     submission = SubmissionDir(Path(submission_dir))
     node = this_node(submission)
     attempt = submission.run.attempt(node.job_id, node.restart)
+    stage = Stage.first(node.count)
+    extension = pop_extension()
+    if extension is not None:
+        # They lead to node 0 of this job, not to that of the attempt.
+        pop_coordinator_endpoints()
+        admission = wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
+        if admission is None:
+            sys.exit(0)
+        attempt, node, stage = admission.attempt, admission.node, admission.stage
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
         state = state_of_finished_run(attempt, node)
@@ -119,8 +131,9 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
                 forbid_requeue(queue, attempt, node)
             sys.exit(0)
         agent = _Agent(attempt, node, journal, flag, began, queue)
+        agent.growth = make_growth(attempt, node, agent.spec, began, more_nodes)
         try:
-            outcome = agent.run()
+            outcome = agent.run(stage)
         except SlurmtrainError as error:
             report = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
             outcome = AttemptOutcome(report, report)
@@ -155,6 +168,9 @@ class _Agent:
         self._plan = _plan_of(attempt.run.submission(node.submission))
         self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
+        self._at = node
+        self.spec = self._plan.spec
+        self.growth: Growth | None = None
         self._rounds_begun = 0
         self._resumed = Newest()
         history = node.launch.history
@@ -168,11 +184,11 @@ class _Agent:
         # What this process keeps locked until it ends.
         self._slot = contextlib.ExitStack()
 
-    def run(self) -> AttemptOutcome:
-        """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
+    def run(self, stage: Stage) -> AttemptOutcome:
+        """Run this node's part of the attempt from a ``stage`` on, and return its report. Raises SlurmtrainError."""
         submission = self._attempt.run.submission(self._node.submission)
         enter_pack(submission, self._node, self._plan.spec.resources.gpus_per_node)
-        report = self._begin()
+        report = self._begin(is_first=stage.round == 0)
         if report is not None:
             return AttemptOutcome(report, report)
         if self._node.index == 0:
@@ -180,19 +196,38 @@ class _Agent:
             self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
         self._prepare_code()
         check_version()
-        # Imported here because this imports torch, and a run may have to wait hours for its turn.
-        from slurmtrain.runtime.preflight.entry import run_preflight
+        outcome: AttemptOutcome | Stage = stage
+        while isinstance(outcome, Stage):
+            outcome = self._run_stage(outcome)
+        return outcome
 
-        preflight = run_preflight(
-            self._attempt, self._node, self._plan, self._journal, self._flag, self._refusals
-        )  # fmt: skip
+    def _run_stage(self, stage: Stage) -> AttemptOutcome | Stage:
+        """Run a part of the attempt in which the same nodes take part. Raises SlurmtrainError."""
+        # Imported here because this imports torch, and a run may have to wait hours for its turn.
+        from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
+
+        self._at = self._node.at(stage)
+        attempt = replace(self._attempt, round=stage.round)
+        preflight = run_preflight(attempt, self._at, self._plan, self._journal, self._flag, self._refusals)
+        failed = isinstance(preflight, ExitReport) or preflight.problem is not None or preflight.master is None
+        if failed and self._node.index in stage.before and self._flag.raised is None:
+            # With the newcomers it cannot go on, but without them it did.
+            return self._without_newcomers(stage)
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)
         if preflight.problem is not None or preflight.master is None:
-            report = self._report_preflight(preflight)
+            report = report_unfit(preflight, self._plan.spec, is_node_0=self._node.index == 0)
             return AttemptOutcome(report, report)
         self._preflight = preflight
-        return self._train(preflight, preflight.master)
+        return self._train(stage, preflight, preflight.master)
+
+    def _without_newcomers(self, stage: Stage) -> Stage:
+        """The stage that follows one in which newcomers were unfit, or left."""
+        if self.growth is not None:
+            for job_id, hosts in stage.newcomers().items():
+                self._journal.write(NodesLeft(job_id=job_id, hosts=hosts, why="the preflight with them failed"))
+                self.growth.nodes_left(job_id)
+        return stage.without_newcomers()
 
     def finish(self, outcome: AttemptOutcome) -> bool:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
@@ -204,6 +239,9 @@ class _Agent:
                     addresses=[address for address, _ in self._refusals.by_address.most_common()],
                 )
             )
+        if self.growth is not None:
+            # Before a requeue: the job would compete with its own second one.
+            self.growth.close()
         requeue = self._plan.spec.requeue
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
@@ -220,8 +258,11 @@ class _Agent:
 
     # --- before ranks -----------------------------------------------------------------------------------------------
 
-    def _begin(self) -> ExitReport | None:
-        """Journal that this node is present, and wait until it may begin. Returns a report if it may not."""
+    def _begin(self, *, is_first: bool) -> ExitReport | None:
+        """Journal that this node is present, and wait until it may begin. Returns a report if it may not.
+
+        ``is_first``: the attempt begins; otherwise this node joins it.
+        """
         nodes = self._node.count
         self._journal.write(
             AgentStarted(
@@ -234,6 +275,8 @@ class _Agent:
                 attempt=self._node.attempt,
             )
         )
+        if not is_first:
+            return self._report_early_signal() if self._flag.raised is not None else None
         if not self._may_start():
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         # First, as a run that waits for others must not hold a slot.
@@ -296,29 +339,13 @@ class _Agent:
             # What it has waited for is no part of its time limit.
             self._began = time.monotonic() if local else self._began
         try:
-            self._take_from_upstreams(upstreams)
+            if upstreams:
+                from slurmtrain.runtime.chain.facts import take_from_upstreams
+
+                take_from_upstreams(run, self._plan.spec, upstreams, is_node_0=self._node.index == 0)
         except SlurmtrainError as error:
             return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
         return None
-
-    def _take_from_upstreams(self, upstreams: Sequence[Upstream]) -> None:
-        """Note what this run gets from those that it starts after, which have ended. Raises SlurmtrainError.
-
-        Later attempts use the same; only what an override has added is looked up then.
-        """
-        run = self._attempt.run
-        recorded = read_facts(run) if has_begun(run) else None
-        references = [each for each in references_of(self._plan.spec) if str(each) not in (recorded or {})]
-        if not upstreams or (recorded is not None and not references):
-            return
-        from slurmtrain.runtime.chain.facts import find_facts, link_upstream
-
-        facts = find_facts(run, upstreams, references)
-        if self._node.index != 0:
-            return
-        if recorded is None and self._plan.spec.start_from is not None:
-            link_upstream(run, upstreams, self._plan.spec.start_from)
-        write_facts(run, {**(recorded or {}), **facts})
 
     def _note_wait(self, upstream: Upstream) -> None:
         self._journal.write(WaitingForRun(run=upstream.run))
@@ -327,42 +354,32 @@ class _Agent:
         assert self._flag.name is not None
         return report_signal(self._flag.name, at=time.time(), before_start=True)
 
-    def _report_preflight(self, preflight: PreflightOutcome) -> ExitReport:
-        """Report that the nodes are unfit to train. Node 0 has the reason; the other nodes' reports follow from it."""
-        excludes = self._node.index == 0 and self._plan.spec.preflight.exclude
-        return ExitReport(
-            cause="preflight",
-            reason=preflight.problem or "the preflight found no address where the ranks can meet",
-            failed_at=time.time(),
-            cascade=self._node.index != 0,
-            without=tuple(preflight.blamed) if excludes else (),
-        )
-
     # --- ranks ------------------------------------------------------------------------------------------------------
 
-    def _train(self, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome:
-        """Join the other agents at ``master``, and run rounds of ranks with them until the attempt ends."""
+    def _train(self, stage: Stage, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome | Stage:
+        """Join the other agents of a ``stage`` at ``master``, and run rounds of ranks with them until it ends."""
         from slurmtrain.runtime.agent.node_round import RoundConfig
         from slurmtrain.runtime.agent.rendezvous import MeetingPoint
         from slurmtrain.runtime.agent.rounds import Rounds
+        from slurmtrain.runtime.preflight.links import open_link
 
-        index, nodes = self._node.index, self._node.count
         # The port was bound during the preflight, so no other process can have taken it since.
-        point = MeetingPoint(self._open_link(preflight, master[0]), *master, preflight.listener)
+        link = open_link(preflight, master[0], self._at, self._refusals, lambda: self._flag.raised is not None)
+        point = MeetingPoint(link, *master, preflight.listener)
         self._journal.write(
             RendezvousReady(
-                node=index, master_addr=point.address, master_port=point.port, interface=preflight.interface
+                node=self._node.index, master_addr=point.address, master_port=point.port, interface=preflight.interface
             )
         )
         lead_s, limit_s = self._time_limit_lead(), self._plan.spec.resources.time
         config = RoundConfig(
             attempt=self._attempt,
             spec=self._plan.spec,
-            node=index,
-            nodes=nodes,
+            stage=stage,
+            node=self._at.index,
             job_id=self._node.job_id,
             restart=self._node.restart,
-            hosts=expected_hosts(nodes),
+            hosts=self._at.hosts,
             address=preflight.address,
             deadline=None if limit_s is None else self._began + limit_s - lead_s,
             lead_s=lead_s,
@@ -371,29 +388,12 @@ class _Agent:
             outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
         finally:
             point.link.close()
-        if index == 0:
+        if self._node.index == 0:
             self._checkpoints.note_newest()
         if outcome is None:
             report = self._report_early_signal()
             return AttemptOutcome(report, report)
         return outcome
-
-    def _open_link(self, preflight: PreflightOutcome, address: str) -> Link:
-        """Open the link to the board at node 0, which has this ``address``. Raises LaunchError if nothing answers."""
-        from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
-        from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
-        from slurmtrain.runtime.peers.board_server import BoardServer
-
-        nodes, secret = self._node.count, preflight.secret
-        if preflight.control_port is None:
-            return LocalLink(MessageBoard())
-        if preflight.control_listener is not None:
-            board = MessageBoard()
-            server = BoardServer(board, preflight.control_listener, secret, nodes, self._refusals)
-            return LocalLink(board, close=server.close)
-        client = BoardClient(BoardPlace(address, preflight.control_port, secret), self._node.index, nodes)
-        client.wait_until_connected(_CONNECT_S, give_up=lambda: self._flag.raised is not None)
-        return client
 
     def _time_limit_lead(self) -> float:
         """How many seconds before the time limit the ranks are asked to stop."""
@@ -441,7 +441,7 @@ class _Agent:
         set_worker_environment(
             replace(self._plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
             attempt,
-            self._node,
+            self._at,
             place,
             resume_from=begin.resume_from,
             heartbeat=board,
@@ -469,7 +469,7 @@ class _Agent:
     def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""
         return NodePlace(
-            node_rank=meeting.members.index(self._node.index),
+            node_rank=meeting.members.index(self._at.index),
             nodes=len(meeting.members),
             procs_per_node=self._plan.spec.resources.local_world_size,
             interface=preflight.interface,

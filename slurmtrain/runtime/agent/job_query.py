@@ -66,6 +66,7 @@ class JobQuery:
         self._view: JobView | None = None
         self._asked_at = 0.0
         self._began: float | None = None
+        self._began_for_others: float | None = None
 
     def begin(self) -> float:
         """Ask, unless already asked. Returns when that was, by the monotonic clock: the ranks' time counts from then.
@@ -94,6 +95,16 @@ class JobQuery:
         if view is None:
             return began + budget(None, self._grace_s)
         return began + budget(time_left(view, self._asked_at), self._grace_s)
+
+    def stop_by_of_others(self) -> float:
+        """The same if the signal was for nodes of another job, about which nothing is asked: the site's grace."""
+        if self._began_for_others is None:
+            self._began_for_others = time.monotonic()
+        return self._began_for_others + budget(None, self._grace_s)
+
+    def forget_others(self) -> None:
+        """Those nodes take no part any more: the next such signal has a time of its own."""
+        self._began_for_others = None
 
     def _ask(self) -> None:
         assert self._read_record is not None

@@ -16,6 +16,7 @@ from slurmtrain.model.interruption.exit_report import (
     amend,
     report_exits,
 )
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent import (
     LeftoversKilled,
@@ -24,6 +25,7 @@ from slurmtrain.model.run.events.agent import (
     WorkersStarted,
 )
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.kernel_log import KernelState
@@ -31,6 +33,7 @@ from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
 from slurmtrain.runtime.environment.variables import environment_of_agent
+from slurmtrain.runtime.growth.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
@@ -43,15 +46,18 @@ from slurmtrain.system.process import identify
 
 # Ranks are killed this long before the time limit at the latest, so that the agent can still report.
 _LIMIT_MARGIN_S = 1.0
+# Scripts that show no steps are taken to have begun after this time.
+_SETTLED_S = 60.0
 # A change of the time by which ranks must have ended is published if it is larger than this.
 _UNTIL_CHANGE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
-    """The settings that all rounds of an attempt share.
+    """The settings that all rounds of a stage of an attempt share.
 
-    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: this start of the job, from which
+    ``stage``: which agents take part. ``node``: the place of this one among them; ``nodes``: how many there are.
+    ``job_id`` and ``restart``: this start of the job, from which
     ports are derived. ``hosts``: the names of nodes, if Slurm gives them. ``address``: this node's in the elected
     network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time limit;
     None: no limit.
@@ -59,14 +65,24 @@ class RoundConfig:
 
     attempt: AttemptDir
     spec: Spec
+    stage: Stage
     node: int
-    nodes: int
     job_id: str
     restart: int
     hosts: Mapping[int, str]
     address: str
     deadline: float | None
     lead_s: float
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes take part, with ranks or without."""
+        return len(self.stage.roster)
+
+    @property
+    def number(self) -> int:
+        """The number of this agent, which it has in all stages: its files are named by it."""
+        return self.stage.roster[self.node]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,10 @@ class Begin:
 
 class RoundHost(Protocol):
     """What rounds need from the agent that hosts them."""
+
+    @property
+    def growth(self) -> Growth | None:
+        """On node 0 of a run that can grow, what gets more nodes for it; else None."""
 
     def find_checkpoint(self) -> tuple[str | None, Newest]:
         """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
@@ -171,6 +191,9 @@ class Round:
         self._begin = begin
         self._attempt = replace(config.attempt, round=number)
         self._published_until = 0.0
+        self._began_at = time.monotonic()
+        # Whether the ranks are stopped because of a signal to nodes of another job.
+        self._is_of_others = False
         self._monitor = RankMonitor(
             MonitorConfig(
                 attempt=self._attempt,
@@ -189,6 +212,7 @@ class Round:
     def run(self) -> NodeResult:
         """Start the ranks, and wait until they end. Raises SlurmtrainError."""
         config, context = self._config, self._context
+        context.query.forget_others()
         # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
         meeting = Meeting(self._members, context.point.address, self._begin.port)
@@ -246,12 +270,14 @@ class Round:
         from slurmtrain.runtime.system_metrics.gauges import Gauges
         from slurmtrain.runtime.system_metrics.sampler import Sampler
 
-        path = config.attempt.system_metrics(config.node)
+        path = config.attempt.system_metrics(config.number)
         return Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
         spec = self._config.spec
+        if self._context.host.growth is not None:
+            self._context.host.growth.ranks_started(len(self._members), time.monotonic() - self._began_at)
         self._monitor.set_pids(pids)
         processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
         self._context.journal.write(
@@ -266,10 +292,26 @@ class Round:
         """A request to stop because a rank hangs, if one does."""
         return self._monitor.find_hang()
 
+    def find_growth(self) -> StopRequest | None:
+        """A request to stop because nodes can join, on node 0 of a run that can use them."""
+        growth = self._context.host.growth
+        if growth is None:
+            return None
+        for event in growth.take_events():
+            self._context.journal.write(event)
+        # Ranks that have not begun yet would neither save nor have anything to save.
+        has_begun = self._monitor.last_step() is not None or time.monotonic() - self._began_at > _SETTLED_S
+        newcomers = growth.newcomers() if has_begun else []
+        if not newcomers:
+            return None
+        hosts = ", ".join(each.host for each in newcomers)
+        return StopRequest(cause=GROW, why=f"{hosts} can join", at=time.time(), node=self._config.node)
+
     def stopping(self, request: StopRequest) -> None:
         """Called before the ranks are asked to stop: ask Slurm for the cause, and examine ranks that still hang."""
         self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
-        if request.signal is not None and self._config.node == 0:
+        self._is_of_others = bool(self._config.stage.job_of(request.node))
+        if request.signal is not None and self._config.node == 0 and not self._is_of_others:
             self._context.query.begin()
         if request.cause == "hang":
             self._control.call_alive(self._monitor.examine_hang)
@@ -286,7 +328,8 @@ class Round:
         config = self._config
         if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
             return config.deadline + config.lead_s - _LIMIT_MARGIN_S
-        stop_by = self._context.query.stop_by()
+        query = self._context.query
+        stop_by = query.stop_by_of_others() if self._is_of_others else query.stop_by()
         if config.node == 0:
             # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their
             # wall clocks.

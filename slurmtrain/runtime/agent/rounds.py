@@ -4,6 +4,10 @@ When a round has ended on all nodes, node 0 decides which nodes have ranks in th
 publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: the
 agents' messages go through it, and the batch script runs there.
 
+If nodes of another job can join (:mod:`slurmtrain.model.interruption.growth`), the rounds end with the next stage of
+the attempt: its agents then have a preflight, connections and rounds of their own. Nodes of another job that leave,
+because that job is preempted, drop out like lost ones.
+
 The ranks of each round meet at a store of their own, at another port, since torch keeps the addresses of a process
 group in it. Each round also has its own journals and unfinished checkpoints, so that a rank still alive on a lost node
 does no harm.
@@ -14,7 +18,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from torch.distributed import TCPStore
 
@@ -30,11 +34,11 @@ from slurmtrain.model.interruption.exit_report import (
     report_signal,
     report_standby,
 )
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
-from slurmtrain.model.run.events.agent import (
-    RanksRestarted,
-)
+from slurmtrain.model.run.events.agent import NodesJoined, NodesLeft, RanksRestarted
+from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
@@ -86,7 +90,10 @@ class Rounds:
         self._config = config
         self._host = host
         self._control = self._context.control
-        self._number = 0
+        self._number = config.stage.round
+        self._restarts = config.stage.restarts
+        self._growth = host.growth
+        self._is_dropped = False
         self._members: Sequence[int] = range(min(config.nodes, config.spec.resources.nodes.max))
         self._lost: set[int] = set()
         # Contains a node once for each round that failed because of it.
@@ -97,15 +104,18 @@ class Rounds:
         self._rank_store: TCPStore | None = None
         self._reserved_port: socket.socket | None = None
 
-    def run(self) -> AttemptOutcome | None:
-        """Run all rounds, and return how the attempt ended; None if a signal stopped it before the first round."""
+    def run(self) -> AttemptOutcome | Stage | None:
+        """Run all rounds, and return how the attempt ended, or the stage that follows.
+
+        Returns None if a signal stopped it before the first of these rounds.
+        """
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
                 # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
                 # would wait for those of a node that a signal may be stopping right now.
                 self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
-                if self._context.flag.raised is not None and self._number == 0:
+                if self._context.flag.raised is not None and self._number == self._config.stage.round:
                     self._publish_stopped()
                     return None
                 result = self._take_part() if self._config.node in self._members else None
@@ -181,17 +191,28 @@ class Rounds:
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
-    def _decide_next(self, own: NodeResult | None) -> AttemptOutcome | None:
+    def _decide_next(self, own: NodeResult | None) -> AttemptOutcome | Stage | None:
         """On node 0: learn how the round ended on all nodes, and begin another one if that is allowed."""
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
         attempt_report = self._report_attempt(results, lost)
+        leaving = self._leaving(attempt_report)
+        lost = sorted({*lost, *leaving})
         self._lost |= set(lost)
-        members = None
-        if attempt_report.cause in _RESTARTABLE:
+        members, stage = None, None
+        if leaving:
+            members = self._go_on_without(attempt_report, own.reached, lost)
+        elif attempt_report.cause == GROW:
+            members, stage = self._grow(attempt_report, own.reached, lost)
+        elif attempt_report.cause in _RESTARTABLE:
             members = self._restart(attempt_report, own.reached, self._nodes_to_blame(attempt_report, results), lost)
-        self._control.publish("next", {"members": members, "lost": sorted(lost), "report": attempt_report.to_dict()})
+        if attempt_report.cause == GROW and members is None and stage is None:
+            attempt_report = self._report_stop()
+            own = replace(own, report=attempt_report)
+        self._publish_next(members, lost, attempt_report, stage)
         self._control.drop_nodes(lost)
+        if stage is not None:
+            return stage
         if members is None:
             # Lost nodes write no report, and in a hang each node only knows about itself: node 0 reports for them.
             all_nodes = bool(lost) or attempt_report.cause == "hang"
@@ -199,7 +220,20 @@ class Rounds:
         self._begin_next(members)
         return None
 
-    def _follow_node_0(self, own: NodeResult | None) -> AttemptOutcome | None:
+    def _publish_next(
+        self, members: Sequence[int] | None, lost: Sequence[int], report: ExitReport, stage: Stage | None
+    ) -> None:
+        self._control.publish(
+            "next",
+            {
+                "members": members,
+                "lost": sorted(lost),
+                "report": report.to_dict(),
+                "stage": None if stage is None else stage.to_dict(),
+            },
+        )
+
+    def _follow_node_0(self, own: NodeResult | None) -> AttemptOutcome | Stage | None:
         """On any other node: publish how the round ended here, and do what node 0 decides."""
         if own is not None:
             self._publish_result(own)
@@ -209,6 +243,9 @@ class Rounds:
             completed = own is not None and own.report.cause == "completed"
             report = own.report if own is not None and completed else self._report_without_node_0()
             return AttemptOutcome(report, report)
+        if decided["stage"] is not None and self._config.node not in decided["lost"]:
+            return Stage.from_dict(decided["stage"])
+        self._is_dropped = self._config.node in decided["lost"]
         # Node 0 may have given up this node, for example after a long network outage: others then do its work.
         if decided["members"] is None or self._config.node in decided["lost"]:
             attempt_report = ExitReport.from_dict(decided["report"])
@@ -295,26 +332,101 @@ class Rounds:
         members = choose_members(self._config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
         if members is None:
             return None
-        self._context.journal.write(
-            RanksRestarted(
-                round=self._number + 1,
-                members=members,
-                cause=attempt_report.cause,
-                why=attempt_report.reason,
-                failures=list(attempt_report.failures),
-                lost=list(lost),
-                reached=reached,
-                past=end.to_dict(),
-            )
-        )
+        self._restarts += 1
+        self._note_restart(attempt_report, members, lost, reached, end)
         return members
 
     def _has_restarts_left(self) -> bool:
         """Whether the spec allows another round, and no stop is requested."""
-        requeue, deadline = self._config.spec.requeue, self._config.deadline
-        if self._number >= requeue.restarts_in_place or self._context.flag.raised is not None or not requeue.enabled:
-            return False
-        return deadline is None or time.monotonic() < deadline
+        requeue = self._config.spec.requeue
+        return requeue.enabled and self._restarts < requeue.restarts_in_place and not self._must_stop()
+
+    def _must_stop(self) -> bool:
+        """Whether a signal has come, or the time limit is near."""
+        deadline = self._config.deadline
+        return self._context.flag.raised is not None or (deadline is not None and time.monotonic() >= deadline)
+
+    def _report_stop(self) -> ExitReport:
+        """The report of an attempt that has to end while it would have grown."""
+        if self._context.flag.name is not None:
+            return report_signal(self._context.flag.name, at=time.time())
+        return ExitReport(cause="timeout", reason="the time limit was reached", failed_at=time.time())
+
+    def _note_restart(
+        self,
+        report: ExitReport,
+        members: Sequence[int],
+        lost: Sequence[int],
+        reached: int | None,
+        past: PriorEnd | None = None,
+    ) -> None:
+        """Journal that another round follows. ``past``: the end of this one, as the restart policy sees it."""
+        roster = self._config.stage.roster
+        self._context.journal.write(
+            RanksRestarted(
+                round=self._number + 1,
+                members=[roster[place] for place in members],
+                cause=report.cause,
+                why=report.reason,
+                failures=list(report.failures),
+                lost=[roster[place] for place in lost],
+                reached=reached,
+                past=None if past is None else past.to_dict(),
+            )
+        )
+
+    # --- more nodes, and fewer ----------------------------------------------------------------------------------------
+
+    def _leaving(self, report: ExitReport) -> list[int]:
+        """The nodes of another job whose end ended the round, by their places; empty if it was something else."""
+        stop = self._control.read("stop")
+        if stop is None or report.signal is None or self._must_stop():
+            return []
+        stage = self._config.stage
+        return stage.places_of_job(stage.job_of(stop["node"]))
+
+    def _go_on_without(self, report: ExitReport, reached: int | None, lost: Sequence[int]) -> list[int] | None:
+        """The nodes of the next round, after those of another job have left; None if there are too few."""
+        spec, config = self._config.spec, self._config
+        members = choose_members(config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+        if members is None:
+            return None
+        job_id = next(job for place in lost if (job := config.stage.job_of(place)))
+        hosts = [config.hosts.get(place, f"node {place}") for place in config.stage.places_of_job(job_id)]
+        self._note_restart(report, members, lost, reached)
+        self._context.journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=report.reason))
+        if self._growth is not None:
+            self._growth.nodes_left(job_id)
+        return members
+
+    def _grow(
+        self, report: ExitReport, reached: int | None, lost: Sequence[int]
+    ) -> tuple[list[int] | None, Stage | None]:
+        """The next stage, in which newcomers take part; or, if they have left meanwhile, the nodes of the next round.
+
+        Both are None if the attempt has to end now.
+        """
+        if self._must_stop() or self._growth is None:
+            return None, None
+        spec, config = self._config.spec, self._config
+        newcomers = self._growth.newcomers()
+        if not newcomers:
+            members = choose_members(config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+            if members is not None:
+                self._note_restart(report, members, lost, reached)
+            return members, None
+        stage = replace(
+            config.stage.grown(newcomers, config.hosts, round=self._number + 1, lost=self._lost),
+            restarts=self._restarts,
+        )
+        nodes = min(len(stage.roster), spec.resources.nodes.max)
+        self._note_restart(report, [place for place in range(config.nodes) if place not in self._lost], lost, reached)
+        for job_id in dict.fromkeys(each.job_id for each in newcomers):
+            hosts = [each.host for each in newcomers if each.job_id == job_id]
+            self._context.journal.write(NodesJoined(job_id=job_id, hosts=hosts, nodes=nodes))
+        growth = self._growth
+        self._control.call_alive(lambda: growth.admit(stage))
+        return None, stage
 
     def _report_without_node_0(self) -> ExitReport:
         """The report of a node that has lost node 0."""
@@ -324,6 +436,8 @@ class Rounds:
 
     def _leave(self) -> None:
         """Wait until the other nodes have ended too, so that they get what node 0 has published."""
+        if self._is_dropped:
+            return  # the others go on without it
         deadline = time.monotonic() + _LEAVING_S
         self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous
@@ -39,6 +40,8 @@ from slurmtrain.system.directories.deletion_watch import DeletionWatch
 CRASH_GRACE_S = 5.0
 # The same if they wait in a collective for a rank that is gone or hangs, and so would never notice the request.
 STUCK_GRACE_S = 1.0
+# The same if nodes have joined. Nothing presses: the new ones wait, and to go on from an earlier step would lose work.
+GROW_GRACE_S = 600.0
 # How long the other ranks have once one has exited as if asked to stop: a signal may have reached only that one.
 _LEFT_GRACE_S = 30.0
 # What ranks leave behind is killed after this time: helpers of multiprocessing end, and clean up, once their rank has.
@@ -117,6 +120,9 @@ class Supervisor(Protocol):
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Called several times a second."""
+
+    def find_growth(self) -> StopRequest | None:
+        """A request to stop because nodes can join, if they can. Called several times a second."""
 
     def stopping(self, request: StopRequest) -> None:
         """Called once, before the first of the ranks is asked to stop."""
@@ -246,7 +252,7 @@ class Workers(LocalElasticAgent):
             # The journals were deleted too: if anything is left of this attempt, it is its output.
             print(f"slurmtrain: {why}: the ranks cannot save any more, and are ended", file=sys.stderr, flush=True)
             return StopRequest(cause="cancelled", why=why, at=time.time(), node=node)
-        return self._supervisor.find_hang() or self._control.stop_request()
+        return self._supervisor.find_hang() or self._control.stop_request() or self._supervisor.find_growth()
 
     def _end_workers(self, failed: bool) -> None:
         """Tell the other nodes, ask the ranks to stop, wait, and kill those that remain."""
@@ -278,6 +284,8 @@ class Workers(LocalElasticAgent):
             return _seconds_from_now(CRASH_GRACE_S)
         if request.cause in ("node_fail", "hang"):
             return _seconds_from_now(STUCK_GRACE_S)
+        if request.cause == GROW:
+            return _seconds_from_now(GROW_GRACE_S)
         return self._supervisor.stop_by
 
     def _wait_or_kill(self, stop_by: Callable[[], float], *, ask: bool) -> None:

@@ -12,12 +12,40 @@ from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.chain.references import Reference
+from slurmtrain.model.spec.chain.references import Reference, references_of
 from slurmtrain.model.spec.checkpoint.start_from import StartFromSpec
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.chain.files import has_begun, read_facts, write_facts
 from slurmtrain.runtime.chain.turn import read_upstream_runs
 from slurmtrain.runtime.checkpoint.files import newest_published, published
 from slurmtrain.runtime.checkpoint.start_point import link_checkpoint, start_point
 from slurmtrain.system.files import describe_os_error
+
+
+def take_from_upstreams(run: RunDir, spec: Spec, upstreams: Sequence[Upstream], *, is_node_0: bool) -> None:
+    """Note what a run gets from those that it starts after, which have ended.
+
+    Later attempts use the same; only what an override has added is looked up then.
+
+    Args:
+        run: The run.
+        spec: Its spec.
+        upstreams: Those that it starts after.
+        is_node_0: Whether this is the node that writes.
+
+    Raises:
+        SlurmtrainError: An upstream does not have it.
+    """
+    recorded = read_facts(run) if has_begun(run) else None
+    references = [each for each in references_of(spec) if str(each) not in (recorded or {})]
+    if recorded is not None and not references:
+        return
+    facts = find_facts(run, upstreams, references)
+    if not is_node_0:
+        return
+    if recorded is None and spec.start_from is not None:
+        link_upstream(run, upstreams, spec.start_from)
+    write_facts(run, {**(recorded or {}), **facts})
 
 
 def find_facts(run: RunDir, upstreams: Sequence[Upstream], references: Sequence[Reference]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ Name                Who         Shared  What it says
 ``stop``            any node    yes     all ranks have to stop, and why; the first message counts
 ``until``           node 0      yes     by when they have to
 ``ended/NODE``      NODE        no      how the round ended there
-``next``            node 0      yes     the nodes that have ranks in the next round, or how the attempt ended
+``next``            node 0      yes     the nodes that have ranks in the next round, or the next stage, with other
+                                        nodes, or how the attempt ended
 ``left/NODE``       NODE        node 0  the node needs the others no more
 ``paused/NODE``     NODE        no      whether ranks of the node pause, for an evaluation for example
 ``pace/NODE``       NODE        no      how fast its ranks are
@@ -31,12 +32,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from slurmtrain.model.diagnosis.hang import RankState
+from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.run.events.values import UNUSABLE, Reader, is_number, list_of, reader_of
-from slurmtrain.model.run.run import CAUSES
+from slurmtrain.model.run.run import CAUSES, GROW
 
 Message: TypeAlias = Mapping[str, Any]
 # Why an agent may ask all ranks to stop: whether a run has completed, for example, follows from how its ranks end.
-STOP_CAUSES = frozenset({"preempted", "timeout", "node_fail", "crash", "hang"})
+STOP_CAUSES = frozenset({"preempted", "timeout", "node_fail", "crash", "hang", GROW})
 _KEY = re.compile(r"\d{1,9}/([a-z]+)((?:/\d{1,9})*)")
 _RANK = re.compile(r"\d{1,9}")
 _NODE_0, _ANY, _OWN = "node 0", "any node", "its own node"
@@ -81,17 +83,29 @@ _REPORT = _with(
     failures=_OBJECTS, evidence="Mapping[str, Any]",
 )  # fmt: skip
 _STOP = _with(cause="str", why="str", at="float", node="int", signal="str | None")
-_NEXT = _with(members="Sequence[int] | None", lost="Sequence[int]", report="Mapping[str, Any]")
+_NEXT = _with(
+    members="Sequence[int] | None", lost="Sequence[int]", report="Mapping[str, Any]", stage="Mapping[str, Any] | None"
+)
 _ENDED = _with(report="Mapping[str, Any]", states=_OBJECTS)
 _STATES = _with(states=_OBJECTS)
 
 
 def _is_report(report: Message) -> bool:
     """Whether this is what ``ExitReport.to_dict`` returns."""
-    if not _REPORT(report) or report["cause"] not in CAUSES:
+    if not _REPORT(report) or report["cause"] not in (*CAUSES, GROW):
         return False
     evidence = report["evidence"]
     return isinstance(evidence.get("slurm", {}), dict) and _OBJECTS(evidence.get("xids", ()), []) is not UNUSABLE
+
+
+def _is_next(message: Message) -> bool:
+    """Whether this says what follows a round."""
+    if not _NEXT(message) or not _is_report(message["report"]):
+        return False
+    try:
+        return message["stage"] is None or bool(Stage.from_dict(message["stage"]).roster)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _has_states(message: Message) -> bool:
@@ -136,9 +150,7 @@ _KINDS: Mapping[str, _Kind] = {
         author=_NODE_0, fits=_with(port="int", resume_from="str | None", mlflow_run_id="str | None"), is_shared=True
     ),
     "until": _Kind(author=_NODE_0, fits=_with(at="float"), is_shared=True),
-    "next": _Kind(
-        author=_NODE_0, fits=lambda message: _NEXT(message) and _is_report(message["report"]), is_shared=True
-    ),
+    "next": _Kind(author=_NODE_0, fits=_is_next, is_shared=True),
     "stop": _Kind(
         author=_ANY,
         fits=lambda message: _STOP(message) and message["cause"] in STOP_CAUSES,

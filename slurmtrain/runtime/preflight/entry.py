@@ -12,8 +12,9 @@ from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
-from slurmtrain.runtime.environment.node import Node, expected_hosts
+from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.gate import Refusals
@@ -75,6 +76,25 @@ def run_preflight(
     return outcome
 
 
+def report_unfit(outcome: PreflightOutcome, spec: Spec, *, is_node_0: bool) -> ExitReport:
+    """The report of a node after a preflight that found the nodes unfit to train.
+
+    Node 0 has the reason; the other nodes' reports follow from it.
+
+    Args:
+        outcome: That of the preflight.
+        spec: The run's.
+        is_node_0: Whether this is node 0.
+    """
+    return ExitReport(
+        cause="preflight",
+        reason=outcome.problem or "the preflight found no address where the ranks can meet",
+        failed_at=time.time(),
+        cascade=not is_node_0,
+        without=tuple(outcome.blamed) if is_node_0 and spec.preflight.exclude else (),
+    )
+
+
 class _LocalNode:
     """This machine as a :class:`Participant`."""
 
@@ -98,7 +118,7 @@ class _LocalNode:
             listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
             bandwidth=self._measure_bandwidth,
             single_machine=node.executor == "local",
-            expected_hosts=expected_hosts(node.count) if node.executor == "slurm" else {},
+            expected_hosts=node.hosts if node.executor == "slurm" else {},
             stopped=lambda: flag.name,
             refusals=refusals,
         )

@@ -26,7 +26,7 @@ MESSAGES: dict[str, tuple[int, dict[str, Any]]] = {
     "0/left/0": (0, {}),
     "0/begin": (0, {"port": 29400, "resume_from": None, "mlflow_run_id": None}),
     "0/until": (0, {"at": 1.7e9}),
-    "0/next": (0, {"members": None, "lost": [2], "report": REPORT}),
+    "0/next": (0, {"members": None, "lost": [2], "report": REPORT, "stage": None}),
     "3/stop": (1, STOP),
     "0/ended/1": (1, {"report": REPORT, "states": [STATE]}),
     "0/paused/1": (1, {"paused": True, "at": 1.7e9}),

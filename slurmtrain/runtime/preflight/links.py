@@ -1,0 +1,42 @@
+"""The link of an agent to the board at node 0, as the preflight has prepared it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.peers.board import Link, LocalLink, MessageBoard
+from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
+from slurmtrain.runtime.peers.board_server import BoardServer
+from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.preflight.participant import PreflightOutcome
+
+# Nodes import torch at their own pace, minutes apart on a busy file server.
+_CONNECT_S = 300.0
+
+
+def open_link(
+    preflight: PreflightOutcome, address: str, node: Node, refusals: Refusals, give_up: Callable[[], bool]
+) -> Link:
+    """Open the link to the board at node 0, which has this ``address``.
+
+    Args:
+        preflight: What the preflight has prepared.
+        address: That of node 0.
+        node: This node.
+        refusals: Counts connections that do not come from nodes of the attempt.
+        give_up: Called repeatedly while node 0 does not answer; True ends the wait.
+
+    Raises:
+        LaunchError: Nothing answers.
+    """
+    secret = preflight.secret
+    if preflight.control_port is None:
+        return LocalLink(MessageBoard())
+    if preflight.control_listener is not None:
+        board = MessageBoard()
+        server = BoardServer(board, preflight.control_listener, secret, node.count, refusals)
+        return LocalLink(board, close=server.close)
+    client = BoardClient(BoardPlace(address, preflight.control_port, secret), node.index, node.count)
+    client.wait_until_connected(_CONNECT_S, give_up=give_up)
+    return client

@@ -20,6 +20,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unrecorded import end_unrecorded
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.slurm.growth.second_jobs import job_name
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locking.waiting import print_notice
 from slurmtrain.system.locks import locked
@@ -264,7 +265,8 @@ def _kill_processes(run: Run) -> None:
 
 
 def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> None:
-    job_ids = []
+    job_ids: list[str] = []
+    second: list[str] = []
     for run in runs:
         if run.executor != "slurm" or run.newest is None or not run.newest.job_id:
             continue
@@ -272,10 +274,15 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
             leave(workspace, workspace.root.run(run.id), run)
         else:
             job_ids.append(run.newest.job_id)
+            if run.resources.get("grow"):
+                second.append(job_name(run.name, run.id))
     if not job_ids:
         return
     try:
         workspace.scheduler.cancel(job_ids, force=force)
+        if second:
+            # The run's node 0 does it too, if it lives.
+            workspace.scheduler.cancel_named(second)
     except SlurmDown as error:
         raise SlurmDown(f"{error}; the request is journaled, and 'slurmtrain sync' carries it out") from error
 

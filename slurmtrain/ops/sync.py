@@ -13,7 +13,7 @@ from slurmtrain.errors import PathError, RequestRefused, SlurmDown, SlurmtrainEr
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
-from slurmtrain.model.run.job_state import WAITING, base
+from slurmtrain.model.run.job_state import WAITING, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
@@ -33,6 +33,7 @@ from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, sec
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
+from slurmtrain.slurm.growth.second_jobs import second_jobs
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
     acted += _finish_requeues(workspace, only, synced)
     acted += _finish_chains(workspace, only, synced)
+    _end_second_jobs(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
     if track:
@@ -125,6 +127,24 @@ def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: S
         killed = kill_leftovers(workspace.root.run(run_id))
         if killed:
             synced.notes.append(f"run {run_id}: killed what its last attempt had left running: {', '.join(killed)}")
+
+
+def _end_second_jobs(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
+    """Cancel jobs that wait for more nodes of a run that does not run: its node 0 was killed before it could do so."""
+    if workspace.scheduler.answered_at is None:
+        return  # Slurm was not asked: then no run is open, and such a job ends by itself as soon as it starts
+    queue = workspace.scheduler.queue()
+    jobs = second_jobs([job for job in queue.jobs.values() if not is_final(job.state)])
+    for run_id in synced.observed.runs.index_of(_among(list(jobs), only)) if jobs else ():
+        run = _load(workspace, run_id)
+        if run is None or run.state == "running":
+            continue
+        job_ids = [job.id for job in jobs[run_id]]
+        try:
+            workspace.scheduler.cancel(job_ids, force=False)
+            synced.notes.append(f"run {run_id}: cancelled job {', '.join(job_ids)}, which waited for more nodes of it")
+        except SlurmDown as error:
+            synced.problems.append(f"run {run_id}: job {', '.join(job_ids)} waits for more nodes of it: {error}")
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:

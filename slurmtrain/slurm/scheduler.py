@@ -224,6 +224,11 @@ class Scheduler:
         self._cancelled_at.update(dict.fromkeys(due, now))
         self.forget()
 
+    def cancel_named(self, names: Collection[str]) -> None:
+        """Cancel all of this user's jobs with these ``names`` that have not ended. Raises SlurmDown."""
+        run_command("scancel", "--me", f"--name={','.join(names)}")
+        self.forget()
+
     def forget(self) -> None:
         """Query anew next time, since something was changed. Cached answers from before now are ignored."""
         self._queue = self._accounting = None

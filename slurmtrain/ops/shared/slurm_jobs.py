@@ -24,6 +24,7 @@ from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDi
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.slurm.growth.second_jobs import second_jobs
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
@@ -79,6 +80,7 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
         raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
     own = {attempt.job_id for attempt in run.attempts} if run else set()
     own |= _elements_of(workspace, run_id, queue)
+    own |= {job.id for job in second_jobs(queue.jobs.values()).get(run_id, ())}
     return [
         job.id
         for job in queue.jobs.values()

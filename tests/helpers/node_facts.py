@@ -42,6 +42,7 @@ GOOD: dict[str, Any] = {
     "shared": {"read_ms": 12.0},
     "versions": VERSIONS,
     "gpu": GPUS,
+    "hardware": {"gpus": [{"name": "H100", "memory": 80 << 30}] * 2},
     "disk": ROOM,
     "tmp": ROOM,
     "shm": ROOM,

@@ -12,6 +12,7 @@ from statistics import median_low
 from typing import Any
 
 from slurmtrain.model.preflight.finding import Finding, apply_level
+from slurmtrain.model.preflight.hardware import judge_hardware
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.spec import Spec
 
@@ -192,6 +193,10 @@ def _name_hosts(nodes: Sequence[int], hosts: Mapping[int, str]) -> str:
     return ", ".join(hosts[node] for node in nodes[:_MAX_NAMED]) + more
 
 
+def _judge_hardware(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
+    return judge_hardware(measured, hosts, mixed=spec.resources.mixed)
+
+
 def _judge_straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Judgement]:
     if not measured:
         return {}
@@ -362,6 +367,7 @@ _JUDGES: dict[str, _Judge] = {
     "shared": _judge_shared,
     "versions": _judge_versions,
     "gpu": _each(_judge_gpu),
+    "hardware": _judge_hardware,
     "disk": _each(_judge_space("disk")),
     "tmp": _each(_judge_space("tmp")),
     "shm": _each(_judge_space("shm")),

@@ -27,6 +27,7 @@ REDACTED = "<redacted>"
 LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
     ("deterministic",), ("after",), ("start_from",), ("strategy",), ("resources", "grow"),
+    ("resources", "mixed"), ("preflight", "hardware"),
 )  # fmt: skip
 
 

@@ -172,6 +172,11 @@ class PreflightSpec:
         "Whether Python, torch, CUDA, driver and NCCL are the same on all nodes.",
     )
     gpu: GpuCheck = declare_key(GpuCheck(), LevelSection(GpuCheck), "GPUs; skipped if none are requested.")
+    hardware: SimpleCheck = declare_key(
+        SimpleCheck(),
+        LevelSection(SimpleCheck),
+        "Whether all nodes have the same GPUs, unless `resources.mixed` allows others; without GPUs, the same CPUs.",
+    )
     disk: DiskCheck = declare_key(DiskCheck(), LevelSection(DiskCheck), "Free space in the run directory.")
     tmp: TemporaryCheck = declare_key(TemporaryCheck(), LevelSection(TemporaryCheck), "Free space in TMPDIR.")
     shm: ShmCheck = declare_key(ShmCheck(), LevelSection(ShmCheck), "Free space in /dev/shm.")

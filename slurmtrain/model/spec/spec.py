@@ -92,6 +92,11 @@ class ResourcesSpec:
         Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
         "Memory per node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
     )
+    mixed: bool = declare_key(
+        False,
+        kinds.boolean(),
+        "Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ.",
+    )
     accumulation: int = declare_key(
         1,
         POSITIVE,

@@ -118,18 +118,18 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _machine(nvml: Any | None, visible: str | None) -> dict[str, str]:
     """What kind of machine this is: the same text for nodes of one kind."""
     facts = {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cpu": read_field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": str(os.cpu_count() or ""),
         "memory": _memory(),
         "gpus": _counted(gpus.names_of_gpus(nvml, visible)),
         "kernel": platform.release(),
-        "os": _field("/etc/os-release", "PRETTY_NAME", "=").strip('"'),
+        "os": read_field("/etc/os-release", "PRETTY_NAME", "=").strip('"'),
     }
     return {name: text for name, text in facts.items() if text}
 
 
 def _memory() -> str:
-    kib = _field("/proc/meminfo", "MemTotal").split(" ")[0]
+    kib = read_field("/proc/meminfo", "MemTotal").split(" ")[0]
     # What the kernel reserves differs by a few MiB between starts.
     return f"{round(int(kib) / 2**20)} GiB" if kib.isdigit() else ""
 
@@ -138,8 +138,11 @@ def _counted(names: Iterable[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
 
 
-def _field(path: str, name: str, separator: str = ":") -> str:
-    """The first value of this name in a file of names and values; empty if there is none."""
+def read_field(path: str, name: str, separator: str = ":") -> str:
+    """The first value of a ``name`` in a file of names and values at ``path``; empty if there is none.
+
+    ``separator``: what stands between a name and its value.
+    """
     try:
         lines = read_readable(path).decode(errors="replace").splitlines()
     except OSError:

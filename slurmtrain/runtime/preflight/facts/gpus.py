@@ -159,6 +159,7 @@ def _gpu(nvml: Any, entry: int | str) -> Facts | None:
             "uncorrected": _query(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
             "pending": _pending(nvml, handle),
             "used_mb": None if memory is None else round(memory.used / 1e6),
+            "memory": None if memory is None else memory.total,
         }
     except nvml.NVMLError as error:
         return {"error": str(error)}

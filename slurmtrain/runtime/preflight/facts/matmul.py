@@ -2,8 +2,8 @@
 
 A CUDA context holds GPU memory for as long as its process lives, so the node agent, which lives as long as the run,
 never makes one. ``python matmul.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
-each GPU as soon as it is done: ``{"gpu": index, "name", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After
-SECONDS it is killed by its own alarm, in case its parent is gone.
+each GPU as soon as it is done: ``{"gpu": index, "name", "memory", "ms", "tflops"}`` or ``{"gpu": index, "error":
+text}``. After SECONDS it is killed by its own alarm, in case its parent is gone.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ def _try_gpu(index: int) -> None:
     import torch
 
     try:
-        name = torch.cuda.get_device_name(index)
+        properties = torch.cuda.get_device_properties(index)
         seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
         speed = 2 * _GPU_SIZE**3 / seconds / 1e12
-        _print_line({"gpu": index, "name": name, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
+        hardware = {"name": properties.name, "memory": properties.total_memory}
+        _print_line({"gpu": index, **hardware, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
     except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
         first_line = str(error).strip().partition("\n")[0]
         _print_line({"gpu": index, "error": f"{type(error).__name__}: {first_line}"})

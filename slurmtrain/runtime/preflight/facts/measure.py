@@ -26,7 +26,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
+from slurmtrain.runtime.preflight.facts import gpus, hardware, matmul, plugins
 from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
@@ -166,6 +166,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
         "shared": partial(_measure_shared, context),
         "versions": lambda: _read_versions(nvml),
         "gpu": inspect_gpus if gpus_per_node else lambda: {"skip": "no GPUs requested"},
+        "hardware": partial(_read_hardware, context, inspect_gpus if gpus_per_node else None),
         "disk": lambda: _measure_space(context.attempt.run.path),
         "tmp": lambda: _measure_space(Path(context.environ.get("TMPDIR") or _TEMPORARY)),
         "shm": lambda: _measure_space(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
@@ -315,6 +316,17 @@ def _measure_dns(addresses: Sequence[str]) -> Facts:
     for thread in threads:
         thread.join()
     return durations_ms
+
+
+def _read_hardware(context: NodeContext, inspect_gpus: _CachedMeasurement | None) -> Facts:
+    """The ``gpus`` of this node, or its ``cpu`` and ``cpus``."""
+    if inspect_gpus is None:
+        resources = context.plan.spec.resources
+        requested = resources.local_world_size * resources.cpus_per_proc
+        return {"skip": "there is one node only"} if context.nodes == 1 else hardware.read_cpus(requested)
+    inspected = inspect_gpus()
+    visible = hardware.list_gpus(inspected)
+    return {"gpus": visible} if visible else {"skip": inspected.get("skip", "no GPU was found")}
 
 
 def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None) -> Facts:

@@ -20,7 +20,7 @@ from slurmtrain.model.spec.preflight_checks import LEVELS, PreflightSpec
 from slurmtrain.model.spec.spec import NetworkSpec, Spec
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
-OWN = ["shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"]
+OWN = ["shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"]
 
 
 # --- all checks -------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.system.journal import Journal
 
 LONG_S = 60.0
-_OFF = ("shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment")
+_OFF = ("shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment")
 
 
 def spec(nodes: int = 1, **preflight: Any) -> Spec:

@@ -63,7 +63,8 @@ def ones(rows, columns, dtype, device):
 def mm(a, b, out):
     pass
 cuda = SimpleNamespace(
-    device_count=lambda: len(GPUS), get_device_name=lambda index: "Fake", synchronize=lambda device: None
+    device_count=lambda: len(GPUS), synchronize=lambda device: None,
+    get_device_properties=lambda index: SimpleNamespace(name="Fake", total_memory=80 << 30),
 )
 def broken():
     raise RuntimeError("CUDA error: unspecified launch failure\\nmore lines")
@@ -81,7 +82,9 @@ def dies():
 def test_every_gpu_multiplies_in_a_process_of_its_own(fake_torch: FakeTorch) -> None:
     facts = run_gemm(fake_torch("GPUS += [GOOD, GOOD]"), 60)
     assert facts["count"] == 2
-    assert [(gpu["gpu"], gpu["name"]) for gpu in facts["gpus"]] == [(0, "Fake"), (1, "Fake")]
+    assert [(gpu["gpu"], gpu["name"], gpu["memory"]) for gpu in facts["gpus"]] == [
+        (0, "Fake", 80 << 30), (1, "Fake", 80 << 30)
+    ]  # fmt: skip
     assert all(gpu["ms"] >= 0 and gpu["tflops"] > 0 for gpu in facts["gpus"])
 
 

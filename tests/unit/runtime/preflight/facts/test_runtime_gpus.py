@@ -92,7 +92,7 @@ class FakeNvml:
         return SimpleNamespace(busId=device.bus)
 
     def nvmlDeviceGetMemoryInfo(self, device: Device) -> Any:  # noqa: N802
-        return SimpleNamespace(used=device.answer("used", 600_000_000))
+        return SimpleNamespace(used=device.answer("used", 600_000_000), total=80 << 30)
 
     def nvmlDeviceGetTotalEccErrors(self, device: Device, kind: int, counter: int) -> Any:  # noqa: N802
         assert (kind, counter) == (self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self.NVML_VOLATILE_ECC)
@@ -156,7 +156,14 @@ def test_gpus_are_inspected_with_all_their_figures() -> None:
     nvml = FakeNvml(device(0), device(1, ecc=3, rows=(0, 2, 1, 0), used=5_000_000_000))
     facts = inspect_gpus(2, {}, 10, nvml)
     assert (facts["asked"], facts["count"], facts["nvml"], facts["mig"]) == (2, 2, None, False)
-    good = {"name": "NVIDIA H100", "bus": "00000000:1B:00.0", "uncorrected": 0, "pending": False, "used_mb": 600}
+    good = {
+        "name": "NVIDIA H100",
+        "bus": "00000000:1B:00.0",
+        "uncorrected": 0,
+        "pending": False,
+        "used_mb": 600,
+        "memory": 80 << 30,
+    }
     assert facts["gpus"] == [
         good,
         {**good, "bus": "00000000:2B:00.0", "uncorrected": 3, "pending": True, "used_mb": 5000},

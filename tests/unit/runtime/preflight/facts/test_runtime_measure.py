@@ -30,7 +30,7 @@ from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
 from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
 
 TOKEN = "5eed" * 16
-OWN = {"shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"}
+OWN = {"shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"}
 # A run that measures nothing but what a test switches on.
 QUIET = {name: {"level": "off"} for name in OWN}
 
@@ -98,7 +98,7 @@ def test_a_single_node_measures_every_check(make_context: MakeContext) -> None:
     facts = measure_all(make_context())
     assert facts.keys() == OWN
     assert {name for name, of_check in facts.items() if of_check.keys() & {"error", "timeout"}} == set()
-    assert {name for name, of_check in facts.items() if "skip" in of_check} == {"gpu", "straggler"}
+    assert {name for name, of_check in facts.items() if "skip" in of_check} == {"gpu", "hardware", "straggler"}
     assert json.loads(json.dumps(facts)) == facts
 
 

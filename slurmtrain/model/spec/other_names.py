@@ -19,6 +19,8 @@ _KEYS = {
     "resources.mem": ("memory", "ram", "mem_per_node"),
     "resources.time": ("walltime", "timeout", "time_limit", "timelimit", "time-limit"),
     "strategy": ("parallel", "parallelism", "parallelize", "ddp", "fsdp", "hsdp"),
+    "strategy.mixed_precision": ("precision", "amp", "param_dtype"),
+    "resources.accumulation": ("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
     "requeue.max_failures": ("retries", "max_retries", "max_restarts"),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ parameters. So a checkpoint fits any number of ranks and any strategy. All other
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -204,7 +205,8 @@ class Objects:
             state.shared[name] = {OPTIONS: zero_optimizer.groups(optimizer, self._names())}
 
     def _capture_state(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
-        captured: Any = get_optimizer_state_dict(self._modules, acting(optimizer))
+        with own_methods(optimizer):
+            captured: Any = get_optimizer_state_dict(self._modules, acting(optimizer))
         part = state.shared.setdefault(name, {})
         part[GROUPS] = captured["param_groups"]
         if more := more_of(optimizer):
@@ -242,6 +244,8 @@ class Objects:
         for name, optimizer in self._optimizers.items():
             self._load_optimizer(name, optimizer, values, shared[name])
         for name, obj in self._all.items():
+            if name in self.additions and name not in shared:
+                continue
             if self.is_plain(name) and not self.is_own(name) and name not in but:
                 obj.load_state_dict(shared[name])
 
@@ -260,7 +264,8 @@ class Objects:
             # Not strict, since parameters that were never used have no state.
             lenient = StateDictOptions(strict=False)
             state: Any = {"state": states, "param_groups": shared[GROUPS]}
-            set_optimizer_state_dict(self._modules, acting(optimizer), state, options=lenient)
+            with own_methods(optimizer):
+                set_optimizer_state_dict(self._modules, acting(optimizer), state, options=lenient)
             if shared.get(MORE):
                 optimizer.load_state_dict({**optimizer.state_dict(), **shared[MORE]})
             drop_empty_states(optimizer)
@@ -290,6 +295,17 @@ def acting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer whose state this is: PostLocalSGDOptimizer has that of another, and a step() of its own."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, torch.optim.Optimizer) and inner.state is optimizer.state else optimizer
+
+
+@contextlib.contextmanager
+def own_methods(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """A context without what has replaced methods of an ``optimizer``: torch creates its state by making a step."""
+    attributes = vars(optimizer)
+    replaced: dict[str, Any] = {name: attributes.pop(name) for name in ("step", "zero_grad") if name in attributes}
+    try:
+        yield
+    finally:
+        attributes.update(replaced)
 
 
 def more_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

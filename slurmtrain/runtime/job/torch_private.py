@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from subprocess import Popen
     from types import FrameType
 
-    from torch import nn
+    from torch import Tensor, device, nn
+    from torch.amp import GradScaler
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.optim import Optimizer
@@ -97,6 +98,13 @@ def overlaps_with_ddp(optimizer: Any) -> bool:
     return bool(optimizer._overlap_with_ddp)
 
 
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply ``function`` to the values in a ``tree``: lists, dicts and so on, also those that libraries register."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(function, tree)
+
+
 def import_compiler() -> None:
     """Import now what torch's checkpoints import on first use, most of a second in the middle of training."""
     import_module("torch._dynamo")
@@ -117,6 +125,21 @@ def drop_empty_states(optimizer: Optimizer) -> None:
     """Undo what :func:`empty_states` left in an optimizer."""
     for parameter in [parameter for parameter, state in optimizer.state.items() if not state]:
         del optimizer.state[parameter]
+
+
+def infinities(scaler: GradScaler, optimizer: Optimizer) -> dict[device, Tensor]:
+    """By device, 1 if gradients of the ``optimizer`` are not finite, as ``unscale_`` of ``scaler`` has noted them.
+
+    What is changed in the dict counts.
+    """
+    flags: dict[device, Tensor] = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return flags
+
+
+def scale_of(scaler: GradScaler) -> Tensor:
+    """The scale of a ``scaler`` that has scaled something, where it computes: reading it does not wait."""
+    assert scaler._scale is not None
+    return scaler._scale
 
 
 # --- torch elastic ----------------------------------------------------------------------------------------------------

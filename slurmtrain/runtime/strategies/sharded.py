@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy.section import FP32, StrategySpec
+from slurmtrain.model.spec.strategy.precision import FP32
+from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.strategies.step.precision import DTYPES
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-_DTYPES = {"bf16": torch.bfloat16, FP32: torch.float32}
 _FSDP = "torch.distributed.fsdp"
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
@@ -91,12 +92,12 @@ def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisio
     """The precision of a module inside the model, and of the model itself, from whose output the loss is computed."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if spec.param_dtype is None:
-        reduced = None if spec.reduce_dtype is None else _DTYPES[spec.reduce_dtype]
+    if spec.mixed_precision is None:
+        reduced = None if spec.reduce_dtype is None else DTYPES[spec.reduce_dtype]
         policy = MixedPrecisionPolicy(reduce_dtype=reduced)
         return policy, policy
     # Versions of torch differ in what they reduce in unless told.
-    computed, reduced = _DTYPES[spec.param_dtype], _DTYPES[spec.reduce_dtype or FP32]
+    computed, reduced = DTYPES[spec.mixed_precision], DTYPES[spec.reduce_dtype or FP32]
     inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
     return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
 

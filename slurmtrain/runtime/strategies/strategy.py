@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.precision import FP16
 from slurmtrain.model.spec.strategy.section import DDP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
 from slurmtrain.runtime.strategies import replicated, sharded, tensor
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
 from slurmtrain.runtime.strategies.mesh import TP, data_parallel, make_mesh, sizes_of
+from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
+from slurmtrain.runtime.strategies.step.gradients import Gradients
+from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in
+from slurmtrain.runtime.strategies.step.scaler import LossScaler
 
 
 class Strategy:
     """Distributes the models of a script as its spec says."""
 
-    def __init__(self, spec: StrategySpec | None, ranks: RankGroup, node: int) -> None:
-        """Apply ``spec``, by default DistributedDataParallel, on these ``ranks``; this one is on the given ``node``."""
+    def __init__(self, spec: StrategySpec | None, ranks: RankGroup, node: int, microbatches: int = 1) -> None:
+        """Apply ``spec``, by default DistributedDataParallel, on these ``ranks``; this one is on the given ``node``.
+
+        A step has so many ``microbatches``.
+        """
         self._spec = spec or StrategySpec(name=DDP)
         self._demanded = spec is not None
         self._ranks = ranks
@@ -31,6 +40,9 @@ class Strategy:
         self._models = 0
         self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
+        self._scaler = LossScaler(ranks) if self._spec.mixed_precision == FP16 else None
+        self.gradients = Gradients(microbatches, self._scaler)
+        """Those of the current step."""
         # Parameters that have been replaced by their shards, as far as something still refers to them.
         self._replaced: list[weakref.ref[nn.Parameter]] = []
 
@@ -49,6 +61,8 @@ class Strategy:
         _check(model)
         self._models += 1
         if not self._spec.is_sharded:
+            if self._spec.mixed_precision is not None:
+                compute_in(model, DTYPES[self._spec.mixed_precision], self._ranks.device)
             replica, hook = replicated.replicate(model, self._spec, self._ranks)
             self._hooks += [] if hook is None else [hook]
             return replica
@@ -67,16 +81,38 @@ class Strategy:
         """An optimizer of the class ``cls`` with these ``parameters``, or groups of them, and ``options``."""
         self._optimizers += 1
         if self._spec.name != ZERO1 or self._ranks.world_size == 1:
-            return cls(parameters, **options)
-        # Importing it compiles a dozen optimizers.
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+            optimizer = cls(parameters, **options)
+        else:
+            # Importing it compiles a dozen optimizers.
+            from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(parameters, optimizer_class=cls, **options)
+            optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=cls, **options)
+        self.gradients.attach(optimizer)
+        return optimizer
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """A context for what the script computes outside of the model's forward pass, in the same precision."""
+        # What shards return is float32, and so is what follows.
+        precision = None if self._spec.is_sharded else self._spec.mixed_precision
+        return autocast(None if precision is None else DTYPES[precision], self._ranks.device)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
+        """As torch's, over all ranks; nothing, and 0, before the last microbatch.
+
+        ``parameters``: with gradients whose norm of ``norm_type`` becomes at most ``max_norm``.
+        """
+        device = self._ranks.device
+        if not self.gradients.sync:
+            return torch.zeros((), device=device)
+        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self.gradients.unscale(clipped)
+        return clip_grad_norm_(clipped, max_norm, norm_type, device=device)
 
     def states(self) -> dict[str, Any]:
         """What checkpoints contain besides what the script registers, by names that no argument can have."""
         names = (f"strategy.{self._spec.hook}{f'.{number}' if number else ''}" for number in count())
-        return dict(zip(names, self._hooks, strict=False))
+        scaler = {} if self._scaler is None else {"strategy.scaler": self._scaler}
+        return {**scaler, **dict(zip(names, self._hooks, strict=False))}
 
     def check_optimizers(self, objects: Mapping[str, object]) -> None:
         """Raise StrategyError if one of the ``objects`` is an optimizer of parameters that have been replaced."""
@@ -98,6 +134,11 @@ class Strategy:
             raise StrategyError(
                 f"the spec has 'strategy: {self._spec.name}', and the script does not apply it: call "
                 "model = run.parallelize(model) before the first step, or remove the key"
+            )
+        if self._scaler is not None and not self._optimizers:
+            raise StrategyError(
+                "the spec has 'strategy.mixed_precision: fp16', whose loss is scaled: make the optimizer with "
+                "run.optimizer(torch.optim.AdamW, model.parameters(), lr=...), and call run.backward(loss)"
             )
         if self._spec.name == ZERO1 and not self._optimizers:
             raise StrategyError(

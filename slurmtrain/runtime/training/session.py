@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
@@ -43,6 +42,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.strategies.strategy import Strategy
 from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.rank_group import join_group, pick_device
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
@@ -105,7 +105,7 @@ def session(
     return Session(this_ranked_worker(), params or {}, backend, timeout)
 
 
-class Session:
+class Session(ParallelTraining):
     """A training script's view of its run; :func:`session` makes it.
 
     All ranks must call :meth:`checkpoint`, :meth:`steps` and :meth:`log` alike, since these run collectives.
@@ -126,8 +126,8 @@ class Session:
         self.seed = worker.seed
         """The spec's ``seed``, with which random numbers are seeded as the session is entered; None if it has none."""
         self.accumulation = worker.accumulation
-        """Into how many parts to divide the batch of each rank (gradient accumulation), the spec's or, after it ran out
-        of memory, more; 1 outside a job."""
+        """Into how many microbatches to divide the batch of each rank (gradient accumulation), the spec's or, after it
+        ran out of memory, more; 1 outside a job."""
         self.params = {**params, **worker.params}
         """The spec's ``params``, which override those given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
@@ -167,7 +167,8 @@ class Session:
         self._owns_group = join_group(self._worker, self.device, self._backend, self._timeout)
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
-        self._strategy = Strategy(self._plan.spec.strategy if self._plan else None, self._ranks, self._worker.node)
+        strategy = self._plan.spec.strategy if self._plan else None
+        self._strategy = Strategy(strategy, self._ranks, self._worker.node, self.accumulation)
         parts = self._strategy.dp_rank, self._strategy.dp_size
         data_rank = DataRank(*parts, self.device, lambda: self.step if self._in_step else None)
         self._loaders = Loaders(data_rank, self.seed)
@@ -214,41 +215,6 @@ class Session:
             self._flag.release()
 
     # --- what scripts call ------------------------------------------------------------------------------------------
-
-    def parallelize(self, model: nn.Module) -> nn.Module:
-        """Distribute a model over the processes, as the spec's ``strategy`` says.
-
-        Call it on all ranks, before the optimizer is made and before :meth:`checkpoint`::
-
-            model = run.parallelize(Net())
-            optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=0.1)
-
-        All ranks begin with rank 0's weights. Without a ``strategy``, and outside a job, it is that of
-        DistributedDataParallel.
-
-        Args:
-            model: Any module, on any device but ``meta``; it is changed, or becomes part of the one returned.
-
-        Returns:
-            The model to train, on :attr:`device`.
-
-        Raises:
-            StrategyError: The strategy does not fit the model, or the nodes of this run.
-        """
-        return self._strategy.parallelize(model)
-
-    def optimizer(self, cls: type[torch.optim.Optimizer], parameters: Iterable[Any], **options: Any) -> Any:
-        """Make an optimizer of a model that is distributed: ``run.optimizer(torch.optim.AdamW, parameters, lr=0.1)``.
-
-        Args:
-            cls: Its class.
-            parameters: As for any optimizer: tensors, or groups of them.
-            options: Its options, such as ``lr``.
-
-        Returns:
-            An optimizer of this class; with ``strategy: zero1``, a ZeroRedundancyOptimizer of such optimizers.
-        """
-        return self._strategy.optimizer(cls, parameters, options)
 
     def loader(
         self,

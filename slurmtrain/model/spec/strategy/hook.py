@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from slurmtrain.model.spec.kinds import Conflict
+from slurmtrain.model.spec.strategy.precision import BF16, FP16
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.strategy.section import StrategySpec
 
-BF16, FP16 = "bf16", "fp16"
 POWERSGD, TOPK = "powersgd", "topk"
 HOOKS = (BF16, FP16, POWERSGD, TOPK)
 # Hooks that keep what they have not sent.
@@ -37,6 +37,8 @@ def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
             yield option.name, f"it has no effect without 'hook: {owner}'"
     if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
         yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
+    if strategy.hook in WITH_FEEDBACK and strategy.mixed_precision == FP16:
+        yield "hook", "infinite gradients of 'mixed_precision: fp16' would stay in what the hook has not sent: use bf16"
     remembers = strategy.use_error_feedback or strategy.warm_start
     if strategy.hook == POWERSGD and remembers and strategy.start_powersgd_iter < 2:
         yield (

@@ -21,8 +21,9 @@ from slurmtrain.model.spec.kinds import (
     declare_key,
     suggestion,
 )
-from slurmtrain.model.spec.strategy.hook import BF16, HOOKS, OPTIONS, hook_conflicts
+from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
+from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
 
 DDP, FSDP, HSDP, ZERO1, TENSOR = "ddp", "fsdp", "hsdp", "zero1", "tensor"
 STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR)
@@ -41,7 +42,6 @@ _MEANT = {
 }
 COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE)
-FP32 = "fp32"
 
 
 def _read_name(value: object) -> str:
@@ -78,7 +78,6 @@ _OWNERS = {
     "reshard_after_forward": SHARDED,
     "wrap": SHARDED,
     "offload": SHARDED,
-    "param_dtype": SHARDED,
     "reduce_dtype": SHARDED,
 }
 
@@ -94,6 +93,13 @@ class StrategySpec:
         "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
         "each process has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are "
         "divided over all processes, or those of the dimension `tp` of the `mesh`.",
+    )
+    mixed_precision: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(BF16, FP16)),
+        "The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and "
+        "in checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which "
+        "takes `run.backward(loss)` and `run.optimizer(...)`.",
     )
     bucket_cap_mb: float | None = declare_key(
         None,
@@ -167,17 +173,11 @@ class StrategySpec:
         "`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of "
         "the node, where the optimizer steps too; takes `resources.mem`.",
     )
-    param_dtype: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(BF16, FP32)),
-        "`fsdp`, `hsdp`: the precision of the forward and backward passes; null: that of the parameters. For the "
-        "optimizer and in checkpoints parameters stay as they are, and the model's output is fp32.",
-    )
     reduce_dtype: str | None = declare_key(
         None,
         Nullable(kinds.choice(BF16, FP32)),
-        "`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with a `param_dtype`, else that of "
-        "the parameters.",
+        "`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else that "
+        "of the parameters.",
     )
 
     mesh: MeshSpec | None = declare_key(
@@ -227,6 +227,8 @@ class StrategySpec:
                 yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
         if self.name in _REPLICATED:
             yield from hook_conflicts(self)
+        if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
+            yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
 
     def _conflicts_of_mesh(self) -> Iterator[Conflict]:
         if not self.is_tensor_parallel:

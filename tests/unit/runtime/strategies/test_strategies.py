@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,6 @@ def losses_with(ranks: RankGroup, spec: StrategySpec, per_node: int) -> list[flo
     return train(ranks, objects, 0, STEPS)
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pair]:
-    ranks = Pair(4)
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize(
     ("spec", "tolerance"),
     [
@@ -110,7 +102,7 @@ def four() -> Iterator[Pair]:
         (StrategySpec(name="fsdp"), SAME),
         (StrategySpec(name="fsdp", reshard_after_forward=False, wrap=("Block",)), SAME),
         (StrategySpec(name="fsdp", offload=True), SAME),
-        (StrategySpec(name="fsdp", param_dtype="bf16"), IN_BF16),
+        (StrategySpec(name="fsdp", mixed_precision="bf16"), IN_BF16),
         (StrategySpec(name="hsdp", reduce_dtype="fp32"), SAME),
         (StrategySpec(name="zero1", find_unused_parameters=True), SAME),
     ],

@@ -1,0 +1,1 @@
+"""What a step consists of under every strategy: forward passes, gradients of microbatches, scaling, clipping."""

@@ -1,0 +1,162 @@
+"""How the gradients of a step come about: microbatches, the scale of the loss, and optimizers that wait for the last.
+
+As in accelerate, ``optimizer.step()`` and ``optimizer.zero_grad()`` do nothing between the microbatches of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.runtime.strategies.step.scaler import LossScaler
+
+
+class Gradients:
+    """The gradients of the current step, and the optimizers that use them."""
+
+    def __init__(self, microbatches: int, scaler: LossScaler | None) -> None:
+        """``microbatches``: in a step. ``scaler``: of the loss; None if it needs no scale."""
+        self.sync = True
+        """Whether the next optimizer step has all gradients: not before the last microbatch."""
+        self.scaler = scaler
+        self._microbatches = microbatches
+        self._finished = 0
+        self._step = 0
+        self._is_inside = False
+        # In the order in which the script has made them, which is the same on all ranks.
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        # Those whose parameters may have gradients that they have not used yet.
+        self._ready: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    # --- microbatches -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def accumulate(self, models: Sequence[nn.Module], step: int) -> Iterator[None]:
+        """The context of a microbatch, after ``step`` finished steps; only the last reduces gradients of ``models``.
+
+        Raises StrategyError if the step before had fewer microbatches.
+        """
+        if self._finished and step != self._step:
+            raise StrategyError(
+                f"step {self._step} ended after {self._finished} of {self._microbatches} microbatches: use "
+                "run.accumulate(model) run.accumulation times in each step"
+            )
+        self._step = step
+        self.sync = self._finished + 1 == self._microbatches
+        self._is_inside = True
+        try:
+            with contextlib.ExitStack() as stack:
+                for model in models if not self.sync else ():
+                    stack.enter_context(no_sync(model))
+                yield
+        finally:
+            self._is_inside = False
+        self._finished = 0 if self.sync else self._finished + 1
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """The backward pass of a ``loss``, scaled as its microbatch needs, with ``options`` of ``Tensor.backward``."""
+        self.scaled(loss / self._microbatches if self._is_inside and self._microbatches > 1 else loss).backward(
+            **options
+        )
+
+    def scaled(self, loss: Any) -> Any:
+        """The ``loss`` whose backward pass follows, with the scale of fp16."""
+        self._ready.update(self._living())
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    # --- optimizers ---------------------------------------------------------------------------------------------------
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an ``optimizer`` make its steps with whole, unscaled gradients, which plain steps have anyway."""
+        if self.scaler is None and self._microbatches == 1:
+            return
+        self._optimizers.append(weakref.ref(optimizer))
+        gradients, step, zero_grad = self, optimizer.step, optimizer.zero_grad
+
+        # Schedulers replace the method, too, and need one that is bound.
+        @wraps(step)
+        def step_with_all(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+            return gradients._make_step(optimizer, step, *args, **options)
+
+        @wraps(zero_grad)
+        def zero_unless_needed(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
+            if not (gradients._is_inside and optimizer in gradients._ready):
+                zero_grad(*args, **options)
+
+        changed: Any = optimizer
+        changed.step, changed.zero_grad = (
+            MethodType(step_with_all, optimizer),
+            MethodType(zero_unless_needed, optimizer),
+        )
+        changed.step_was_skipped = False
+
+    def unscale(self, parameters: Iterable[Tensor]) -> None:
+        """Remove the scale of fp16 from the gradients of all optimizers that have any of these ``parameters``."""
+        if self.scaler is None:
+            return
+        ids = {id(parameter) for parameter in parameters}
+        for optimizer in self._living():
+            own = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+            if optimizer in self._ready and not ids.isdisjoint(own):
+                self.scaler.unscale_(optimizer)
+
+    def _living(self) -> Iterator[torch.optim.Optimizer]:
+        return (optimizer for reference in self._optimizers if (optimizer := reference()) is not None)
+
+    def _make_step(
+        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **options: Any
+    ) -> float | None:
+        if not self.sync:
+            if self._is_inside:
+                return None
+            raise StrategyError(
+                f"optimizer.step() after {self._finished} of {self._microbatches} microbatches: use "
+                "run.accumulate(model) run.accumulation times in each step"
+            )
+        if optimizer not in self._ready and (self._is_inside or self.scaler is not None):
+            raise StrategyError("optimizer.step() without gradients: call run.backward(loss), not loss.backward()")
+        self._ready.discard(optimizer)
+        scaler = self.scaler
+        return step(*args, **options) if scaler is None else _scaled_step(scaler, optimizer, step, *args, **options)
+
+
+def _scaled_step(
+    scaler: LossScaler, optimizer: Any, step: Callable[..., Any], *args: Any, **options: Any
+) -> float | None:
+    """Make the own ``step`` of an ``optimizer``, unless a gradient is not finite."""
+    optimizer.step_was_skipped = True
+
+    @wraps(step)
+    def step_at_all(*args: Any, **options: Any) -> Any:
+        optimizer.step_was_skipped = False
+        return step(*args, **options)
+
+    # The scaler calls the method of the optimizer, which would come back to it.
+    replaced, optimizer.step = optimizer.step, step_at_all
+    try:
+        return scaler.step(optimizer, *args, **options)
+    finally:
+        optimizer.step = replaced
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """A context in which the backward passes of a ``model`` add to its gradients, but do not reduce them over ranks."""
+    replica: Any = model
+    if hasattr(model, "set_requires_gradient_sync"):
+        replica.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            replica.set_requires_gradient_sync(True)
+    else:
+        with replica.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+            yield

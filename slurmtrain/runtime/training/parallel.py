@@ -1,0 +1,136 @@
+"""What a session does with models, gradients and optimizers, under every strategy; its names are accelerate's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from slurmtrain.runtime.strategies.step.gradients import no_sync
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.strategies.strategy import Strategy
+
+
+class ParallelTraining:
+    """The part of a session that distributes models, and helps with their steps."""
+
+    accumulation: int
+    step: int
+    _strategy: Strategy
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """Distribute a model over the processes, as the spec's ``strategy`` says.
+
+        Call it on all ranks, before the optimizer is made and before :meth:`checkpoint`::
+
+            model = run.parallelize(Net())
+            optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=0.1)
+
+        All ranks begin with rank 0's weights. Without a ``strategy``, and outside a job, it is that of
+        DistributedDataParallel.
+
+        Args:
+            model: Any module, on any device but ``meta``; it is changed, or becomes part of the one returned.
+
+        Returns:
+            The model to train, on :attr:`device`.
+
+        Raises:
+            StrategyError: The strategy does not fit the model, or the nodes of this run.
+        """
+        return self._strategy.parallelize(model)
+
+    def optimizer(self, cls: type[torch.optim.Optimizer], parameters: Iterable[Any], **options: Any) -> Any:
+        """Make an optimizer of a model that is distributed: ``run.optimizer(torch.optim.AdamW, parameters, lr=0.1)``.
+
+        Args:
+            cls: Its class.
+            parameters: As for any optimizer: tensors, or groups of them.
+            options: Its options, such as ``lr``.
+
+        Returns:
+            An optimizer of this class; with ``strategy: zero1``, a ZeroRedundancyOptimizer of such optimizers.
+        """
+        return self._strategy.optimizer(cls, parameters, options)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this is the last microbatch of the step, after which the optimizer makes its step."""
+        return self._strategy.gradients.sync
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute in the spec's ``mixed_precision``: ``with run.autocast(): loss = ...``.
+
+        The forward pass of a model from :meth:`parallelize` does so anyway: this is for what the script computes
+        outside of it. With sharded parameters it does nothing there, since what such a model returns is float32.
+
+        Returns:
+            A context manager.
+        """
+        return self._strategy.autocast()
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Compute the gradients of a loss, in place of ``loss.backward()``.
+
+        Within :meth:`accumulate` the loss is divided by :attr:`accumulation`; with ``mixed_precision: fp16`` it is
+        scaled.
+
+        Args:
+            loss: The mean over the microbatch of this rank.
+            options: As for ``torch.autograd.backward``.
+        """
+        self._strategy.gradients.backward(loss, **options)
+
+    def accumulate(self, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Compute the gradients of a step in :attr:`accumulation` microbatches of equal size.
+
+        It is the context of one of them::
+
+            for x, y in zip(inputs.chunk(run.accumulation), targets.chunk(run.accumulation)):
+                with run.accumulate(model):
+                    run.backward(loss_of(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        Before the last one gradients are not reduced over ranks, and an optimizer from :meth:`optimizer` does nothing
+        in ``step()`` and ``zero_grad()``.
+
+        Args:
+            models: What :meth:`parallelize` has returned.
+
+        Returns:
+            A context manager, around forward and backward passes. Entering it raises StrategyError if the step before
+            had fewer microbatches.
+        """
+        return self._strategy.gradients.accumulate(models, self.step)
+
+    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Let the backward passes of a model add to its gradients without reducing them over ranks.
+
+        Args:
+            model: What :meth:`parallelize` has returned.
+
+        Returns:
+            A context manager, around forward and backward passes.
+        """
+        return no_sync(model)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale gradients so that their norm over the whole model is at most ``max_norm``; call it on all ranks.
+
+        Before the last microbatch of a step it does nothing, and returns 0. With ``mixed_precision: fp16`` it removes
+        the scale of the gradients first.
+
+        Args:
+            parameters: Those of a model from :meth:`parallelize`.
+            max_norm: The greatest norm.
+            norm_type: Which norm: 2, or ``float("inf")`` for the greatest absolute value.
+
+        Returns:
+            The norm before, the same on all ranks.
+        """
+        return self._strategy.clip_grad_norm_(parameters, max_norm, norm_type)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,17 +16,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.strategy.precision import FP32
 from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.strategies.chosen_modules import elements, of_classes
 from slurmtrain.runtime.strategies.step.precision import DTYPES
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
 _FSDP = "torch.distributed.fsdp"
-_LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -45,21 +43,10 @@ def units_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
     Raises:
         StrategyError: The model has none of these classes.
     """
-    if not wrap:
-        elements = [module for module in _elements(model) if any(True for _ in module.parameters())]
-        return [module for module in elements if not _shares_parameters(module, model)]
-    classes = {type(module).__name__ for module in model.modules() if module is not model}
-    for name in wrap:
-        if name not in classes:
-            near = suggestion(name, classes)
-            raise StrategyError(f"'strategy.wrap' names {name!r}, and the model has no module of such a class{near}")
-    chosen = [module for module in model.modules() if module is not model and type(module).__name__ in wrap]
-    for module in chosen:
-        if isinstance(module, _LISTS):
-            raise StrategyError(
-                f"'strategy.wrap' names {type(module).__name__!r}, which is never called: name its elements"
-            )
-    return chosen[::-1]
+    if wrap:
+        return of_classes(model, wrap, "strategy.wrap")
+    own = [module for module in elements(model) if any(True for _ in module.parameters())]
+    return [module for module in own if not _shares_parameters(module, model)]
 
 
 def shard(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, units: Sequence[nn.Module]) -> nn.Module:
@@ -100,15 +87,6 @@ def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisio
     computed, reduced = DTYPES[spec.mixed_precision], DTYPES[spec.reduce_dtype or FP32]
     inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
     return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
-
-
-def _elements(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost module lists and sequences in a ``module``."""
-    for child in module.children():
-        if isinstance(module, (*_LISTS, nn.Sequential)) and not isinstance(child, _LISTS):
-            yield child
-        else:
-            yield from _elements(child)
 
 
 def _shares_parameters(module: nn.Module, model: nn.Module) -> bool:

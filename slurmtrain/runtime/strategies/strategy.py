@@ -19,6 +19,7 @@ from slurmtrain.runtime.job.torch_private import compiled_module
 from slurmtrain.runtime.strategies import replicated, sharded, tensor
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
 from slurmtrain.runtime.strategies.mesh import TP, data_parallel, make_mesh, sizes_of
+from slurmtrain.runtime.strategies.step.activations import recompute
 from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
 from slurmtrain.runtime.strategies.step.gradients import Gradients
 from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in
@@ -61,6 +62,7 @@ class Strategy:
         _check(model)
         self._models += 1
         if not self._spec.is_sharded:
+            recompute(model, self._spec.activation_checkpointing)
             if self._spec.mixed_precision is not None:
                 compute_in(model, DTYPES[self._spec.mixed_precision], self._ranks.device)
             replica, hook = replicated.replicate(model, self._spec, self._ranks)
@@ -72,6 +74,7 @@ class Strategy:
         sharded.share_weights(model)
         if self._spec.is_tensor_parallel:
             tensor.divide(model, self._spec, mesh[TP])
+        recompute(model, self._spec.activation_checkpointing)
         model = sharded.shard(model, self._spec, data_parallel(mesh), units)
         kept = {id(parameter) for parameter in model.parameters()}
         self._replaced += [weakref.ref(parameter) for parameter in before if id(parameter) not in kept]

@@ -21,6 +21,10 @@ from slurmtrain.model.spec.kinds import (
     declare_key,
     suggestion,
 )
+from slurmtrain.model.spec.strategy.activation_checkpointing import (
+    ActivationCheckpointing,
+    ActivationCheckpointingSection,
+)
 from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
@@ -100,6 +104,12 @@ class StrategySpec:
         "The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and "
         "in checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which "
         "takes `run.backward(loss)` and `run.optimizer(...)`.",
+    )
+    activation_checkpointing: ActivationCheckpointing | None = declare_key(
+        None,
+        ActivationCheckpointingSection(),
+        "Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes "
+        "such as `[Block]`, or a section. It takes less memory, and more time.",
     )
     bucket_cap_mb: float | None = declare_key(
         None,

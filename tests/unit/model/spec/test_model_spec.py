@@ -158,7 +158,9 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
     keep = {"best": {"metric": "loss"}}
     tracking = {"metrics": {"file": "metrics.csv"}}
-    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "2GB"}}, "start_from": "a", "strategy": "ddp"}
+    strategy = {"mesh": {"tp": 1}, "activation_checkpointing": True}
+    oom = {"at_most": "2GB"}
+    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": oom}, "start_from": "a", "strategy": strategy}
     plain = write_spec(
         good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, **more})
     )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.strategy.activation_checkpointing import ActivationCheckpointing
 from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import StrategySpec
 
@@ -27,6 +28,16 @@ def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]
         (None, None),
         ("fsdp", StrategySpec(name="fsdp")),
         ({"name": "ddp", "bucket_cap_mb": 5}, StrategySpec(name="ddp", bucket_cap_mb=5)),
+        ({"activation_checkpointing": True}, StrategySpec(activation_checkpointing=ActivationCheckpointing())),
+        (
+            {"name": "zero1", "activation_checkpointing": ["Block"]},
+            StrategySpec(name="zero1", activation_checkpointing=ActivationCheckpointing(wrap=("Block",))),
+        ),
+        (
+            {"activation_checkpointing": {"save": ["mm"]}},
+            StrategySpec(activation_checkpointing=ActivationCheckpointing(save=("mm",))),
+        ),
+        ({"activation_checkpointing": False}, StrategySpec()),
         ({"mixed_precision": "bf16"}, StrategySpec(name="ddp", mixed_precision="bf16")),
         (
             {"name": "fsdp", "wrap": ["Block"], "mixed_precision": "bf16", "reshard_after_forward": False},
@@ -74,6 +85,12 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
         ({"name": "fsdp", "static_graph": True}, {}, "strategy.static_graph", "it belongs to ddp and zero1"),
         ({"name": "ddp", "hook": "powersdg"}, {}, "strategy.hook", "expected one of bf16, fp16, powersgd, topk"),
+        (
+            {"activation_checkpointing": "Block"},
+            {},
+            "strategy.activation_checkpointing",
+            "expected a list, found text ('Block')",
+        ),
         ({"mixed_precision": "fp32"}, {}, "strategy.mixed_precision", "expected one of bf16, fp16"),
         ({"name": "fsdp", "param_dtype": "bf16"}, {}, "strategy.param_dtype", "did you mean 'mixed_precision'?"),
         (

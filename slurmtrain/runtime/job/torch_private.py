@@ -7,7 +7,7 @@ torch that begins with an underscore, or that its module does not list in ``__al
 What torch documents as extension points is used where it is needed: ``torch.distributed.elastic``, the planners,
 readers and writers of ``torch.distributed.checkpoint``, hooks. Among them are three methods of SimpleElasticAgent that
 begin with an underscore (ELASTIC_EXTENSION_POINTS): only a subclass can override them, so these names also occur in
-``runtime.agent.workers.Workers``.
+``runtime.agent.workers.Workers``. So is one of ParallelStyle (STYLE_EXTENSION_POINT), in ``runtime.strategies.tensor``.
 
 This module is imported where torch is not, so the functions import what they need of torch.
 """
@@ -42,6 +42,8 @@ NEWEST = (2, 15)
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 # Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
 ELASTIC_EXTENSION_POINTS = frozenset(("_start_workers", "_monitor_workers", "_exit_barrier"))
+# The method of torch.distributed.tensor.parallel.ParallelStyle that applies a style, which is abstract.
+STYLE_EXTENSION_POINT = "_apply"
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------

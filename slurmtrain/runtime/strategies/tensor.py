@@ -23,11 +23,11 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils._pytree import tree_map
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.strategy.section import COLWISE_REP, ROWWISE, SEQUENCE, STYLES, StrategySpec
+from slurmtrain.runtime.job.torch_private import map_tree
 
 # The dimension along which sequences are divided: the last but one, before that of the features.
 _SEQUENCE_DIM = -2
@@ -197,11 +197,11 @@ def _to_dtensors(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
             return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
         return value
 
-    return tree_map(convert, inputs)
+    return map_tree(convert, inputs)
 
 
 def _to_locals(_module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
     def convert(value: Any) -> Any:
         return value.redistribute(mesh, [Replicate()]).to_local() if isinstance(value, DTensor) else value
 
-    return tree_map(convert, outputs)
+    return map_tree(convert, outputs)

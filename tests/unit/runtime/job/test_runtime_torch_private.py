@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import api as elastic
+from torch.distributed.tensor.parallel import ParallelStyle
 
 import slurmtrain
 from slurmtrain.errors import NotAvailable
@@ -128,6 +129,7 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
         for base in torch_bases(kind)
         for name in private_names(kind) & private_names(base)
         if name not in torch_private.ELASTIC_EXTENSION_POINTS
+        and (base, name) != (ParallelStyle, torch_private.STYLE_EXTENSION_POINT)
     }
     assert shared == {}
 
@@ -135,6 +137,10 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
 @pytest.mark.parametrize("name", sorted(torch_private.ELASTIC_EXTENSION_POINTS))
 def test_torch_elastic_still_has_each_extension_point(name: str) -> None:
     assert callable(getattr(SimpleElasticAgent, name))
+
+
+def test_a_style_of_torch_is_still_applied_by_an_abstract_method() -> None:
+    assert torch_private.STYLE_EXTENSION_POINT in ParallelStyle.__abstractmethods__
 
 
 @pytest.mark.parametrize(

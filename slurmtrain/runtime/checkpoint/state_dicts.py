@@ -373,14 +373,14 @@ def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
 
 
 def _unwrapped(obj: Any) -> Any:
-    """The module inside DistributedDataParallel or torch.compile: a checkpoint must fit with and without them.
+    """The module inside DistributedDataParallel and others like it: a checkpoint must fit with and without them.
 
     Modules in a dict, such as the stages of a pipeline that a rank has, become one module.
     """
     while True:
         if isinstance(obj, dict) and obj and all(isinstance(module, nn.Module) for module in obj.values()):
             return nn.ModuleDict({str(key): module for key, module in obj.items()})
-        if isinstance(obj, nn.parallel.DistributedDataParallel):
+        if isinstance(obj, nn.parallel.DistributedDataParallel | nn.DataParallel):
             obj = obj.module
         elif (inner := compiled_module(obj)) is not None:
             obj = inner

@@ -1,10 +1,15 @@
-"""Models of which each process has a replica: DistributedDataParallel."""
+"""Whole replicas of models: one in each process, or one on each GPU of a single process.
+
+That is torch's DistributedDataParallel, or its DataParallel.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.hook import POWERSGD, TOPK
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -40,6 +45,19 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> tuple[n
     elif spec.hook is not None:
         replica.register_comm_hook(None, CASTS[spec.hook])
     return replica, hook
+
+
+def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
+    """The ``model``, in DataParallel over the GPUs of these ``ranks``, of which there is one.
+
+    With a single GPU, and on a CPU, it stays as it is. Raises StrategyError if there are several ranks.
+    """
+    if ranks.world_size > 1:
+        raise StrategyError(f"'strategy: dp' is a single process, and there are {ranks.world_size}: use 'ddp'")
+    model = model.to(ranks.device)
+    if ranks.device.type != "cuda" or torch.cuda.device_count() == 1:
+        return model
+    return DataParallel(model)
 
 
 def _feedback(model: nn.Module, spec: StrategySpec) -> FeedbackHook | None:

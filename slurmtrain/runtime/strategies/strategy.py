@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.precision import FP16
-from slurmtrain.model.spec.strategy.section import DDP, ZERO1, StrategySpec
+from slurmtrain.model.spec.strategy.section import DDP, DP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
 from slurmtrain.runtime.strategies import replicated, sharded, tensor
@@ -61,6 +61,8 @@ class Strategy:
         """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
         _check(model)
         self._models += 1
+        if self._spec.name == DP:
+            return replicated.on_all_gpus(model, self._ranks)
         if not self._spec.is_sharded:
             recompute(model, self._spec.activation_checkpointing)
             if self._spec.mixed_precision is not None:
@@ -154,7 +156,8 @@ def _check(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
         raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")
-    if isinstance(model, nn.parallel.DistributedDataParallel) or sharded.is_sharded(model):
+    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
+    if isinstance(model, wrappers) or sharded.is_sharded(model):
         raise StrategyError(
             f"the model is distributed already ({type(model).__name__}): call run.parallelize() with the module itself"
         )

@@ -29,8 +29,8 @@ from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
 
-DDP, FSDP, HSDP, ZERO1, TENSOR = "ddp", "fsdp", "hsdp", "zero1", "tensor"
-STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR)
+DDP, FSDP, HSDP, ZERO1, TENSOR, DP = "ddp", "fsdp", "hsdp", "zero1", "tensor", "dp"
+STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, DP)
 SHARDED = (FSDP, HSDP)
 # What others call strategies that are options of ours.
 _MEANT = {
@@ -43,6 +43,8 @@ _MEANT = {
     "hybrid_shard": HSDP,
     "tp": TENSOR,
     "tensor_parallel": TENSOR,
+    "data_parallel": DP,
+    "dataparallel": DP,
 }
 COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE)
@@ -72,6 +74,7 @@ def _check_pattern(pattern: str) -> None:
 _NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
 # Which strategies the options belong to.
 _REPLICATED = (DDP, ZERO1)
+_NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
 _OWNERS = {
     "bucket_cap_mb": _REPLICATED,
     "static_graph": _REPLICATED,
@@ -83,6 +86,9 @@ _OWNERS = {
     "wrap": SHARDED,
     "offload": SHARDED,
     "reduce_dtype": SHARDED,
+    # What changes the forward pass of a module does not reach the copies that DataParallel makes of it.
+    "mixed_precision": _NOT_COPIED,
+    "activation_checkpointing": _NOT_COPIED,
 }
 
 
@@ -96,7 +102,8 @@ class StrategySpec:
         "`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded "
         "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
         "each process has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are "
-        "divided over all processes, or those of the dimension `tp` of the `mesh`.",
+        "divided over all processes, or those of the dimension `tp` of the `mesh`. `dp`: a single process, which "
+        "divides each batch over its GPUs: for comparison, since `ddp` is faster.",
     )
     mixed_precision: str | None = declare_key(
         None,
@@ -248,6 +255,8 @@ class StrategySpec:
             return
         if self.mesh is not None and self.mesh.tp == 1:
             yield "mesh", f"{TENSOR!r} needs a dimension 'tp' of more than one process"
+        if self.name == DP:
+            yield "mesh", "'dp' is a single process, which has no other to divide layers with: use 'ddp'"
         if self.name == ZERO1:
             yield "mesh", "'zero1' cannot divide layers, too: use 'fsdp', which also shards the optimizer's state"
         for option in fields(self):
@@ -269,6 +278,11 @@ def placement_conflicts(
         yield (
             "'hsdp' shards the model within a node, which has only one process: use 'ddp' or 'fsdp', or raise "
             "'resources.procs_per_node'"
+        )
+    if strategy.name == DP and nodes[1] * procs_per_node > 1:
+        yield (
+            f"'dp' is a single process, and there are {nodes[1] * procs_per_node}: set 'resources.nodes' and "
+            "'resources.procs_per_node' to 1, or use 'ddp'"
         )
     yield from _mesh_conflicts(strategy.layout, nodes, procs_per_node)
     if strategy.is_sharded and strategy.offload and mem is None:

@@ -146,6 +146,19 @@ def test_a_checkpoint_is_restored_under_another_strategy(four: Pair, tmp_path: P
     assert losses == pytest.approx(expected_losses(), rel=SAME)
 
 
+def test_a_model_in_data_parallel_is_saved_like_any_other(tmp_path: Path) -> None:
+    """DataParallel on GPUs: without any, it calls the module inside."""
+    strategy = Strategy(StrategySpec(name="dp"), alone(), 0)
+    objects = objects_of(strategy, seed=1)
+    losses = train(alone(), objects, 0, 2)
+    with Attempt(tmp_path, alone(), {**objects, "model": nn.DataParallel(objects["model"])}) as attempt:
+        assert attempt.save(2) == ""
+    others = objects_of(Strategy(None, alone(), 0), seed=9)
+    with Attempt(tmp_path, alone(), others, restart=1) as attempt:
+        assert attempt.restore() is not None
+    assert losses + train(alone(), others, 2, STEPS) == expected_losses()
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -171,6 +184,9 @@ def test_what_does_not_fit_the_model_or_the_nodes_is_refused_on_all_ranks(four: 
     [problem, *others] = four.run(problem_of, StrategySpec(name="fsdp"), [0, 0, 0, 0], True)
     assert "'optimizer' was made before run.parallelize(model)" in problem
     assert four.run(problem_of, StrategySpec(name="ddp"), [0, 0, 0, 0], True) == [""] * 4
+    [problem, *others] = four.run(problem_of, StrategySpec(name="dp"), [0, 0, 0, 0])
+    assert "'strategy: dp' is a single process, and there are 4" in problem
+    assert others == [problem] * 3
 
 
 def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:

@@ -59,7 +59,12 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
 @pytest.mark.parametrize(
     ("strategy", "resources", "key", "message"),
     [
-        ("fspd", {}, "strategy", "expected one of ddp, fsdp, hsdp, zero1, tensor, found 'fspd'; did you mean 'fsdp'?"),
+        (
+            "fspd",
+            {},
+            "strategy",
+            "expected one of ddp, fsdp, hsdp, zero1, tensor, dp, found 'fspd'; did you mean 'fsdp'?",
+        ),
         ("zero3", {}, "strategy", "found 'zero3'; did you mean 'fsdp'?"),
         ({"name": "ZeRO-2"}, {}, "strategy.name", "did you mean '{name: fsdp, reshard_after_forward: false}'?"),
         (True, {}, "strategy", "found True"),
@@ -103,6 +108,12 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"name": "hsdp", "hook": "bf16"}, {"nodes": 2, "procs_per_node": 2}, "strategy.hook", "no effect on 'hsdp'"),
         ({"name": "ddp", "bucket_cap_mb": 0}, {}, "strategy.bucket_cap_mb", "expected a number of at least 0.001"),
         ({"name": "fsdp", "offload": True}, {}, "strategy", "'offload' keeps the shards in the memory of the node"),
+        ("DataParallel", {}, "strategy", "found 'DataParallel'; did you mean 'dp'?"),
+        ("dp", {"procs_per_node": 4}, "strategy", "'dp' is a single process, and there are 4: set 'resources.nodes'"),
+        ("dp", {"nodes": {"min": 1, "max": 2}}, "strategy", "'dp' is a single process, and there are 2"),
+        ({"name": "dp", "mesh": {"dp": 1, "tp": -1}}, {}, "strategy.mesh", "which has no other to divide layers with"),
+        ({"name": "dp", "hook": "bf16"}, {}, "strategy.hook", "it has no effect on 'dp'"),
+        ({"name": "dp", "mixed_precision": "bf16"}, {}, "strategy.mixed_precision", "no effect on 'dp'; it belongs to"),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),
         ("hsdp", {"nodes": 2}, "strategy", "which has only one process: use 'ddp' or 'fsdp'"),
     ],

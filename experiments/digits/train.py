@@ -69,9 +69,9 @@ def main() -> None:
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
 
         for step, (images, labels) in run.steps(params["steps"], loader):
-            loss = loader.weight * nn.functional.cross_entropy(model(images), labels)
+            loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
-            loss.backward()
+            run.backward(loss)
             optimizer.step()
             scheduler.step()
             run.log(loss=loss.detach(), lr=scheduler.get_last_lr()[0])

@@ -69,7 +69,7 @@ class Loader:
         """The dataset, as the script has it."""
         self.weight = 1.0
         """By what to multiply the mean loss of this rank's samples of the current batch, so that the mean over ranks is
-        that over samples; 1 unless ranks have different numbers of them."""
+        that over samples; 1 unless ranks have different numbers of them. ``run.backward(loss)`` does so itself."""
         self._rank = rank
         self._order = order
         self._division = division

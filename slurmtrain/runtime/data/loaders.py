@@ -32,6 +32,8 @@ class Loaders:
         self._registered: list[Loader] | None = None
         # Those that steps have gone through; others, as for evaluations, have no position worth keeping.
         self._stepped: set[int] = set()
+        # The one that steps are going through.
+        self._current: Loader | None = None
 
     def make(
         self,
@@ -82,7 +84,19 @@ class Loaders:
             )
         number = self._loaders.index(loader)
         self._stepped.add(number)
-        return self._loaders[number].with_steps(steps)
+        return self._going_through(self._loaders[number], steps)
+
+    def _going_through(self, loader: Loader, steps: Iterator[int]) -> Iterator[tuple[int, Any]]:
+        self._current = loader
+        try:
+            yield from loader.with_steps(steps)
+        finally:
+            self._current = None
+
+    @property
+    def weight(self) -> float:
+        """The weight of the batch of the current step; 1 if it has none."""
+        return 1.0 if self._current is None else self._current.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The positions of loaders that steps have gone through, by number."""

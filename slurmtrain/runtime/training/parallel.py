@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 
 if TYPE_CHECKING:
+    from slurmtrain.runtime.data.loaders import Loaders
     from slurmtrain.runtime.strategies.strategy import Strategy
 
 
@@ -21,6 +22,7 @@ class ParallelTraining:
     accumulation: int
     step: int
     _strategy: Strategy
+    _loaders: Loaders
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Distribute a model over the processes, as the spec's ``strategy`` says.
@@ -77,13 +79,15 @@ class ParallelTraining:
         """Compute the gradients of a loss, in place of ``loss.backward()``.
 
         Within :meth:`accumulate` the loss is divided by :attr:`accumulation`; with ``mixed_precision: fp16`` it is
-        scaled.
+        scaled. In a step of ``run.steps(total, loader)`` in which ranks have different numbers of samples, it is
+        multiplied by ``loader.weight``.
 
         Args:
             loss: The mean over the microbatch of this rank.
             options: As for ``torch.autograd.backward``.
         """
-        self._strategy.gradients.backward(loss, **options)
+        weight = self._loaders.weight
+        self._strategy.gradients.backward(loss if weight == 1.0 else weight * loss, **options)
 
     def accumulate(self, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Compute the gradients of a step in :attr:`accumulation` microbatches of equal size.

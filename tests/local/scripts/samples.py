@@ -50,15 +50,15 @@ def main() -> None:
         notes = Path(sys.argv[1]) / f"samples-{run.attempt}-{run.rank}.jsonl"
         with notes.open("w") as file:
             for step, (indices, samples) in run.steps(run.params["steps"], loader):
-                loss = loader.weight * (model(samples).squeeze(1) - samples.sum(1)).square().mean()
+                loss = (model(samples).squeeze(1) - samples.sum(1)).square().mean()
                 optimizer.zero_grad()
-                loss.backward()
+                run.backward(loss)
                 optimizer.step()
                 own = zip(indices.tolist(), samples[:, 1].tolist(), strict=True) if loader.weight else ()
                 # One write a line: a step that was killed has it whole or not at all.
                 file.write(json.dumps([step, [[loader.epoch, *sample] for sample in own]]) + "\n")
                 file.flush()
-                run.log(loss=mean_over_ranks(loss))
+                run.log(loss=mean_over_ranks(loader.weight * loss))
                 threading.Event().wait(run.params["step_ms"] / 1000)
         if run.rank == 0:
             (notes.parent / "weights.json").write_text(json.dumps(parameters_to_vector(model.parameters()).tolist()))

@@ -602,6 +602,29 @@ def test_a_loop_over_a_loader_in_place_of_steps_is_refused_and_an_evaluation_wit
     assert samples == [list(range(6))] * 2
 
 
+def test_backward_weighs_the_loss_of_a_batch_only_in_steps_of_its_loader() -> None:
+    parameter = nn.Parameter(torch.ones(()))
+
+    def gradient(session: Any) -> float:
+        parameter.grad = None
+        session.backward(2 * parameter)
+        return float(parameter.grad)
+
+    with slurmtrain.session() as session:
+        loader = session.loader([1, 2, 3], 2)
+        gradients = []
+        for _ in session.steps(3, loader):
+            loader.weight = 0.25
+            gradients.append(gradient(session))
+        gradients += [gradient(session) for _ in session.steps(4)]
+        for _ in session.steps(6, loader):
+            loader.weight = 0.5
+            gradients.append(gradient(session))
+            break
+        gradients.append(gradient(session))
+    assert gradients == [0.5, 0.5, 0.5, 2.0, 1.0, 2.0]
+
+
 def test_the_seed_of_the_spec_is_that_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = []
     for seed in ("1", "1", "2"):

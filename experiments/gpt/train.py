@@ -64,39 +64,56 @@ class Block(nn.Module):
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
+class Embedding(nn.Module):
+    """What each byte of a text is, and where it is in it."""
+
+    def __init__(self, width: int, context: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, width)
+        self.places = nn.Embedding(context, width)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Vectors (batch, context, width) of a ``text`` (batch, context)."""
+        return self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))  # type: ignore[no-any-return]
+
+
 class Gpt(nn.Module):
     """Predicts the next byte at each place of a text."""
 
     def __init__(self, width: int, heads: int, layers: int, context: int) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(BYTES, width)
-        self.places = nn.Embedding(context, width)
+        self.embedding = Embedding(width, context)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, BYTES))
         self.heads = heads
+
+    def forward(self, text: Tensor) -> Tensor:
+        """The logits (batch, context, 256) of the bytes that follow those of ``text`` (batch, context)."""
+        x = self.embedding(text)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+    def pipeline_parts(self) -> list[str]:
+        """What ``strategy: pipeline`` divides among processes: modules that are applied one after the other."""
+        return ["embedding", *(f"blocks.{index}" for index in range(len(self.blocks))), "head"]
 
     def tensor_plan(self, size: int) -> dict[str, str]:
         """How ``strategy: tensor`` divides the layers among ``size`` processes. Raises ValueError for the heads."""
         if self.heads % size:
             raise ValueError(f"{self.heads} heads cannot be divided among {size} processes")
         return {
-            "bytes": "rowwise", "places": "rowwise", "head.0": "sequence_parallel", "head.1": "colwise_rep",
+            "embedding.bytes": "rowwise", "embedding.places": "rowwise",
             "blocks.*.before_attention": "sequence_parallel", "blocks.*.mlp.0": "sequence_parallel",
             "blocks.*.attention": "colwise", "blocks.*.projection": "rowwise",
             "blocks.*.mlp.1": "colwise", "blocks.*.mlp.3": "rowwise",
+            "head.0": "sequence_parallel", "head.1": "colwise_rep",
         }  # fmt: skip
 
-    def forward(self, text: Tensor) -> Tensor:
-        """The logits (batch, context, 256) of the bytes that follow those of ``text`` (batch, context)."""
-        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)  # type: ignore[no-any-return]
 
-
-def loss_of(model: nn.Module, text: Tensor, following: Tensor) -> Tensor:
+def loss_of(logits: Tensor, following: Tensor) -> Tensor:
     """The mean cross-entropy of the next byte, in nats."""
-    return functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def main() -> None:
@@ -112,11 +129,9 @@ def main() -> None:
         for step in run.steps(params["steps"]):
             whole = batch_of(text, step, params["batch_size"], params["context"], params["seed"])
             share = (part[run.dp_rank :: run.dp_size].to(run.device) for part in whole)
-            loss = loss_of(model, *share)
             optimizer.zero_grad()
-            loss.backward()
+            mean = run.forward_backward(model, loss_of, *share)
             optimizer.step()
-            mean = loss.detach().clone()
             dist.all_reduce(mean)
             mean /= run.world_size
             run.log(loss=mean)

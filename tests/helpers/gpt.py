@@ -33,7 +33,7 @@ def losses_of_one_process(steps: int) -> list[float]:
     losses = []
     for step in range(steps):
         whole = script.batch_of(text, step, params["batch_size"], params["context"], params["seed"])
-        loss = script.loss_of(model, *whole)
+        loss = script.loss_of(model(whole[0]), whole[1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

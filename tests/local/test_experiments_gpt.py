@@ -14,7 +14,22 @@ STEPS = 24
 TOLERANCES = {"bf16": 0.005, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
 SHORT = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false")
 SLOW = "+params.seconds_per_step=0.1"
-NAMES = ("bf16", "bf16-hook", "ddp", "dp", "elastic", "hsdp", "mesh", "offload", "tensor", "zero1", "zero2", "zero3")
+NAMES = (
+    "bf16",
+    "bf16-hook",
+    "ddp",
+    "dp",
+    "elastic",
+    "hsdp",
+    "interleaved",
+    "mesh",
+    "offload",
+    "pipeline",
+    "tensor",
+    "zero1",
+    "zero2",
+    "zero3",
+)
 # Those whose hooks have a state; PowerSGD begins before the preemption.
 WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",), "topk": ()}
 

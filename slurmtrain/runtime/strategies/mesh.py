@@ -14,7 +14,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import FSDP, HSDP, StrategySpec
 
-REPLICATE, SHARD, TP = "replicate", "shard", "tp"
+PP, REPLICATE, SHARD, TP = "pp", "replicate", "shard", "tp"
 
 
 def sizes_of(spec: StrategySpec, world_size: int) -> MeshSpec:
@@ -43,7 +43,7 @@ def make_mesh(spec: StrategySpec, nodes: Sequence[int], device: torch.device) ->
 
     Returns:
         A mesh with the dimension ``shard``, before it ``replicate`` where there are replicas, and after it ``tp`` with
-        tensor parallelism.
+        tensor parallelism; the first is ``pp`` with a pipeline.
 
     Raises:
         StrategyError: The sizes of the mesh do not multiply to the number of ranks; or parameters are to be sharded
@@ -60,12 +60,14 @@ def make_mesh(spec: StrategySpec, nodes: Sequence[int], device: torch.device) ->
         shape, names = [sizes.dp, 1], [REPLICATE, SHARD]
     if spec.is_tensor_parallel:
         shape, names = [*shape, sizes.tp], [*names, TP]
+    if spec.is_pipeline:
+        shape, names = [sizes.pp, *shape], [PP, *names]
     return DeviceMesh(device.type, torch.arange(world_size).view(shape), mesh_dim_names=tuple(names))
 
 
 def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     """The dimensions of a ``mesh`` over which gradients are reduced."""
-    names = tuple(name for name in mesh.mesh_dim_names or () if name != TP)
+    names = tuple(name for name in mesh.mesh_dim_names or () if name not in (PP, TP))
     return mesh[names]
 
 

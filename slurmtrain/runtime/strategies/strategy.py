@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
@@ -16,9 +17,11 @@ from slurmtrain.model.spec.strategy.precision import FP16
 from slurmtrain.model.spec.strategy.section import DDP, DP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
-from slurmtrain.runtime.strategies import replicated, sharded, tensor
+from slurmtrain.runtime.strategies import divided, replicated, sharded
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
-from slurmtrain.runtime.strategies.mesh import TP, data_parallel, make_mesh, sizes_of
+from slurmtrain.runtime.strategies.mesh import PP, make_mesh, sizes_of
+from slurmtrain.runtime.strategies.pipeline import LossOf, PipelinedModel
+from slurmtrain.runtime.strategies.step.accumulation import accumulated
 from slurmtrain.runtime.strategies.step.activations import recompute
 from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
 from slurmtrain.runtime.strategies.step.gradients import Gradients
@@ -39,6 +42,8 @@ class Strategy:
         self._ranks = ranks
         self._node = node
         self._models = 0
+        # The ranks that have the stages of the model.
+        self._pipeline: dist.ProcessGroup | None = None
         self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
         self._scaler = LossScaler(ranks) if self._spec.mixed_precision == FP16 else None
@@ -55,7 +60,8 @@ class Strategy:
     @property
     def dp_rank(self) -> int:
         """Which of them this rank has. Raises StrategyError if the mesh has other sizes."""
-        return self._ranks.rank // sizes_of(self._spec, self._ranks.world_size).tp
+        sizes = sizes_of(self._spec, self._ranks.world_size)
+        return self._ranks.rank // sizes.tp % sizes.dp
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
@@ -71,13 +77,9 @@ class Strategy:
             self._hooks += [] if hook is None else [hook]
             return replica
         before = list(model.parameters())
-        units = sharded.units_of(model, self._spec.wrap)
         mesh = make_mesh(self._spec, self._ranks.gather(self._node), self._ranks.device)
-        sharded.share_weights(model)
-        if self._spec.is_tensor_parallel:
-            tensor.divide(model, self._spec, mesh[TP])
-        recompute(model, self._spec.activation_checkpointing)
-        model = sharded.shard(model, self._spec, data_parallel(mesh), units)
+        model = divided.divide(model, self._spec, mesh, self._ranks.device)
+        self._pipeline = mesh[PP].get_group() if self._spec.is_pipeline else None
         kept = {id(parameter) for parameter in model.parameters()}
         self._replaced += [weakref.ref(parameter) for parameter in before if id(parameter) not in kept]
         return model
@@ -95,6 +97,23 @@ class Strategy:
         self.gradients.attach(optimizer)
         return optimizer
 
+    def forward_backward(
+        self, model: nn.Module, loss_of: LossOf, inputs: Any, targets: Any, step: int, microbatches: int
+    ) -> Tensor:
+        """The gradients of a whole step, and its mean loss. Raises StrategyError.
+
+        Args:
+            model: What :meth:`parallelize` has returned.
+            loss_of: The mean loss of a microbatch, of the model's output and the targets.
+            inputs: Of this rank's part of the batch: a tensor, or several in a tuple.
+            targets: A tensor with as many rows.
+            step: The number of finished steps.
+            microbatches: Into how many each part of the batch, or each microbatch of a pipeline, is divided.
+        """
+        if isinstance(model, PipelinedModel):
+            return model.pipeline.forward_backward(loss_of, inputs, targets, microbatches)
+        return accumulated(self.gradients, model, loss_of, (inputs, targets), step, microbatches)
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what the script computes outside of the model's forward pass, in the same precision."""
         # What shards return is float32, and so is what follows.
@@ -111,7 +130,7 @@ class Strategy:
             return torch.zeros((), device=device)
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self.gradients.unscale(clipped)
-        return clip_grad_norm_(clipped, max_norm, norm_type, device=device)
+        return clip_grad_norm_(clipped, max_norm, norm_type, device=device, parts=self._pipeline)
 
     def states(self) -> dict[str, Any]:
         """What checkpoints contain besides what the script registers, by names that no argument can have."""

@@ -33,34 +33,48 @@ from slurmtrain.runtime.job.torch_private import map_tree
 _SEQUENCE_DIM = -2
 
 
-def divide(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh) -> None:
-    """Divide the layers of a model over the ranks of a mesh, which all have the same weights.
+def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str | ParallelStyle]:
+    """How the modules of a model are divided, by their names.
 
     Args:
-        model: It is changed: its parameters become DTensors.
+        model: The whole model.
         spec: The strategy, with a plan unless the model has one.
-        mesh: One dimension.
+        size: Among how many ranks.
 
     Raises:
         StrategyError: There is no plan, or it does not fit the model or the number of ranks.
     """
-    plan = _expand(model, _plan_of(model, spec, mesh.size()))
-    _check_shared(model, plan)
-    for name, style in plan.items():
+    styles = _expand(model, _plan_of(model, spec, size))
+    _check_shared(model, styles)
+    for name, style in styles.items():
         if isinstance(style, str):
-            _check_sizes(name, model.get_submodule(name), style, mesh.size())
-    rest = _unplanned(model, plan)
+            _check_sizes(name, model.get_submodule(name), style, size)
+    rest = _unplanned(model, styles)
     if rest and spec.sequence_parallel:
         raise StrategyError(
             f"'strategy.sequence_parallel' divides what lies between layers, and the plan does not say what becomes of "
             f"{rest[0]!r}: add it, as {SEQUENCE!r} if it is a norm"
         )
-    for name, style in plan.items():
+    return {**styles, **dict.fromkeys(rest, _Whole())}
+
+
+def divide(
+    model: nn.Module, styles: Mapping[str, str | ParallelStyle], mesh: DeviceMesh, *, sequence_parallel: bool
+) -> None:
+    """Divide the layers of a model over the ranks of a mesh, which all have the same weights.
+
+    Args:
+        model: It is changed: its parameters become DTensors.
+        styles: From :func:`styles_of`.
+        mesh: One dimension.
+        sequence_parallel: Whether what lies between the layers is divided, too.
+
+    Raises:
+        StrategyError: torch cannot divide a module by its style.
+    """
+    for name, style in styles.items():
         module = model.get_submodule(name)
-        made = _style(module, style, spec.sequence_parallel) if isinstance(style, str) else style
-        _apply(module, mesh, made, name)
-    for name in rest:
-        _apply(model.get_submodule(name), mesh, _Whole(), name)
+        _apply(module, mesh, _style(module, style, sequence_parallel) if isinstance(style, str) else style, name)
 
 
 def _plan_of(model: nn.Module, spec: StrategySpec, size: int) -> Mapping[str, str | ParallelStyle]:

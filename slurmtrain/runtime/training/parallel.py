@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,6 +88,31 @@ class ParallelTraining:
         """
         weight = self._loaders.weight
         self._strategy.gradients.backward(loss if weight == 1.0 else weight * loss, **options)
+
+    def forward_backward(
+        self, model: nn.Module, loss_of: Callable[[Any, Tensor], Tensor], inputs: Any, targets: Tensor
+    ) -> Tensor:
+        """Compute the gradients of a whole step, under every strategy; a pipeline can be trained by this alone.
+
+        The batch is divided into :attr:`accumulation` microbatches, and by a pipeline into its own ones::
+
+            loss = run.forward_backward(model, cross_entropy, inputs, targets)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        Args:
+            model: What :meth:`parallelize` has returned.
+            loss_of: The mean loss over a microbatch, called with the model's output and its targets.
+            inputs: This rank's part of the batch (see :attr:`dp_rank`): a tensor, or several in a tuple.
+            targets: As many rows.
+
+        Returns:
+            The mean loss over this part of the batch, without its graph; on all stages of a pipeline.
+
+        Raises:
+            StrategyError: The rows cannot be divided into microbatches evenly.
+        """
+        return self._strategy.forward_backward(model, loss_of, inputs, targets, self.step, self.accumulation)
 
     def accumulate(self, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Compute the gradients of a step in :attr:`accumulation` microbatches of equal size.

@@ -19,6 +19,7 @@ from slurmtrain.model.spec.kinds import (
     Scalar,
     ShorthandSection,
     declare_key,
+    default_of,
     suggestion,
 )
 from slurmtrain.model.spec.strategy.activation_checkpointing import (
@@ -27,10 +28,11 @@ from slurmtrain.model.spec.strategy.activation_checkpointing import (
 )
 from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
+from slurmtrain.model.spec.strategy.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
 
-DDP, FSDP, HSDP, ZERO1, TENSOR, DP = "ddp", "fsdp", "hsdp", "zero1", "tensor", "dp"
-STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, DP)
+DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP = "ddp", "fsdp", "hsdp", "zero1", "tensor", "pipeline", "dp"
+STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP)
 SHARDED = (FSDP, HSDP)
 # What others call strategies that are options of ours.
 _MEANT = {
@@ -45,6 +47,8 @@ _MEANT = {
     "tensor_parallel": TENSOR,
     "data_parallel": DP,
     "dataparallel": DP,
+    "pp": PIPELINE,
+    "pipeline_parallel": PIPELINE,
 }
 COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE)
@@ -71,6 +75,15 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError("expected the name of a module, found a blank text")
 
 
+def _read_schedule(value: object) -> str:
+    """As torch, whatever the case. YAML has no other type for a name that begins with a digit."""
+    if isinstance(value, str) and value.lower() in SCHEDULES:
+        return value.lower()
+    hint = suggestion(value.lower(), SCHEDULES) if isinstance(value, str) else ""
+    raise ValueError(f"expected one of {', '.join(SCHEDULES)}, found {value!r}{hint}")
+
+
+_SCHEDULE = Scalar("one of " + ", ".join(f"`{name}`" for name in SCHEDULES), _read_schedule)
 _NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
 # Which strategies the options belong to.
 _REPLICATED = (DDP, ZERO1)
@@ -102,8 +115,9 @@ class StrategySpec:
         "`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded "
         "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
         "each process has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are "
-        "divided over all processes, or those of the dimension `tp` of the `mesh`. `dp`: a single process, which "
-        "divides each batch over its GPUs: for comparison, since `ddp` is faster.",
+        "divided over all processes, or those of the dimension `tp` of the `mesh`. `pipeline`: the model's parts are "
+        "divided over all processes, or those of the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a "
+        "single process, which divides each batch over its GPUs: for comparison, since `ddp` is faster.",
     )
     mixed_precision: str | None = declare_key(
         None,
@@ -218,10 +232,29 @@ class StrategySpec:
         "dimension but one; takes a plan that has all modules with parameters.",
     )
 
+    schedule: str = declare_key(
+        DEFAULT_SCHEDULE,
+        _SCHEDULE,
+        "With a pipeline: in which order its stages compute microbatches, one of torch's schedules. With `gpipe` and "
+        "`1f1b` each process has one stage, with the others two.",
+    )
+    microbatches: int | None = declare_key(
+        None,
+        Nullable(kinds.whole_number(1)),
+        "With a pipeline: into how many microbatches the batch of a step is divided, each of them further by "
+        "`resources.accumulation`; null: one for each process of the pipeline.",
+    )
+    split: tuple[str, ...] = declare_key(
+        (),
+        Items(kinds.text("name of a module"), "list of modules"),
+        "With a pipeline: the parts of the model that begin a new stage, such as `[blocks.4, blocks.8]`; if empty, "
+        "stages have about the same number of parameters.",
+    )
+
     @property
     def is_sharded(self) -> bool:
         """Whether ``fully_shard`` is applied, so that parameters are DTensors."""
-        return self.name in SHARDED or self.is_tensor_parallel
+        return self.name in SHARDED or self.is_tensor_parallel or self.is_pipeline
 
     @property
     def is_tensor_parallel(self) -> bool:
@@ -229,9 +262,16 @@ class StrategySpec:
         return self.name == TENSOR or (self.mesh is not None and self.mesh.tp not in (1, None))
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether the parts of the model are divided over processes."""
+        return self.name == PIPELINE or (self.mesh is not None and self.mesh.pp not in (1, None))
+
+    @property
     def layout(self) -> MeshSpec:
         """The mesh, also of a strategy that is written without it."""
-        return self.mesh or (MeshSpec(dp=1, tp=REST) if self.name == TENSOR else MeshSpec())
+        if self.mesh is None and self.name in (TENSOR, PIPELINE):
+            return MeshSpec(dp=1, tp=REST) if self.name == TENSOR else MeshSpec(dp=1, pp=REST)
+        return self.mesh or MeshSpec()
 
     def conflicts(self) -> Iterator[Conflict]:
         """Options of other strategies."""
@@ -248,20 +288,28 @@ class StrategySpec:
             yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
 
     def _conflicts_of_mesh(self) -> Iterator[Conflict]:
-        if not self.is_tensor_parallel:
-            for key in ("plan", "sequence_parallel"):
-                if getattr(self, key):
-                    yield key, f"it has no effect without tensor parallelism: write 'mesh: {{tp: 2}}' or {TENSOR!r}"
+        for dimension, name, is_used, keys in (
+            ("tp", TENSOR, self.is_tensor_parallel, ("plan", "sequence_parallel")),
+            ("pp", PIPELINE, self.is_pipeline, ("schedule", "microbatches", "split")),
+        ):
+            for option in fields(self) if not is_used else ():
+                if option.name in keys and getattr(self, option.name) != default_of(option):
+                    yield option.name, f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'"
+            if self.name == name and self.mesh is not None and getattr(self.mesh, dimension) == 1:
+                yield "mesh", f"{name!r} needs a dimension '{dimension}' of more than one process"
+        if not (self.is_tensor_parallel or self.is_pipeline):
             return
-        if self.mesh is not None and self.mesh.tp == 1:
-            yield "mesh", f"{TENSOR!r} needs a dimension 'tp' of more than one process"
         if self.name == DP:
-            yield "mesh", "'dp' is a single process, which has no other to divide layers with: use 'ddp'"
+            yield "mesh", "'dp' is a single process, which has no other to divide the model with: use 'ddp'"
         if self.name == ZERO1:
-            yield "mesh", "'zero1' cannot divide layers, too: use 'fsdp', which also shards the optimizer's state"
+            yield "mesh", "'zero1' cannot divide the model, too: use 'fsdp', which also shards the optimizer's state"
+        if self.name == HSDP and self.is_pipeline:
+            yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
+        if self.mixed_precision == FP16 and self.is_pipeline:
+            yield "mixed_precision", "a pipeline cannot scale the loss that 'fp16' needs: use bf16"
         for option in fields(self):
             if _OWNERS.get(option.name) == _REPLICATED and getattr(self, option.name) != option.default:
-                yield option.name, "it has no effect with tensor parallelism, where gradients are reduced otherwise"
+                yield option.name, "it has no effect where the model is divided: gradients are reduced otherwise there"
 
 
 def placement_conflicts(
@@ -285,6 +333,7 @@ def placement_conflicts(
             "'resources.procs_per_node' to 1, or use 'ddp'"
         )
     yield from _mesh_conflicts(strategy.layout, nodes, procs_per_node)
+    yield from _pipeline_conflicts(strategy, nodes[1] * procs_per_node)
     if strategy.is_sharded and strategy.offload and mem is None:
         yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
 
@@ -300,6 +349,26 @@ def _mesh_conflicts(mesh: MeshSpec, nodes: tuple[int, int], procs_per_node: int)
                 on_nodes = f"on {count} nodes " if nodes[0] != nodes[1] else ""
                 yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
                 return
+
+
+def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str]:
+    """Why a schedule does not suit its stages or microbatches, as sentences. ``world_size``: all processes."""
+    # A wrong schedule is None.
+    if not strategy.is_pipeline or not strategy.schedule or not strategy.layout.is_whole:
+        return
+    try:
+        pp = strategy.layout.sizes(world_size).pp
+    except ValueError:
+        return
+    schedule = SCHEDULES[strategy.schedule]
+    if schedule.fills and strategy.microbatches is not None and strategy.microbatches < pp:
+        yield (
+            f"'microbatches: {strategy.microbatches}' are fewer than the {pp} processes of the pipeline, which "
+            f"'schedule: {strategy.schedule}' needs: raise it, or use gpipe"
+        )
+    stages = pp * schedule.per_rank
+    if strategy.split and len(strategy.split) != stages - 1:
+        yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 from slurmtrain.model.spec.strategy.activation_checkpointing import ActivationCheckpointing
 from slurmtrain.model.spec.strategy.mesh import MeshSpec
+from slurmtrain.model.spec.strategy.pipeline import even_split
 from slurmtrain.model.spec.strategy.section import StrategySpec
 
 
@@ -63,7 +67,7 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
             "fspd",
             {},
             "strategy",
-            "expected one of ddp, fsdp, hsdp, zero1, tensor, dp, found 'fspd'; did you mean 'fsdp'?",
+            "expected one of ddp, fsdp, hsdp, zero1, tensor, pipeline, dp, found 'fspd'; did you mean 'fsdp'?",
         ),
         ("zero3", {}, "strategy", "found 'zero3'; did you mean 'fsdp'?"),
         ({"name": "ZeRO-2"}, {}, "strategy.name", "did you mean '{name: fsdp, reshard_after_forward: false}'?"),
@@ -80,10 +84,37 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
             "strategy",
             "'mesh': on 2 nodes dp 2 x tp 2 are not 8 processes",
         ),
+        ({"name": "pipeline", "mesh": {"dp": 4}}, {"nodes": 4}, "strategy.mesh", "'pipeline' needs a dimension 'pp'"),
+        (
+            {"name": "hsdp", "mesh": {"pp": 2}},
+            {"nodes": 2, "procs_per_node": 2},
+            "strategy.mesh",
+            "use 'fsdp' or 'ddp'",
+        ),
+        ({"name": "pipeline", "schedule": "1f1f"}, {"nodes": 4}, "strategy.schedule", "did you mean '1f1b'?"),
+        ({"name": "ddp", "microbatches": 8}, {"nodes": 4}, "strategy.microbatches", "without 'mesh: {pp: 2}'"),
+        (
+            {"name": "pipeline", "microbatches": 2},
+            {"nodes": 4},
+            "strategy",
+            "'microbatches: 2' are fewer than the 4 processes of the pipeline",
+        ),
+        (
+            {"name": "pipeline", "schedule": "LoopedBFS", "split": ["a", "b"]},
+            {"nodes": 2},
+            "strategy",
+            "'split' makes 3 stages, and 'schedule: loopedbfs' needs 4",
+        ),
+        (
+            {"name": "pipeline", "mixed_precision": "fp16"},
+            {"nodes": 4},
+            "strategy.mixed_precision",
+            "a pipeline cannot scale the loss",
+        ),
         ({"name": "tensor", "mesh": {"dp": 4}}, {"nodes": 4}, "strategy.mesh", "'tensor' needs a dimension 'tp'"),
-        ({"name": "zero1", "mesh": {"tp": 2}}, {"nodes": 4}, "strategy.mesh", "'zero1' cannot divide layers"),
-        ({"mesh": {"tp": 2}, "hook": "bf16"}, {"nodes": 4}, "strategy.hook", "no effect with tensor parallelism"),
-        ({"name": "fsdp", "plan": {"a": "rowwise"}}, {}, "strategy.plan", "no effect without tensor parallelism"),
+        ({"name": "zero1", "mesh": {"tp": 2}}, {"nodes": 4}, "strategy.mesh", "'zero1' cannot divide the model"),
+        ({"mesh": {"tp": 2}, "hook": "bf16"}, {"nodes": 4}, "strategy.hook", "no effect where the model is divided"),
+        ({"name": "fsdp", "plan": {"a": "rowwise"}}, {}, "strategy.plan", "no effect without 'mesh: {tp: 2}'"),
         ({"name": "tensor", "plan": {"a": "rows"}}, {}, "strategy.plan.a", "expected one of colwise, colwise_rep"),
         ({"name": "fsdp", "wrapp": ["A"]}, {}, "strategy.wrapp", "unknown key; did you mean 'wrap'?"),
         ({"name": "fsdp", "wrap": "Block"}, {}, "strategy.wrap", "expected a list"),
@@ -159,13 +190,31 @@ def test_an_elastic_run_may_have_a_single_node_with_hsdp_and_memory_allows_offlo
     assert read({"name": "hsdp", "offload": True}, **resources)[1] == []
 
 
-@given(dp=st.sampled_from((-1, 1, 2, 3)), tp=st.sampled_from((1, 2, 3, 4)), world_size=st.integers(1, 24))
-def test_the_sizes_of_a_mesh_multiply_to_the_processes_or_are_refused(dp: int, tp: int, world_size: int) -> None:
-    mesh = MeshSpec(dp=dp, tp=tp)
-    fits = world_size % tp == 0 if dp == -1 else dp * tp == world_size
-    if fits:
-        sizes = mesh.sizes(world_size)
-        assert (sizes.dp * sizes.tp, sizes.tp) == (world_size, tp)
-    else:
-        with pytest.raises(ValueError, match=f"{world_size} processes"):
-            mesh.sizes(world_size)
+SIZES = st.sampled_from((1, 2, 3))
+
+
+@given(
+    sizes=st.fixed_dictionaries({"pp": SIZES, "dp": SIZES, "tp": SIZES}), rest=st.sampled_from(("pp", "dp", "tp", ""))
+)
+def test_the_sizes_of_a_mesh_multiply_to_the_processes_or_are_refused(sizes: dict[str, int], rest: str) -> None:
+    product = math.prod(sizes.values())
+    mesh = MeshSpec(**{**sizes, **({rest: -1} if rest else {})})
+    assert mesh.sizes(product) == MeshSpec(**sizes)
+    left = product // sizes[rest] if rest else product
+    for world_size in range(1, 2 * product):
+        if world_size % left if rest else world_size != product:
+            with pytest.raises(ValueError, match=f"{world_size} processes"):
+                mesh.sizes(world_size)
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=7), data=st.data())
+def test_the_largest_stage_is_as_small_as_possible(sizes: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(sizes)))
+
+    def largest(begins: Sequence[int]) -> int:
+        return max(sum(sizes[begin:end]) for begin, end in itertools.pairwise((*begins, len(sizes))))
+
+    begins = even_split(sizes, stages)
+    assert (begins[0], len(begins), begins) == (0, stages, sorted(set(begins)))
+    others = itertools.combinations(range(1, len(sizes)), stages - 1)
+    assert largest(begins) == min(largest((0, *other)) for other in others)

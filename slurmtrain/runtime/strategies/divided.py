@@ -1,0 +1,61 @@
+"""Models whose parameters become DTensors: divided into stages, layers and shards, in this order of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.strategies import pipeline, sharded, tensor
+from slurmtrain.runtime.strategies.mesh import PP, TP, data_parallel
+from slurmtrain.runtime.strategies.step.activations import recompute
+
+
+def divide(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+    """Divide a model over the ranks of a mesh; all begin with rank 0's weights.
+
+    Args:
+        model: Any module that is not on the meta device; it is changed.
+        spec: The strategy.
+        mesh: From :func:`~slurmtrain.runtime.strategies.mesh.make_mesh`.
+        device: Where this rank computes.
+
+    Returns:
+        The model, or the parts of it that this rank has.
+
+    Raises:
+        StrategyError: The strategy does not fit the model.
+    """
+    # Everything that can be refused comes before anything is changed.
+    units = sharded.units_of(model, spec.wrap)
+    styles = tensor.styles_of(model, spec, mesh[TP].size()) if spec.is_tensor_parallel else {}
+    parts: dict[str, nn.Module] = {}
+    stages: dict[int, list[str]] = {}
+    if spec.is_pipeline:
+        parts = pipeline.parts_of(model)
+        stages = dict(pipeline.divide(parts, spec, mesh[PP].get_local_rank(), mesh[PP].size()))
+    sharded.share_weights(model)
+    own = [name for names in stages.values() for name in names]
+    if styles:
+        tensor.divide(model, _within(styles, own), mesh[TP], sequence_parallel=spec.sequence_parallel)
+    recompute(model, spec.activation_checkpointing)
+    if not spec.is_pipeline:
+        return sharded.shard(model, spec, data_parallel(mesh), units)
+    modules = {}
+    for index, names in stages.items():
+        stage = pipeline.StageModule([parts[name] for name in names]).to(device)
+        inside = set(stage.modules())
+        modules[index] = sharded.shard(stage, spec, data_parallel(mesh), [unit for unit in units if unit in inside])
+    line = pipeline.Pipeline(modules, spec, mesh[PP].get_group(), device)
+    return pipeline.PipelinedModel({name: parts[name] for name in own}, line)
+
+
+def _within(styles: Mapping[str, str | ParallelStyle], parts: Sequence[str]) -> dict[str, str | ParallelStyle]:
+    """The styles of modules in these parts of the model; without parts, of all."""
+    if not parts:
+        return dict(styles)
+    return {name: style for name, style in styles.items() if any(f"{name}.".startswith(f"{part}.") for part in parts)}

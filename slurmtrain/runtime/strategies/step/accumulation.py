@@ -1,0 +1,50 @@
+"""A whole step of a model that each rank calls: its microbatches one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.runtime.strategies.step.gradients import Gradients
+
+
+def accumulated(
+    gradients: Gradients,
+    model: nn.Module,
+    loss_of: Callable[[Any, Any], Tensor],
+    batch: tuple[Any, Tensor],
+    step: int,
+    microbatches: int,
+) -> Tensor:
+    """Compute the gradients of a step; returns the mean loss of this rank's part of the batch.
+
+    Args:
+        gradients: Those of the step.
+        model: What is called.
+        loss_of: The mean loss of a microbatch, of the model's output and the targets.
+        batch: Inputs, a tensor or several in a tuple, and targets, with as many rows.
+        step: The number of finished steps.
+        microbatches: Into how many the batch is divided.
+
+    Raises:
+        StrategyError: The rows cannot be divided evenly.
+    """
+    inputs, targets = batch
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    rows = len(targets)
+    if rows % microbatches:
+        raise StrategyError(
+            f"{rows} samples cannot be divided into {microbatches} microbatches evenly: change the batch size, or "
+            "'resources.accumulation'"
+        )
+    losses = []
+    for *part, target in zip(*(each.chunk(microbatches) for each in (*arguments, targets)), strict=True):
+        with gradients.accumulate([model], step):
+            loss = loss_of(model(*part), target)
+            gradients.backward(loss)
+        losses.append(loss.detach())
+    return torch.stack(losses).mean()

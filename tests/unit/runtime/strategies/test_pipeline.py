@@ -1,0 +1,242 @@
+"""Models whose parts are divided over ranks: they train as on one process, and what has no stages is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import Attempt, Pair, alone
+from helpers.rare import rare
+from torch import Tensor, nn
+from torch.nn import functional
+
+from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.mesh import MeshSpec
+from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.strategies.strategy import Strategy
+
+WORDS, WIDTH, LENGTH, BATCH, STEPS = 12, 8, 4, 16, 3
+# In float32 the order of summation differs: over these few steps by some units in the last place.
+SAME = 1e-6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Net(nn.Module):
+    """Predicts words of a text."""
+
+    def __init__(self, seed: int = 1, blocks: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
+
+    def pipeline_parts(self) -> Sequence[str]:
+        return ["embed", *(f"blocks.{index}" for index in range(len(self.blocks))), "head"]
+
+    def tensor_plan(self, _size: int) -> dict[str, str]:
+        return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head.1": "colwise_rep"}
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def loss_of(logits: Tensor, words: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), words.flatten())
+
+
+def objects_of(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
+    model = strategy.parallelize(model)
+    return {"model": model, "optimizer": strategy.optimizer(torch.optim.AdamW, model.parameters(), {"lr": 0.02})}
+
+
+def train(
+    ranks: RankGroup, strategy: Strategy, objects: dict[str, Any], first: int, last: int, accumulation: int = 1
+) -> list[float]:
+    """The losses of the whole batch at these steps, and the norms of their gradients, which are clipped."""
+    figures = []
+    for step in range(first, last):
+        words = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        share = words[strategy.dp_rank :: strategy.dp_size]
+        loss = strategy.forward_backward(
+            objects["model"], loss_of, share[:, :-1], share[:, 1:].contiguous(), step, accumulation
+        )
+        norm = strategy.clip_grad_norm_(objects["model"].parameters(), 0.5, 2.0)
+        objects["optimizer"].step()
+        objects["optimizer"].zero_grad()
+        figures += [sum(ranks.gather(loss.item())) / ranks.world_size, norm.item()]
+    return figures
+
+
+def expected() -> list[float]:
+    strategy = Strategy(None, alone(), 0)
+    return train(alone(), strategy, objects_of(strategy, Net()), 0, STEPS)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pair]:
+    ranks = Pair(4)
+    yield ranks
+    ranks.close()
+
+
+def figures_with(ranks: RankGroup, spec: StrategySpec, accumulation: int) -> tuple[list[float], list[str]]:
+    strategy = Strategy(spec, ranks, ranks.rank // 2, accumulation)
+    # Each rank makes other weights: all must begin with rank 0's.
+    objects = objects_of(strategy, Net(seed=1 + ranks.rank))
+    names = sorted({".".join(name.split(".")[:2]) for name in objects["model"].state_dict()})
+    return train(ranks, strategy, objects, 0, STEPS, accumulation), names
+
+
+PP2 = MeshSpec(pp=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "accumulation", "first_rank_has"),
+    [
+        pytest.param(StrategySpec(name="pipeline"), 1, ["blocks.0", "embed.weight"], id="1f1b"),
+        pytest.param(
+            StrategySpec(name="pipeline", schedule="gpipe", split=("blocks.0", "blocks.1", "head"), microbatches=2),
+            2,
+            ["embed.weight"],
+            id="gpipe",
+        ),
+        pytest.param(
+            StrategySpec(name="pipeline", schedule="interleaved1f1b"),
+            1,
+            ["blocks.3", "embed.weight"],
+            id="interleaved1f1b",
+        ),
+        pytest.param(StrategySpec(name="pipeline", schedule="loopedbfs"), 1, [], id="loopedbfs", marks=rare),
+        pytest.param(StrategySpec(mesh=PP2), 2, [], id="pp-ddp"),
+        pytest.param(StrategySpec(name="fsdp", mesh=PP2, microbatches=4), 1, [], id="pp-fsdp", marks=rare),
+        pytest.param(StrategySpec(mesh=MeshSpec(pp=2, dp=1, tp=2)), 1, [], id="pp-tp"),
+    ],
+)
+def test_stages_train_as_on_one_process(
+    four: Pair, spec: StrategySpec, accumulation: int, first_rank_has: list[str]
+) -> None:
+    (figures, names), *others = four.run(figures_with, spec, accumulation)
+    assert all(other[0] == pytest.approx(figures, rel=SAME) for other in others)
+    assert not first_rank_has or names == first_rank_has
+    assert figures == pytest.approx(expected(), rel=SAME)
+
+
+def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
+    """Train with one strategy, save, and go on with another one."""
+    strategy = Strategy(before, ranks, ranks.rank // 2)
+    objects = objects_of(strategy, Net())
+    figures = train(ranks, strategy, objects, 0, 2)
+    with Attempt(root, ranks, objects) as attempt:
+        assert attempt.save(2) == ""
+    strategy = Strategy(after, ranks, ranks.rank // 2)
+    others = objects_of(strategy, Net(seed=9))
+    with Attempt(root, ranks, others, restart=1) as attempt:
+        assert attempt.restore() is not None
+    return figures + train(ranks, strategy, others, 2, STEPS)
+
+
+PIPELINE = StrategySpec(name="pipeline")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(PIPELINE, StrategySpec(name="zero1"), id="pipeline-zero1"),
+        pytest.param(StrategySpec(name="fsdp"), PIPELINE, id="fsdp-pipeline", marks=rare),
+        pytest.param(
+            StrategySpec(mesh=MeshSpec(pp=2, dp=1, tp=2)),
+            StrategySpec(name="pipeline", schedule="interleaved1f1b"),
+            id="pp-tp-interleaved",
+        ),
+        pytest.param(StrategySpec(name="tensor"), StrategySpec(mesh=PP2), id="tensor-pp-ddp", marks=rare),
+    ],
+)
+def test_a_checkpoint_of_stages_is_restored_under_other_strategies_and_the_reverse(
+    four: Pair, tmp_path: Path, before: StrategySpec, after: StrategySpec
+) -> None:
+    figures = four.run(continue_with, tmp_path, before, after)[0]
+    assert figures == pytest.approx(expected(), rel=SAME)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head[1].weight = self.embed.weight
+
+
+class Outside(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
+    models: dict[str, Any] = {
+        "short": lambda: Net(blocks=1), "tied": Tied, "outside": Outside, "net": Net, "silent": Block,
+    }  # fmt: skip
+    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    try:
+        model = strategy.parallelize(models[kind]())
+        words = torch.zeros((BATCH - 1, LENGTH), dtype=torch.int64)
+        strategy.forward_backward(model, loss_of, words, words, 0, 1)
+    except StrategyError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "message"),
+    [
+        (PIPELINE, "short", "the model has 3 parts, fewer than the 4 stages of 'schedule: 1f1b' on 4 processes"),
+        (PIPELINE, "tied", "'head.1.weight' is also in the part 'embed' (tied weights)"),
+        (PIPELINE, "outside", "'scale' is in none of the parts that pipeline_parts() names"),
+        (PIPELINE, "silent", "Block does not say what its parts are: give it a method pipeline_parts()"),
+        (PIPELINE, "net", "15 samples cannot be divided into 4 microbatches evenly"),
+        (
+            StrategySpec(name="pipeline", split=("blocks.0", "blocks.9", "head")),
+            "net",
+            "'strategy.split' names 'blocks.9', which is no part of the model; did you mean 'blocks.",
+        ),
+        (
+            StrategySpec(name="pipeline", split=("blocks.1", "blocks.0", "head")),
+            "net",
+            "must name the first parts of the stages 2 to 4, in the model's order",
+        ),
+    ],
+    ids=["short", "tied", "outside", "silent", "rows", "name", "order"],
+)
+def test_what_has_no_stages_is_refused_on_all_ranks(four: Pair, spec: StrategySpec, kind: str, message: str) -> None:
+    [problem, *others] = four.run(problem_of, spec, kind)
+    assert message in problem
+    assert others == [problem] * 3
+
+
+def test_a_pipelined_model_is_not_called(four: Pair) -> None:
+    assert "compute a step with run.forward_backward" in four.run(call_model)[0]
+
+
+def call_model(ranks: RankGroup) -> str:
+    model = Strategy(PIPELINE, ranks, 0).parallelize(Net())
+    with pytest.raises(StrategyError) as caught:
+        model(torch.zeros((1, LENGTH), dtype=torch.int64))
+    return str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
+from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
@@ -22,6 +24,11 @@ BATCH, WIDTH, STEPS = 8, 6, 3
 # So small that gradients do not overflow in fp16, at the scale at which it begins.
 LOSS_FACTOR, MAX_NORM, LR = 1 / 32, 0.5 / 32, 0.2 * 32
 NAMES = ("ddp", "zero1", "fsdp", "hsdp")
+# Layers that are divided over two ranks, beside one that is not.
+DIVIDED = StrategySpec(
+    name="fsdp", mesh=MeshSpec(dp=2, tp=2), plan={"blocks.*.inner.0": "colwise", "blocks.*.inner.2": "rowwise"}
+)
+SPECS = {**{name: StrategySpec(name=name) for name in NAMES}, "tp": DIVIDED}
 # In float32 the order of summation differs; bfloat16 has 8 bits, fp16 11.
 SAME = 1e-6
 TOLERANCES = {None: SAME, "bf16": 0.03, "fp16": 0.003}
@@ -32,7 +39,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(WIDTH, 13), nn.Tanh(), nn.Linear(13, WIDTH))
+        self.inner = nn.Sequential(nn.Linear(WIDTH, 14), nn.Tanh(), nn.Linear(14, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner(x)  # type: ignore[no-any-return]
@@ -76,7 +83,7 @@ def train(
     model, optimizer, results = objects["model"], objects["optimizer"], []
     for step in steps:
         batch = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step))
-        share = batch.tensor_split(ranks.world_size)[ranks.rank]
+        share = batch.tensor_split(strategy.dp_size)[strategy.dp_rank]
         total = 0.0
         for part in share.chunk(parts):
             with strategy.gradients.accumulate([model], step) if parts > 1 else nullcontext():
@@ -102,10 +109,10 @@ def trained(ranks: RankGroup, spec: StrategySpec, parts: int) -> list[tuple[floa
     return results
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("precision", "parts"), [(None, 2), ("bf16", 1), ("fp16", 1), ("fp16", 2)])
 def test_four_processes_do_what_one_does(four: Pair, name: str, precision: Any, parts: int) -> None:
-    results, *others = four.run(trained, StrategySpec(name=name, mixed_precision=precision), parts)
+    results, *others = four.run(trained, replace(SPECS[name], mixed_precision=precision), parts)
     assert all(other == results for other in others)
     expected = trained(alone(), StrategySpec(name="ddp"), 1)
     tolerance = TOLERANCES[precision]
@@ -120,9 +127,9 @@ def test_four_processes_do_what_one_does(four: Pair, name: str, precision: Any, 
 # --- fp16 -----------------------------------------------------------------------------------------------------------
 
 
-def step_with_infinity(ranks: RankGroup, name: str) -> tuple[bool, bool, float, bool]:
+def step_with_infinity(ranks: RankGroup, spec: StrategySpec) -> tuple[bool, bool, float, bool]:
     """Whether a step was skipped, and left the model and the optimizer as they were; the scale; and the next step."""
-    strategy = strategy_of(ranks, StrategySpec(name=name, mixed_precision="fp16"))
+    strategy = strategy_of(ranks, replace(spec, mixed_precision="fp16"))
     objects = objects_of(strategy)
     train(ranks, strategy, objects, range(1))
     before = [local(parameter).clone() for parameter in objects["model"].parameters()]
@@ -140,10 +147,10 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPECS)
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(four: Pair, name: str) -> None:
-    assert four.run(step_with_infinity, name) == [(True, True, 65536 / 2, False)] * 4
-    assert step_with_infinity(alone(), "ddp") == (True, True, 65536 / 2, False)
+    assert four.run(step_with_infinity, SPECS[name]) == [(True, True, 65536 / 2, False)] * 4
+    assert step_with_infinity(alone(), SPECS["ddp"]) == (True, True, 65536 / 2, False)
 
 
 def continued(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> tuple[Any, Any]:

@@ -158,5 +158,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         finally:
             replica.set_requires_gradient_sync(True)
     else:
-        with replica.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        # A static graph is recorded while gradients are reduced, and its first step fails without. Reducing sums that
+        # are partly reduced gives the same.
+        can_wait = hasattr(model, "no_sync") and not getattr(model, "static_graph", False)
+        with replica.no_sync() if can_wait else contextlib.nullcontext():
             yield

@@ -28,7 +28,11 @@ NAMES = ("ddp", "zero1", "fsdp", "hsdp")
 DIVIDED = StrategySpec(
     name="fsdp", mesh=MeshSpec(dp=2, tp=2), plan={"blocks.*.inner.0": "colwise", "blocks.*.inner.2": "rowwise"}
 )
-SPECS = {**{name: StrategySpec(name=name) for name in NAMES}, "tp": DIVIDED}
+SPECS = {
+    **{name: StrategySpec(name=name) for name in NAMES},
+    "tp": DIVIDED,
+    "static_graph": StrategySpec(static_graph=True),
+}
 # In float32 the order of summation differs; bfloat16 has 8 bits, fp16 11.
 SAME = 1e-6
 TOLERANCES = {None: SAME, "bf16": 0.03, "fp16": 0.003}

@@ -142,7 +142,12 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ("DataParallel", {}, "strategy", "found 'DataParallel'; did you mean 'dp'?"),
         ("dp", {"procs_per_node": 4}, "strategy", "'dp' is a single process, and there are 4: set 'resources.nodes'"),
         ("dp", {"nodes": {"min": 1, "max": 2}}, "strategy", "'dp' is a single process, and there are 2"),
-        ({"name": "dp", "mesh": {"dp": 1, "tp": -1}}, {}, "strategy.mesh", "which has no other to divide layers with"),
+        (
+            {"name": "dp", "mesh": {"dp": 1, "tp": -1}},
+            {},
+            "strategy.mesh",
+            "which has no other to divide the model with",
+        ),
         ({"name": "dp", "hook": "bf16"}, {}, "strategy.hook", "it has no effect on 'dp'"),
         ({"name": "dp", "mixed_precision": "bf16"}, {}, "strategy.mixed_precision", "no effect on 'dp'; it belongs to"),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),

@@ -94,7 +94,8 @@ class ParallelTraining:
     ) -> Tensor:
         """Compute the gradients of a whole step, under every strategy; a pipeline can be trained by this alone.
 
-        The batch is divided into :attr:`accumulation` microbatches, and by a pipeline into its own ones::
+        The batch is divided into :attr:`accumulation` microbatches, and by a pipeline into its own ones. As in
+        :meth:`backward`, gradients are weighted where ranks have different numbers of samples of a loader::
 
             loss = run.forward_backward(model, cross_entropy, inputs, targets)
             optimizer.step()
@@ -112,7 +113,14 @@ class ParallelTraining:
         Raises:
             StrategyError: The rows cannot be divided into microbatches evenly.
         """
-        return self._strategy.forward_backward(model, loss_of, inputs, targets, self.step, self.accumulation)
+        weight = self._loaders.weight
+
+        def weighted(output: Any, targets: Tensor) -> Tensor:
+            return weight * loss_of(output, targets)
+
+        chosen = loss_of if weight == 1.0 else weighted
+        mean = self._strategy.forward_backward(model, chosen, inputs, targets, self.step, self.accumulation)
+        return mean / weight if weight else mean
 
     def accumulate(self, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Compute the gradients of a step in :attr:`accumulation` microbatches of equal size.

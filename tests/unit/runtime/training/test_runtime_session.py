@@ -625,6 +625,20 @@ def test_backward_weighs_the_loss_of_a_batch_only_in_steps_of_its_loader() -> No
     assert gradients == [0.5, 0.5, 0.5, 2.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize(("weight", "mean"), [(1.0, 3.0), (0.25, 3.0), (0.0, 0.0)])
+def test_the_gradients_of_a_whole_step_are_weighted_and_its_mean_loss_is_not(weight: float, mean: float) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    with slurmtrain.session() as session:
+        loader = session.loader([1, 2], 2)
+        for _ in session.steps(1, loader):
+            loader.weight = weight
+            targets = torch.zeros(2, 1)
+            loss = session.forward_backward(model, lambda out, _: out.mean(), torch.full((2, 1), 3.0), targets)
+    assert loss.item() == pytest.approx(mean)
+    assert model.weight.grad.item() == pytest.approx(3.0 * weight)
+
+
 def test_the_seed_of_the_spec_is_that_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = []
     for seed in ("1", "1", "2"):

@@ -129,7 +129,7 @@ class Loader:
             sampler = self._sampler(plan)
             self._whole = sampler, self._loading(sampler)
         sampler, loading = self._whole
-        sampler.plan = plan
+        sampler.plan, sampler.shares = plan, self._shares
         return self._within_step(plan, iter(loading))
 
     def state_dict(self) -> dict[str, Any]:

@@ -327,6 +327,14 @@ def test_a_loop_over_a_loader_has_each_sample_once_and_as_many_batches_on_each_r
     assert counts == {6}, "the 25th sample is in the batch before, not in one of which two ranks have nothing"
 
 
+def test_unequal_shares_hold_in_the_next_loop_too() -> None:
+    script = Script(1, 2)
+    loader = script.loader(Indices(16), 8)
+    assert [(len(batch), loader.weight) for batch in loader] == [(4, 1.0)] * 2
+    loader.share((6, 2))
+    assert [(len(batch), loader.weight) for batch in loader] == [(2, 0.5)] * 2
+
+
 def test_set_epoch_decides_the_order_of_a_plain_loop() -> None:
     loader = Script().loader()
     first = [batch.tolist() for batch in loader]

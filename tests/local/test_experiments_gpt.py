@@ -11,15 +11,18 @@ from helpers.site import PROJECT, Site, until
 
 STEPS = 24
 # bfloat16 has 8 significant bits, so that each number is off by up to 1 part in 256; most of that cancels out.
-TOLERANCES = {"bf16": 0.005, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
+TOLERANCES = {"bf16": 0.005, "fp16": 0.001, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
 SHORT = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false")
 SLOW = "+params.seconds_per_step=0.1"
 NAMES = (
+    "accumulation",
+    "activation-checkpointing",
     "bf16",
     "bf16-hook",
     "ddp",
     "dp",
     "elastic",
+    "fp16",
     "hsdp",
     "interleaved",
     "mesh",

@@ -19,6 +19,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.strategy.pipeline import SCHEDULES, even_split
 from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.strategies.step.gradients import Gradients
 
 # The loss of a microbatch, from the model's output and the targets.
 LossOf = Callable[[Any, Any], Tensor]
@@ -88,10 +89,13 @@ class Pipeline:
         self._schedules: dict[int, Any] = {}
         self._loss_of: LossOf | None = None
 
-    def forward_backward(self, loss_of: LossOf, inputs: Any, targets: Any, accumulation: int) -> Tensor:
+    def forward_backward(
+        self, gradients: Gradients, loss_of: LossOf, inputs: Any, targets: Any, accumulation: int
+    ) -> Tensor:
         """Compute the gradients of a step; returns the mean loss of this part of the batch, on all ranks.
 
         Args:
+            gradients: Those of the step.
             loss_of: The mean loss of a microbatch, called with the model's output and its targets.
             inputs: A tensor, or several in a tuple, with the same number of rows; used by the first stage.
             targets: A tensor with as many rows; used by the last stage.
@@ -108,12 +112,14 @@ class Pipeline:
                 f"{rows} samples cannot be divided into {microbatches} microbatches evenly: change the batch size, or "
                 "'strategy.microbatches' and 'resources.accumulation', whose product they are"
             )
-        self._loss_of = loss_of
+        # On all ranks, since the gradients of all have the scale of the loss.
+        scale = gradients.scaled(torch.ones((), device=self._device))
+        self._loss_of = lambda output, target: gradients.scaled(loss_of(output, target))
         losses: list[Tensor] = []
         first, last = 0 in self._stages, self._count - 1 in self._stages
         schedule = self._schedule(microbatches)
         schedule(*(arguments if first else ()), **({"target": targets, "losses": losses} if last else {}))
-        mean = torch.stack(losses).mean().detach().float() if last else torch.zeros((), device=self._device)
+        mean = torch.stack(losses).mean().detach().float() / scale if last else torch.zeros((), device=self._device)
         dist.broadcast(mean, group_src=self._ranks - 1, group=self._group)
         return mean
 

@@ -111,7 +111,7 @@ class Strategy:
             microbatches: Into how many each part of the batch, or each microbatch of a pipeline, is divided.
         """
         if isinstance(model, PipelinedModel):
-            return model.pipeline.forward_backward(loss_of, inputs, targets, microbatches)
+            return model.pipeline.forward_backward(self.gradients, loss_of, inputs, targets, microbatches)
         return accumulated(self.gradients, model, loss_of, (inputs, targets), step, microbatches)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

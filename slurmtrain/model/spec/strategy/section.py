@@ -305,8 +305,6 @@ class StrategySpec:
             yield "mesh", "'zero1' cannot divide the model, too: use 'fsdp', which also shards the optimizer's state"
         if self.name == HSDP and self.is_pipeline:
             yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
-        if self.mixed_precision == FP16 and self.is_pipeline:
-            yield "mixed_precision", "a pipeline cannot scale the loss that 'fp16' needs: use bf16"
         for option in fields(self):
             if _OWNERS.get(option.name) == _REPLICATED and getattr(self, option.name) != option.default:
                 yield option.name, "it has no effect where the model is divided: gradients are reduced otherwise there"

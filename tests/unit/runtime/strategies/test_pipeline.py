@@ -138,6 +138,48 @@ def test_stages_train_as_on_one_process(
     assert figures == pytest.approx(expected(), rel=SAME)
 
 
+@pytest.mark.parametrize(
+    ("spec", "accumulation"),
+    [
+        pytest.param(StrategySpec(name="pipeline", mixed_precision="bf16"), 1, id="bf16"),
+        pytest.param(StrategySpec(name="fsdp", mesh=PP2, mixed_precision="fp16"), 2, id="pp-fsdp-fp16"),
+    ],
+)
+def test_stages_compute_in_lower_precision(four: Pair, spec: StrategySpec, accumulation: int) -> None:
+    (figures, _), *_ = four.run(figures_with, spec, accumulation)
+    assert figures == pytest.approx(expected(), rel=0.03)
+    assert figures != pytest.approx(expected(), rel=SAME)
+
+
+def steps_around_infinity(ranks: RankGroup) -> list[tuple[bool, float]]:
+    """Whether each step was skipped, and how much it has changed the parameters of this rank.
+
+    The loss of the second step is infinite, on the last stage, which alone computes it.
+    """
+    strategy = Strategy(StrategySpec(name="pipeline", mixed_precision="fp16"), ranks, 0)
+    objects = objects_of(strategy, Net())
+    model, optimizer, results = objects["model"], objects["optimizer"], []
+    words = torch.randint(WORDS, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+    for factor in (1.0, torch.inf, 1.0):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+
+        def scaled(logits: Tensor, targets: Tensor, factor: float = factor) -> Tensor:
+            return loss_of(logits, targets) * factor
+
+        strategy.forward_backward(model, scaled, words, words, 0, 1)
+        optimizer.step()
+        optimizer.zero_grad()
+        changes = [(new - old).norm() for new, old in zip(model.parameters(), before, strict=True)]
+        results.append((optimizer.step_was_skipped, float(sum(changes))))
+    return results
+
+
+def test_an_infinite_loss_on_the_last_stage_skips_the_step_on_all(four: Pair) -> None:
+    for results in four.run(steps_around_infinity):
+        assert [skipped for skipped, _ in results] == [False, True, False]
+        assert [change > 0 for _, change in results] == [True, False, True]
+
+
 def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
     """Train with one strategy, save, and go on with another one."""
     strategy = Strategy(before, ranks, ranks.rank // 2)

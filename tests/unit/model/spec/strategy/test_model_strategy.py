@@ -105,12 +105,6 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
             "strategy",
             "'split' makes 3 stages, and 'schedule: loopedbfs' needs 4",
         ),
-        (
-            {"name": "pipeline", "mixed_precision": "fp16"},
-            {"nodes": 4},
-            "strategy.mixed_precision",
-            "a pipeline cannot scale the loss",
-        ),
         ({"name": "tensor", "mesh": {"dp": 4}}, {"nodes": 4}, "strategy.mesh", "'tensor' needs a dimension 'tp'"),
         ({"name": "zero1", "mesh": {"tp": 2}}, {"nodes": 4}, "strategy.mesh", "'zero1' cannot divide the model"),
         ({"mesh": {"tp": 2}, "hook": "bf16"}, {"nodes": 4}, "strategy.hook", "no effect where the model is divided"),

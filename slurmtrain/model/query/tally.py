@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from slurmtrain.model.run.accounting import mean_nodes
 from slurmtrain.model.run.events.command import Submitting
 from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Run
 
@@ -79,8 +80,7 @@ def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:
     for cause in causes:
         # A label's values must be few, whatever a journal holds.
         sums[INTERRUPTED + (cause if cause in CAUSES else "other")] += 1
-    # As for the goodput, an attempt whose nodes are unknown counts as one node.
-    nodes = max(1, len(attempt.hosts))
+    nodes = mean_nodes(attempt)
     seconds = {kind: nodes * spent for kind, spent in attempt.spent.items() if kind != "queue"}
     # The runs of a pack share a node, and perhaps its GPUs: what each takes adds up to no more than the job's.
     for name, weight in (

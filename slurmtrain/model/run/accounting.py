@@ -159,14 +159,33 @@ def _resumed_at(attempt: Attempt, following: int | None, newest: int) -> int | N
 def goodput(attempts: Iterable[Attempt]) -> float | None:
     """The share (0 to 1) of the time on nodes that went into training that was kept; None if it has had no nodes yet.
 
-    Each attempt is weighted by its number of nodes; one whose nodes are unknown counts as one node.
+    Each attempt is weighted by its number of nodes (:func:`mean_nodes`).
     """
     kept = used = 0.0
     for attempt in attempts:
-        nodes = max(1, len(attempt.hosts))
+        nodes = mean_nodes(attempt)
         kept += nodes * attempt.spent.get("train", 0.0)
         used += nodes * sum(seconds for kind, seconds in attempt.spent.items() if kind != "queue")
     return kept / used if used > 0 else None
+
+
+def mean_nodes(attempt: Attempt) -> float:
+    """How many nodes an attempt had on average while it had any: some may have joined later, and have left again.
+
+    One whose nodes are unknown counts as one node.
+    """
+    nodes = float(max(1, len(attempt.hosts)))
+    used = sum(seconds for kind, seconds in attempt.spent.items() if kind != "queue")
+    if used <= 0 or attempt.started_at is None:
+        return nodes
+    joined: set[int] = set()
+    for restart in attempt.restarts:
+        share = min(1.0, max(0.0, (float(restart["at"]) - attempt.started_at) / used))
+        newcomers = set(restart.get("joined") or ())
+        # Nodes of its own job are the job's until its end.
+        nodes -= share * len(newcomers) + (1.0 - share) * len(joined & set(restart.get("lost") or ()))
+        joined |= newcomers
+    return max(1.0, nodes)
 
 
 def summed(attempts: Iterable[Attempt]) -> dict[str, float]:

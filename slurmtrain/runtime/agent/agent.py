@@ -28,7 +28,6 @@ from slurmtrain.model.run.events.agent import (
     ConnectionsRefused,
     LeftoversKilled,
     NodeEnded,
-    NodesLeft,
     RendezvousReady,
     SurplusStart,
     WaitingForRun,
@@ -55,7 +54,7 @@ from slurmtrain.runtime.environment.file_limit import raise_soft_limit
 from slurmtrain.runtime.environment.node import Node, this_node
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
 from slurmtrain.runtime.environment.variables import environment_of_agent
-from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_growth
+from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_growth, note_unfit
 from slurmtrain.runtime.growth.newcomer import pop_extension, wait_for_admission
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
@@ -224,9 +223,7 @@ class _Agent:
     def _without_newcomers(self, stage: Stage) -> Stage:
         """The stage that follows one in which newcomers were unfit, or left."""
         if self.growth is not None:
-            for job_id, hosts in stage.newcomers().items():
-                self._journal.write(NodesLeft(job_id=job_id, hosts=hosts, why="the preflight with them failed"))
-                self.growth.nodes_left(job_id)
+            note_unfit(self._journal, self.growth, stage)
         return stage.without_newcomers()
 
     def finish(self, outcome: AttemptOutcome) -> bool:
@@ -240,8 +237,8 @@ class _Agent:
                 )
             )
         if self.growth is not None:
-            # Before a requeue: the job would compete with its own second one.
-            self.growth.close()
+            # The job must not compete with its own second one.
+            self.growth.end()
         requeue = self._plan.spec.requeue
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
@@ -250,6 +247,8 @@ class _Agent:
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)
+        if self.growth is not None:
+            self.growth.join()
         return starts_again
 
     def displacement(self) -> str:

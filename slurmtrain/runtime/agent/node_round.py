@@ -192,6 +192,7 @@ class Round:
         self._attempt = replace(config.attempt, round=number)
         self._published_until = 0.0
         self._began_at = time.monotonic()
+        self._have_begun = False
         # Whether the ranks are stopped because of a signal to nodes of another job.
         self._is_of_others = False
         self._monitor = RankMonitor(
@@ -277,7 +278,7 @@ class Round:
         """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
         spec = self._config.spec
         if self._context.host.growth is not None:
-            self._context.host.growth.ranks_started(len(self._members), time.monotonic() - self._began_at)
+            self._context.host.growth.ranks_started(len(self._members))
         self._monitor.set_pids(pids)
         processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
         self._context.journal.write(
@@ -300,8 +301,13 @@ class Round:
         for event in growth.take_events():
             self._context.journal.write(event)
         # Ranks that have not begun yet would neither save nor have anything to save.
-        has_begun = self._monitor.last_step() is not None or time.monotonic() - self._began_at > _SETTLED_S
-        newcomers = growth.newcomers() if has_begun else []
+        if not self._have_begun:
+            took_s = time.monotonic() - self._began_at
+            self._have_begun = self._monitor.last_step() is not None or took_s > _SETTLED_S
+            if not self._have_begun:
+                return None
+            growth.ranks_began(took_s)
+        newcomers = growth.newcomers()
         if not newcomers:
             return None
         hosts = ", ".join(each.host for each in newcomers)

@@ -333,7 +333,7 @@ class Rounds:
         if members is None:
             return None
         self._restarts += 1
-        self._note_restart(attempt_report, members, lost, reached, end)
+        self._note_restart(attempt_report, members, lost, reached, past=end)
         return members
 
     def _has_restarts_left(self) -> bool:
@@ -358,9 +358,14 @@ class Rounds:
         members: Sequence[int],
         lost: Sequence[int],
         reached: int | None,
+        *,
         past: PriorEnd | None = None,
+        joined: Sequence[int] = (),
     ) -> None:
-        """Journal that another round follows. ``past``: the end of this one, as the restart policy sees it."""
+        """Journal that another round follows.
+
+        ``past``: the end of this one, as the restart policy sees it. ``joined``: the numbers of newcomers.
+        """
         roster = self._config.stage.roster
         self._context.journal.write(
             RanksRestarted(
@@ -371,6 +376,7 @@ class Rounds:
                 failures=list(report.failures),
                 lost=[roster[place] for place in lost],
                 reached=reached,
+                joined=list(joined) or None,
                 past=None if past is None else past.to_dict(),
             )
         )
@@ -396,7 +402,7 @@ class Rounds:
         self._note_restart(report, members, lost, reached)
         self._context.journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=report.reason))
         if self._growth is not None:
-            self._growth.nodes_left(job_id)
+            self._growth.nodes_left(job_id, hosts)
         return members
 
     def _grow(
@@ -420,7 +426,8 @@ class Rounds:
             restarts=self._restarts,
         )
         nodes = min(len(stage.roster), spec.resources.nodes.max)
-        self._note_restart(report, [place for place in range(config.nodes) if place not in self._lost], lost, reached)
+        staying = [place for place in range(config.nodes) if place not in self._lost]
+        self._note_restart(report, staying, lost, reached, joined=[each.number for each in newcomers])
         for job_id in dict.fromkeys(each.job_id for each in newcomers):
             hosts = [each.host for each in newcomers if each.job_id == job_id]
             self._context.journal.write(NodesJoined(job_id=job_id, hosts=hosts, nodes=nodes))

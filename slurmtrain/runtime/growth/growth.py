@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -22,20 +22,24 @@ from slurmtrain.model.interruption.growth import (
     is_worthwhile,
     pause_before_request,
 )
-from slurmtrain.model.run.events.agent import NodesRequested
+from slurmtrain.model.run.events.agent import NodesLeft, NodesRequested, RanksRestarted
 from slurmtrain.model.run.job_state import base
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.growth.files import admit, read_newcomers
 from slurmtrain.runtime.growth.newcomer import Extension
+from slurmtrain.system.journal import Journal
 
 _LOOK_S = 2.0
 # How often Slurm is asked about a second job of which no agent is there yet.
 _ASK_S = 60.0
 # A newcomer that has not announced itself again for so long is gone, or was suspended.
 _SILENCE_S = 20.0
-# How long the end of an attempt may wait for the scheduler.
+# What stopping and starting ranks costs, in times of a start: they also save, and have a preflight.
+_STOPS = 2.0
+# How long an agent waits for the scheduler before it exits.
 _CLOSE_S = 5.0
 _WAITING = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED"})
 
@@ -90,7 +94,10 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _State:
-    """What the thread and the agent share."""
+    """What the thread and the agent share.
+
+    ``left``: the nodes of the newest stage that take no part any more. ``unfit``: those that never should again.
+    """
 
     nodes: int
     stage: Stage | None = None
@@ -101,6 +108,8 @@ class _State:
     is_refused: bool = False
     waiting: dict[int, _Waiting] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    unfit: set[str] = field(default_factory=set)
     events: list[NodesRequested] = field(default_factory=list)
 
 
@@ -121,14 +130,18 @@ class Growth:
 
     # --- the agent ----------------------------------------------------------------------------------------------------
 
-    def ranks_started(self, nodes: int, cost_s: float) -> None:
-        """Ranks have started on so many ``nodes``, which took ``cost_s`` seconds since the agent or the round began."""
+    def ranks_started(self, nodes: int) -> None:
+        """Ranks have been started on so many ``nodes``."""
         with self._lock:
             self._state.nodes = nodes
-            self._cost_s = max(self._cost_s, cost_s)
         if self._thread is None and nodes < self._config.most:
             self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
             self._thread.start()
+
+    def ranks_began(self, seconds: float) -> None:
+        """Ranks have begun to train so many ``seconds`` after they were started: a stop costs about twice that."""
+        with self._lock:
+            self._cost_s = max(self._cost_s, _STOPS * seconds)
 
     def take_events(self) -> list[NodesRequested]:
         """What is to be journaled since the last call."""
@@ -154,23 +167,36 @@ class Growth:
         with self._lock:
             self._state.stage = stage
             self._state.joined |= set(stage.roster)
+            self._state.left = set()
             for number in stage.roster:
                 self._state.waiting.pop(number, None)
             self._count += 1
             count = self._count
         admit(self._config.attempt, stage, count)
 
-    def nodes_left(self, job_id: str) -> None:
-        """Nodes of this second job take no part any more: the job is over, or ends now."""
+    def nodes_left(self, job_id: str, hosts: Collection[str], *, unfit: bool = False) -> None:
+        """Nodes of a second job take no part any more: the job is over, or ends now.
+
+        Args:
+            job_id: That job.
+            hosts: Their names.
+            unfit: The preflight failed with them: they are not requested again.
+        """
         with self._lock:
-            if self._state.job_id in ("", job_id):
+            state = self._state
+            state.left.update(hosts)
+            if unfit:
+                state.unfit.update(hosts)
+            if state.job_id in ("", job_id):
                 self._request_is_over(time.monotonic())
 
-    def close(self) -> None:
-        """Cancel what waits in the queue: the attempt ends. Never raises, and takes some seconds at most."""
+    def end(self) -> None:
+        """Cancel what waits in the queue, without waiting for that: the attempt ends."""
         self._over.set()
+
+    def join(self) -> None:
+        """Wait some seconds for that. A requeue within a preemption's grace comes first."""
         if self._thread is not None:
-            # A requeue within a preemption's grace must not wait for a slow Slurm.
             self._thread.join(_CLOSE_S)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -243,8 +269,9 @@ class Growth:
         limit_s = None if config.ends_at is None else config.ends_at - now
         extension = Extension(config.attempt.path.name, self._next)
         with self._lock:
-            stage = self._state.stage
-        without = () if stage is None else tuple(filter(None, stage.hosts))
+            state = self._state
+            hosts = () if state.stage is None else state.stage.hosts
+            without = sorted({*filter(None, hosts)} - state.left | state.unfit)
         self._next += nodes
         try:
             job_id = self._requests.request(config.job_id, extension, nodes, limit_s, without)
@@ -277,8 +304,8 @@ def make_growth(
         more_nodes: Makes what requests nodes; None: there is no scheduler.
     """
     resources, launch = spec.resources, node.launch
-    # The batch script of an array belongs to all of its runs.
-    if more_nodes is None or node.index != 0 or not resources.grow or launch.array or launch.pack:
+    # Runs that share a job have one node.
+    if more_nodes is None or node.index != 0 or not resources.grow or launch.pack:
         return None
     config = GrowthConfig(
         attempt=attempt,
@@ -288,3 +315,23 @@ def make_growth(
         ends_at=None if resources.time is None else began + resources.time,
     )
     return Growth(config, more_nodes(spec.name, attempt.run.id))
+
+
+def note_unfit(journal: Journal, growth: Growth, stage: Stage) -> None:
+    """Note, on node 0, that a stage could not begin because of its newcomers, without which the attempt goes on.
+
+    Args:
+        journal: Node 0's.
+        growth: What requests nodes: not these again.
+        stage: The stage.
+    """
+    why = "the preflight with the new nodes failed"
+    newcomers = [number for number in stage.roster if number not in stage.before]
+    # Their agents have journaled an end, which is not that of the attempt.
+    following = RanksRestarted(
+        round=stage.round + 1, members=list(stage.before), cause=GROW, why=why, lost=newcomers, joined=newcomers
+    )
+    journal.write(following)
+    for job_id, hosts in stage.newcomers().items():
+        journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=why))
+        growth.nodes_left(job_id, hosts, unfit=True)

@@ -316,6 +316,8 @@ class RanksRestarted(Payload):
     """The ranks that failed."""
     lost: Sequence[int] = ()
     """Nodes that are gone for good."""
+    joined: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
+    """Nodes of another job that have joined; None: none has."""
     reached: int | None = None
     """The last step that the previous round finished."""
     past: RoundRecord | None = field(default=None, metadata=OMIT_NONE)

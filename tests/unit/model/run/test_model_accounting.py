@@ -11,7 +11,7 @@ from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.accounting import KINDS, account, goodput, summed
+from slurmtrain.model.run.accounting import KINDS, account, goodput, mean_nodes, summed
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
@@ -255,6 +255,21 @@ def test_a_run_has_the_goodput_of_its_attempts_by_their_nodes() -> None:
     assert goodput([]) is None
     assert goodput([Attempt(number=1, job_id="7", restart=0, spent={"queue": 9.0})]) is None
     assert summed([large, small])["train"] == 160.0
+
+
+def test_nodes_that_join_later_or_leave_count_for_the_time_that_they_were_there() -> None:
+    # Of 100 s: node 1 of its own job all the time, also after it was lost; 5 and 6 from 20 s on, 6 until 70 s.
+    attempt = Attempt(
+        number=1, job_id="7", restart=0, started_at=1000.0,
+        hosts={"0": "a", "1": "b", "5": "c", "6": "d"}, spent={"queue": 50.0, "train": 90.0, "start": 10.0},
+        restarts=(
+            {"at": 1020.0, "joined": [5, 6], "lost": []},
+            {"at": 1070.0, "lost": [6]},
+            {"at": 1080.0, "lost": [1]},
+        ),
+    )  # fmt: skip
+    assert mean_nodes(attempt) == pytest.approx(2 + 0.8 + 0.5)
+    assert mean_nodes(Attempt(number=1, job_id="7", restart=0)) == 1
 
 
 # --- any facts ----------------------------------------------------------------------------------------------------

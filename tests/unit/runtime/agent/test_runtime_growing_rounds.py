@@ -25,9 +25,12 @@ class Growth:
     def __init__(self) -> None:
         self.waiting: list[Newcomer] = []
         self.admitted: Stage | None = None
-        self.gone: list[str] = []
+        self.gone: list[tuple[str, ...]] = []
 
-    def ranks_started(self, nodes: int, cost_s: float) -> None:
+    def ranks_started(self, nodes: int) -> None:
+        pass
+
+    def ranks_began(self, seconds: float) -> None:
         pass
 
     def take_events(self) -> list[Any]:
@@ -39,8 +42,8 @@ class Growth:
     def admit(self, stage: Stage) -> None:
         self.admitted = stage
 
-    def nodes_left(self, job_id: str) -> None:
-        self.gone.append(job_id)
+    def nodes_left(self, job_id: str, hosts: list[str]) -> None:
+        self.gone.append((job_id, *hosts))
 
 
 @pytest.fixture
@@ -76,6 +79,7 @@ def test_ranks_stop_for_a_node_that_can_join_and_all_agents_go_on_to_the_same_st
     assert (restart["cause"], restart["why"], restart["reached"]) == ("grow", "n4 can join", 5)
     # It is no failure: the policy never hears of it.
     assert "past" not in restart
+    assert restart["joined"] == [4]
     [joined] = world.events("nodes_joined")
     assert (joined["job_id"], joined["hosts"], joined["nodes"]) == ("8", ["n4"], 2)
 
@@ -121,7 +125,7 @@ def test_the_run_goes_on_without_nodes_of_another_job_that_is_preempted(make: Ma
     # By the numbers of the agents, after which their journals are named.
     assert (restart["members"], restart["lost"], restart["cause"]) == ([0], [4], "preempted")
     assert [event["job_id"] for event in world.events("nodes_left")] == ["8"]
-    assert world.growth.gone == ["8"]
+    assert world.growth.gone == [("8", "n1")]
     assert world.rounds_of(0) == [1, 2]
 
 

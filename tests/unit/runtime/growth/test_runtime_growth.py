@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +19,11 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import EXTENDS
 from slurmtrain.runtime.growth import growth, newcomer
 from slurmtrain.runtime.growth.files import announce, read_admission, read_newcomers, withdraw
-from slurmtrain.runtime.growth.growth import Growth, GrowthConfig
+from slurmtrain.runtime.growth.growth import Growth, GrowthConfig, note_unfit
 from slurmtrain.runtime.growth.newcomer import Admission, Extension, pop_extension, wait_for_admission
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import make_directory
+from slurmtrain.system.journal import Journal
 
 
 class Requests:
@@ -75,7 +77,8 @@ def grows(attempt: AttemptDir, requests: Requests) -> Iterator[Growth]:
     config = GrowthConfig(attempt=attempt, job_id="7", first=1, most=3, ends_at=None)
     getting = Growth(config, requests)
     yield getting
-    getting.close()
+    getting.end()
+    getting.join()
 
 
 def joining(number: int, count: int = 1, job_id: str = "101") -> Newcomer:
@@ -86,29 +89,31 @@ def joining(number: int, count: int = 1, job_id: str = "101") -> Newcomer:
 
 
 def test_a_run_with_all_of_its_nodes_requests_none(grows: Growth, requests: Requests) -> None:
-    grows.ranks_started(3, 1.0)
-    grows.close()
+    grows.ranks_started(3)
+    grows.end()
+    grows.join()
     assert (requests.made, requests.cancels) == ([], 0)
 
 
 def test_missing_nodes_are_requested_once_and_what_an_earlier_attempt_left_is_cancelled(
     grows: Growth, requests: Requests
 ) -> None:
-    grows.ranks_started(1, 1.0)
+    grows.ranks_started(1)
     until(lambda: requests.made, "the request")
     assert requests.cancels == 1
     until(lambda: read_admission(AttemptDir(grows._config.attempt.path))[1] > 3, "some looks")
     assert requests.made == [("7.0:1", 2, ())]
     assert grows.take_events() == [NodesRequested(job_id="101", nodes=2)]
     assert grows.take_events() == []
-    grows.close()
+    grows.end()
+    grows.join()
     assert requests.cancels == 2
 
 
 def test_a_newcomer_counts_as_long_as_it_announces_itself(
     grows: Growth, attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grows.ranks_started(1, 0.0)
+    grows.ranks_started(1)
     announce(attempt, joining(1), 1)
     until(grows.newcomers, "the newcomer")
     monkeypatch.setattr(growth, "_SILENCE_S", 0.0)
@@ -124,17 +129,42 @@ def test_more_nodes_are_requested_after_some_have_joined_but_not_those_that_it_h
     grows: Growth, attempt: AttemptDir, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
-    grows.ranks_started(1, 0.0)
+    grows.ranks_started(1)
     until(lambda: requests.made, "the request")
     announce(attempt, joining(1), 1)
     until(grows.newcomers, "the newcomer")
     stage = Stage.first(1).grown(grows.newcomers(), {0: "n0"}, round=1, lost=())
     grows.admit(stage)
     assert read_admission(attempt)[0] == stage
-    grows.ranks_started(2, 0.0)
+    grows.ranks_started(2)
     assert grows.newcomers() == []
     until(lambda: len(requests.made) == 2, "the second request")
     assert requests.made[1] == ("7.0:3", 1, ("n0", "n1"))
+
+
+def test_a_node_that_has_left_is_requested_again_but_no_unfit_one(
+    grows: Growth, attempt: AttemptDir, requests: Requests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
+    grows.ranks_started(1)
+    until(lambda: requests.made, "the request")
+    both = [joining(1, 2), joining(2, 2)]
+    stage = Stage.first(1).grown(both, {0: "n0"}, round=1, lost=())
+    grows.admit(stage)
+    with Journal(tmp_path / "node-0.jsonl") as journal:
+        note_unfit(journal, grows, stage)
+    until(lambda: len(requests.made) == 2, "the second request")
+    assert requests.made[1] == ("7.0:3", 2, ("n0", "n1", "n2"))
+    third = stage.without_newcomers().grown([joining(3, job_id="102")], {0: "n0"}, round=3, lost=())
+    grows.admit(third)
+    grows.nodes_left("102", ["n3"])
+    until(lambda: len(requests.made) == 3, "the third request")
+    assert requests.made[2] == ("7.0:5", 2, ("n0", "n1", "n2"))
+    kinds = [json.loads(line) for line in (tmp_path / "node-0.jsonl").read_text().splitlines()]
+    # What their agents journal about their end says nothing about the attempt.
+    assert [(event["kind"], event.get("lost"), event.get("hosts")) for event in kinds] == [
+        ("restart", [1, 2], None), ("nodes_left", None, ["n1", "n2"]),
+    ]  # fmt: skip
 
 
 def test_nothing_is_requested_again_after_a_person_has_cancelled_the_second_job(
@@ -144,7 +174,7 @@ def test_nothing_is_requested_again_after_a_person_has_cancelled_the_second_job(
     monkeypatch.setattr(growth, "_ASK_S", 0.0)
     requests.states["101"] = "TIMEOUT"
     requests.states["102"] = "CANCELLED"
-    grows.ranks_started(1, 0.0)
+    grows.ranks_started(1)
     until(lambda: grows._state.is_refused, "the answer")
     pulse = read_admission(grows._config.attempt)[1]
     until(lambda: read_admission(grows._config.attempt)[1] > pulse + 3, "some looks")
@@ -153,7 +183,7 @@ def test_nothing_is_requested_again_after_a_person_has_cancelled_the_second_job(
 
 def test_a_refused_request_is_journaled_and_made_again_only_later(grows: Growth, requests: Requests) -> None:
     requests.is_down = True
-    grows.ranks_started(1, 0.0)
+    grows.ranks_started(1)
     events: list[NodesRequested] = []
     until(lambda: events.extend(grows.take_events()) or events, "the refusal")  # type: ignore[func-returns-value]
     assert events == [NodesRequested(nodes=2, problem="sbatch: Invalid account")]
@@ -199,7 +229,7 @@ class Waiting:
 
 
 def test_a_newcomer_takes_part_in_the_stage_that_admits_it(grows: Growth, attempt: AttemptDir) -> None:
-    grows.ranks_started(1, 0.0)
+    grows.ranks_started(1)
     both = [Waiting(attempt.run.submission(1), agent(index)) for index in (0, 1)]
     until(lambda: len(grows.newcomers()) == 2, "two newcomers")
     stage = Stage.first(1).grown(grows.newcomers(), {0: "n0"}, round=2, lost=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -33,11 +34,20 @@ def blocked(cluster: Cluster, nodes: int) -> str:
     return job
 
 
-def submit(site: ClusterSite, steps: int, most: int = 2) -> str:
+def submit(site: ClusterSite, steps: int, *more: str) -> str:
     spec = site.person.code / "experiments" / "gpt" / "elastic.yaml"
     few = (f"params.steps={steps}", "+params.seconds_per_step=0.2", "tracking.mlflow.enabled=false")
-    resources = (f"resources.nodes={{min: 1, max: {most}}}", "resources.mem=null", "resources.time=00:10:00")
-    return site.submit(spec, *few, *resources, f"workdir={site.person.code}", "+slurm.partition=spot")
+    resources = ("resources.nodes={min: 1, max: 2}", "resources.mem=null", "resources.time=00:10:00")
+    return site.submit(spec, *few, *resources, f"workdir={site.person.code}", "+slurm.partition=spot", *more)
+
+
+def submit_on_one_node(site: ClusterSite, cluster: Cluster, steps: int) -> str:
+    """A run that has begun on one of two nodes, of which the other is free now; returns its id."""
+    blocker = blocked(cluster, NODES - 1)
+    run_id = submit(site, steps)
+    site.until_step(run_id, 4)
+    cluster.slurm("scancel", blocker)
+    return run_id
 
 
 def jobs_of(cluster: Cluster, run_id: str) -> list[str]:
@@ -75,3 +85,102 @@ def test_a_run_grows_as_nodes_get_free_and_is_preempted_then_with_the_losses_of_
     assert list(steps) == list(range(1, STEPS + 1))
     assert list(losses) == pytest.approx(expected_losses(site, STEPS), rel=TOLERANCE)
     until(lambda: not jobs_of(cluster, run_id), "the end of the second job")
+
+
+@rare
+def test_a_run_goes_on_without_a_step_lost_when_its_second_job_is_cancelled_and_ends_with_it(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    run_id = submit_on_one_node(site, cluster, STEPS)
+    until(lambda: events(site, run_id, "nodes_joined"), "a second node")
+    second = events(site, run_id, "nodes_joined")[0]["job_id"]
+    until(lambda: len(events(site, run_id, "total")) == 2, "ranks on two nodes")
+    cluster.slurm("scancel", second)
+    site.until_state(run_id, "completed")
+    [left] = events(site, run_id, "nodes_left")
+    assert left["job_id"] == second
+    run = site.show(run_id)
+    assert (run["step"], run["lost_steps"], len(run["attempts"])) == (STEPS, 0, 1)
+    steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
+    assert list(steps) == list(range(1, STEPS + 1))
+    assert list(losses) == pytest.approx(expected_losses(site, STEPS), rel=TOLERANCE)
+    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
+
+
+@rare
+def test_the_runs_of_a_sweep_grow_each_by_a_job_of_its_own(site: ClusterSite, cluster: Cluster) -> None:
+    # Both begin on the node that is left, which has room for them.
+    blocker = blocked(cluster, NODES - 1)
+    submit(site, STEPS, "--sweep", "params.lr=0.003,0.001")
+    runs = [run["id"] for run in site.json("status", "--no-fold")["runs"]]
+    assert len(runs) == 2
+    for run_id in runs:
+        until(lambda run_id=run_id: events(site, run_id, "nodes_requested"), "the request for more nodes")
+    cluster.slurm("scancel", blocker)
+    for run_id in runs:
+        site.until_state(run_id, "completed")
+        [joined] = events(site, run_id, "nodes_joined")
+        assert joined["job_id"] == events(site, run_id, "nodes_requested")[0]["job_id"]
+        run = site.show(run_id)
+        assert (run["step"], run["lost_steps"], len(run["attempts"])) == (STEPS, 0, 1)
+    assert logged_losses(site.runs / runs[0]) != logged_losses(site.runs / runs[1])
+    until(lambda: not [job for run_id in runs for job in jobs_of(cluster, run_id)], "the end of all jobs")
+
+
+@rare
+def test_no_job_is_left_of_a_run_that_is_cancelled_or_loses_its_node_0_while_it_waits_for_more_nodes(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    blocker = blocked(cluster, NODES - 1)
+    run_id = submit(site, STEPS)
+    until(lambda: events(site, run_id, "nodes_requested"), "the second job")
+    first = events(site, run_id, "nodes_requested")[0]["job_id"]
+    [agent] = events(site, run_id, "agent")
+    # Slurm takes the end of its task for that of the job, which 'sync' starts again.
+    os.kill(agent["process"]["pid"], signal.SIGKILL)
+    until(lambda: site.call("sync") is not None and first not in jobs_of(cluster, run_id), "the end of the second job")
+    until(lambda: len(events(site, run_id, "nodes_requested")) == 2, "the request of the next attempt")
+    until(lambda: len(jobs_of(cluster, run_id)) == 2, "the second job again")
+    site.call("cancel", run_id)
+    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
+    cluster.slurm("scancel", blocker)
+
+
+@rare
+def test_a_run_goes_on_alone_if_the_node_that_could_join_is_unfit(site: ClusterSite, cluster: Cluster) -> None:
+    blocker = blocked(cluster, NODES - 2)
+    names = cluster.slurm("squeue", "--noheader", f"--jobs={blocker}", "--format=%N").strip()
+    blocked_hosts = cluster.slurm("scontrol", "show", "hostnames", names).split()
+    last = max(node for node in range(NODES) if f"node{node}" not in blocked_hosts)
+    options = ("--partition=spot", "--exclusive", f"--nodelist=node{last}", "--time=20", "--output=/dev/null")
+    second = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 1000").strip()
+    until(lambda: cluster.state(second) == "RUNNING", "the job that takes a node")
+    with cluster.wrong_clock(last, 5):
+        run_id = submit(site, 100)
+        site.until_step(run_id, 4)
+        cluster.slurm("scancel", second)
+        site.until_state(run_id, "completed")
+    [left] = events(site, run_id, "nodes_left")
+    assert (left["hosts"], left["why"]) == ([f"node{last}"], "the preflight with the new nodes failed")
+    run = site.show(run_id)
+    assert (run["step"], run["lost_steps"], len(run["attempts"])) == (100, 0, 1)
+    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
+    cluster.slurm("scancel", blocker)
+
+
+@rare
+def test_a_run_whose_node_0_dies_after_it_has_grown_goes_on_and_leaves_no_job(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    run_id = submit_on_one_node(site, cluster, 100)
+    until(lambda: len(events(site, run_id, "total")) == 2, "ranks on two nodes")
+    [joined] = events(site, run_id, "nodes_joined")
+    agent = next(event for event in events(site, run_id, "agent") if event["node"] == 0)
+    os.kill(agent["process"]["pid"], signal.SIGKILL)
+    # Nobody cancels it: its agents end.
+    until(lambda: joined["job_id"] not in jobs_of(cluster, run_id), "the end of the second job")
+    until(lambda: site.call("sync") is not None and site.show(run_id)["state"] == "completed", "the end of the run")
+    expected = expected_losses(site, 100)
+    for step, loss in logged_losses(site.runs / run_id):
+        assert loss == pytest.approx(expected[step - 1], rel=TOLERANCE)
+    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")

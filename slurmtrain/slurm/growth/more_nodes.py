@@ -60,8 +60,13 @@ class SlurmNodes:
             f"--export=ALL,{EXTENDS}={extension}",
             *(() if limit_s is None else (f"--time={max(1, math.ceil(limit_s / _MINUTE_S))}",)),
         ]
+        # The batch script of an element finds its run by the element's index.
+        _, underscore, index = job_id.partition("_")
+        if underscore:
+            options.append(f"--array={index}")
         limit = "unlimited" if soft < 0 else str(soft)
-        return run_command(*_SBATCH, limit, "--parsable", *options, stdin=script).strip().partition(";")[0]
+        answer = run_command(*_SBATCH, limit, "--parsable", *options, stdin=script)
+        return answer.strip().partition(";")[0] + underscore + index
 
     def cancel_all(self) -> None:
         """Cancel all second jobs of the run that have not ended. Raises SlurmDown."""

@@ -51,6 +51,12 @@ def test_a_second_job_is_like_the_first_but_gets_none_of_its_nodes(
     ]
 
 
+def test_the_second_job_of_an_element_of_an_array_is_one_with_the_same_index(slurm: SlurmCommands) -> None:
+    assert NODES.request("12_3", Extension("12_3.0", 2), 1, None, []) == "8_3"
+    [call] = slurm.calls("sbatch")
+    assert {"--array=3", "--dependency=after:12_3", "--export=ALL,SLURMTRAIN_EXTENDS=12_3.0:2"} <= set(call.args)
+
+
 def test_a_run_without_a_time_limit_requests_none(slurm: SlurmCommands) -> None:
     NODES.request("7", Extension("7.0", 2), 1, None, [])
     [call] = slurm.calls("sbatch")

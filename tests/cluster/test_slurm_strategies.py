@@ -7,38 +7,100 @@ import os
 import subprocess
 
 import pytest
-from helpers.cluster import Cluster, ClusterSite
+from helpers.cluster import Cluster, ClusterSite, Person
 from helpers.cluster_runs import events, preempt
 from helpers.gpt import TOLERANCE, logged_losses
 from helpers.rare import rare
 from helpers.site import PROJECT
 
 STEPS = 24
+# Those of experiments/gpt that are neither for a single process nor for a changing number of nodes.
+NAMES = (
+    "accumulation", "activation-checkpointing", "bf16", "bf16-hook", "ddp", "fp16", "hsdp", "interleaved", "mesh",
+    "offload", "pipeline", "powersgd", "tensor", "topk", "zero1", "zero2", "zero3",
+)  # fmt: skip
+# bfloat16 has 8 significant bits, so that each number is off by up to 1 part in 256; most of that cancels out. What
+# PowerSGD and Top-k leave out of the gradients of a step comes with the next ones.
+TOLERANCES = {"bf16": 0.005, "fp16": 0.001, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
+# PowerSGD begins before the preemption.
+WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",)}
 
 
-def expected_losses(site: ClusterSite) -> list[float]:
+def expected_losses(person: Person) -> list[float]:
     """The losses of one process, with the Python of the nodes, whose standard library is the text."""
     program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps(f({STEPS})))"
     environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'tests'}{os.pathsep}{PROJECT}"}
-    printed = subprocess.run([site.python, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [str(person.python), "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     losses: list[float] = json.loads(printed.stdout)
     return losses
 
 
+def submit(site: ClusterSite, name: str, *overrides: str) -> str:
+    """Submit an experiment of the GPT, with four ranks on two nodes; returns the run's id."""
+    few = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false", "resources.mem=null", "+slurm.partition=spot")
+    four = ("resources.nodes=2", "resources.procs_per_node=2", f"workdir={site.person.code}")
+    return site.submit(site.person.code / "experiments" / "gpt" / f"{name}.yaml", *few, *four, *overrides)
+
+
+def losses_of(site: ClusterSite, run_id: str) -> list[float]:
+    """The losses of all steps of a completed run that has lost none."""
+    run = site.show(run_id)
+    assert (run["step"], run["lost_steps"]) == (STEPS, 0)
+    steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
+    assert list(steps) == list(range(1, STEPS + 1))
+    return list(losses)
+
+
+@pytest.fixture(scope="module")
+def one_process(person: Person) -> list[float]:
+    return expected_losses(person)
+
+
 @rare
-def test_hsdp_over_two_nodes_is_preempted_and_has_the_losses_of_one_process(
-    site: ClusterSite, cluster: Cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_each_strategy_over_two_nodes_is_preempted_and_goes_on_bit_for_bit(
+    site: ClusterSite, cluster: Cluster, one_process: list[float], name: str
 ) -> None:
-    spec = site.person.code / "experiments" / "gpt" / "hsdp.yaml"
-    few = (f"params.steps={STEPS}", "+params.seconds_per_step=0.2", "tracking.mlflow.enabled=false")
-    run_id = site.submit(spec, *few, f"workdir={site.person.code}", "+slurm.partition=spot", "resources.mem=null")
+    begun_soon = WITH_STATE.get(name, ())
+    undisturbed = submit(site, name, *begun_soon)
+    site.until_state(undisturbed, "completed")
+    run_id = submit(site, name, *begun_soon, "+params.seconds_per_step=0.2")
     site.until_step(run_id, 4)
     job = site.job(run_id)
     preempt(cluster, lambda: cluster.restarts(job) == 1)
     site.until_state(run_id, "completed")
-    run = site.show(run_id)
-    assert (run["step"], run["lost_steps"], len(set(run["attempts"][-1]["nodes"]))) == (STEPS, 0, 2)
+    assert len(set(site.show(run_id)["attempts"][-1]["nodes"])) == 2
     assert len(events(site, run_id, "restored")) == 1
-    steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
-    assert list(steps) == list(range(1, STEPS + 1))
-    assert list(losses) == pytest.approx(expected_losses(site), rel=TOLERANCE)
+    losses = losses_of(site, run_id)
+    assert losses == losses_of(site, undisturbed)
+    assert losses == pytest.approx(one_process, rel=TOLERANCES.get(name, TOLERANCE))
+
+
+# A strategy, and processes on each of two nodes: each goes on from the checkpoint of the one before it.
+OTHERS = (
+    ("zero1", 1),
+    ("{name: tensor, sequence_parallel: true}", 2),
+    ("hsdp", 2),
+    ("pipeline", 1),
+    ("{name: fsdp, mesh: {dp: 2, tp: 2}}", 2),
+    ("ddp", 1),
+)
+
+
+@rare
+@pytest.mark.slow
+def test_a_run_goes_on_under_other_strategies_on_other_numbers_of_processes(
+    site: ClusterSite, one_process: list[float]
+) -> None:
+    run_id = submit(site, "interleaved", "+params.seconds_per_step=0.2")
+    for leg, (strategy, per_node) in enumerate(OTHERS, start=1):
+        site.until_step(run_id, 3 * leg)
+        site.call("cancel", run_id)
+        site.until_state(run_id, "cancelled")
+        site.call("resume", run_id, f"strategy={strategy}", f"resources.procs_per_node={per_node}")
+    site.until_state(run_id, "completed")
+    assert len(site.show(run_id)["attempts"]) == len(OTHERS) + 1
+    assert losses_of(site, run_id) == pytest.approx(one_process, rel=TOLERANCE)

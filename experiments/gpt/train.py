@@ -128,10 +128,11 @@ def main() -> None:
 
         for step in run.steps(params["steps"]):
             whole = batch_of(text, step, params["batch_size"], params["context"], params["seed"])
-            share = (part[run.dp_rank :: run.dp_size].to(run.device) for part in whole)
+            share = (part.to(run.device) for part in run.share(*whole))
             optimizer.zero_grad()
             mean = run.forward_backward(model, loss_of, *share)
             optimizer.step()
+            mean *= run.weight
             dist.all_reduce(mean)
             mean /= run.world_size
             run.log(loss=mean)

@@ -228,6 +228,7 @@ def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "clocks", node_lists.describe_clocks(attempt["clock"])
     yield "checks", check_tables.describe_count(attempt["checks"])
     yield "saves", formatting.interval(attempt["interval"])
+    yield "shares", formatting.shares(attempt.get("shares"))
 
 
 def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:

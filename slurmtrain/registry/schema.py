@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 9
+VERSION = 10
 
 metadata = sa.MetaData()
 
@@ -119,6 +119,7 @@ attempt = sa.Table(
     sa.Column("again_at", sa.Float),
     sa.Column("requeue_problem", TEXT, nullable=False),
     sa.Column("interval", Json, nullable=False),
+    sa.Column("shares", Json, nullable=False),
     sa.Column("save_problem", TEXT, nullable=False),
     sa.Column("restarts", Json, nullable=False),
     sa.Column("last_word", sa.Boolean, nullable=False),

@@ -19,6 +19,7 @@ from helpers.site import PATIENCE_S, Site
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "getting-started.md"
 STEPS = PAGE.with_name("steps.md")
+MIXED = PAGE.with_name("mixed-hardware.md")
 TRAINERS = [REPOSITORY / "docs" / "trainers.md", *sorted((REPOSITORY / "docs" / "trainers").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
@@ -139,8 +140,8 @@ def test_the_script_on_the_page_about_data_evaluates_after_each_epoch_and_learns
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [STEPS, *TRAINERS], ids=lambda page: page.stem)
-def test_the_runs_on_the_pages_about_steps_and_trainers_complete(site: Site, page: Path) -> None:
+@pytest.mark.parametrize("page", [STEPS, MIXED, *TRAINERS], ids=lambda page: page.stem)
+def test_the_runs_on_the_pages_about_steps_mixed_hardware_and_trainers_complete(site: Site, page: Path) -> None:
     names = save_files(site.path, page)
     specs = [name for name in names if name.endswith(".yaml")]
     assert specs, "the page shows no run"

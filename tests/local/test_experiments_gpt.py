@@ -26,6 +26,7 @@ NAMES = (
     "hsdp",
     "interleaved",
     "mesh",
+    "mixed",
     "offload",
     "pipeline",
     "tensor",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,17 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     if not checkpoint["complete"]:
         return "damaged"
     return "verified" if checkpoint["verified"] else "complete"
+
+
+def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
+    """How the ranks of an attempt divide batches, from the data of its ``shares`` events; empty if it has none."""
+    if not choices:
+        return ""
+    newest = choices[-1]
+    counts = " ".join(map(str, newest["shares"]))
+    changes = sum(each["step_s"] != each["before_s"] for each in choices)
+    change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
+    return f"{counts} samples by rank since step {newest['step']}, {newest['step_s'] * 1e3:.3g} ms ({change})"
 
 
 def interval(event: Mapping[str, Any] | None) -> str:

@@ -74,18 +74,21 @@ def balance(
     if batch_size < unit * len(speeds) or any(limit < unit for limit in limits):
         return None
     shares = [unit] * len(speeds)
-    done = [(speed.seconds(2 * unit), rank) for rank, speed in enumerate(speeds) if limits[rank] >= 2 * unit]
-    heapq.heapify(done)
+    nexts = [(speed.seconds(2 * unit), rank) for rank, speed in enumerate(speeds) if limits[rank] >= 2 * unit]
+    heapq.heapify(nexts)
     for _ in range(batch_size // unit - len(speeds)):
-        if not done:
+        if not nexts:
             return None
-        _, rank = heapq.heappop(done)
+        _, rank = heapq.heappop(nexts)
         shares[rank] += unit
         if shares[rank] + unit <= limits[rank]:
-            heapq.heappush(done, (speeds[rank].seconds(shares[rank] + unit), rank))
+            heapq.heappush(nexts, (speeds[rank].seconds(shares[rank] + unit), rank))
     return tuple(shares)
 
 
 def is_better(speeds: Sequence[Speed], shares: Sequence[int], current: Sequence[int]) -> bool:
-    """Whether a step is shorter with these ``shares`` than with the ``current`` ones by more than the dead band."""
+    """Whether a step is shorter with these ``shares`` than with the ``current`` ones by more than the dead band.
+
+    ``speeds``: of the ranks.
+    """
     return slowest_s(speeds, shares) < (1 - DEAD_BAND) * slowest_s(speeds, current)

@@ -250,20 +250,27 @@ class Vote:
     """Whether this rank's part of a checkpoint is still being written."""
     publication: Publication = Publication.NONE
     """The outcome of a checkpoint's publication."""
+    balance: bool = False
+    """Whether batches should be divided by the ranks' speeds anew."""
 
     def numbers(self) -> tuple[int, ...]:
         """The fields as numbers, in order, for the all-reduce."""
-        return int(self.stop), self.gap, int(self.save), int(self.writing), int(self.publication)
+        numbers = self.stop, self.gap, self.save, self.writing, self.publication, self.balance
+        return tuple(map(int, numbers))
 
     @classmethod
-    def from_numbers(cls, stop: int, gap: int, save: int, writing: int, publication: int) -> Vote:
-        """Read the maximum of all ranks' :meth:`numbers`: ``stop``, ``gap``, ``save``, ``writing``, ``publication``."""
+    def from_numbers(cls, stop: int, gap: int, save: int, writing: int, publication: int, balance: int) -> Vote:
+        """Read the maximum of all ranks' :meth:`numbers`.
+
+        They are ``stop``, ``gap``, ``save``, ``writing``, ``publication`` and ``balance``.
+        """
         return cls(
             stop=bool(stop),
             gap=gap,
             save=SaveReason(save),
             writing=bool(writing),
             publication=Publication(publication),
+            balance=bool(balance),
         )
 
 

@@ -129,6 +129,9 @@ class Attempt:
     """Why its agent could not requeue its job."""
     interval: Mapping[str, Any] = field(default_factory=dict)
     """How often it saves, what a save costs, and the reason for the interval, as last journaled by rank 0."""
+    shares: Sequence[Mapping[str, Any]] = ()
+    """Each time its ranks chose how many samples of a batch each gets: ``at``, ``step``, ``shares``, ``fixed_s``,
+    ``sample_s``, ``step_s``, ``before_s``."""
     save_problem: str = ""
     """Why its last save failed; empty if it succeeded."""
     restarts: Sequence[Mapping[str, Any]] = ()

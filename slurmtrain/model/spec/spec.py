@@ -32,7 +32,7 @@ from slurmtrain.model.spec.names import check_name, check_param_name, check_vari
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
-from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec, placement_conflicts
+from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec, mixed_conflicts, placement_conflicts
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
 from slurmtrain.model.spec.tracking.trackers import (
     CsvSpec,
@@ -95,7 +95,9 @@ class ResourcesSpec:
     mixed: bool = declare_key(
         False,
         kinds.boolean(),
-        "Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ.",
+        "Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ. Each "
+        "process then gets as many samples of a batch as suit its speed, which the script asks for: "
+        "`run.share(batch)`, or `run.loader(...)`.",
     )
     accumulation: int = declare_key(
         1,
@@ -397,6 +399,8 @@ class Spec:
                     yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
         yield from self._oom_conflicts()
         yield from self._strategy_conflicts()
+        if self.resources.mixed:
+            yield from self._mixed_conflicts()
         # A wrong command is None.
         for name in _OF_CHECKPOINT if self.command else ():
             if name in self.command and not self.checkpoint.glob:
@@ -413,6 +417,15 @@ class Spec:
                 mem=self.resources.mem,
             ):
                 yield "strategy", message
+
+    def _mixed_conflicts(self) -> Iterator[Conflict]:
+        for message in mixed_conflicts(self.strategy) if self.strategy is not None else ():
+            yield "resources", message
+        if self.deterministic:
+            yield (
+                "resources",
+                "'mixed' divides batches by measured times, which no two runs repeat: not 'deterministic'",
+            )
 
     def _oom_conflicts(self) -> Iterator[Conflict]:
         oom = self.requeue.oom

@@ -119,6 +119,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "clock": {host: dict(clock) for host, clock in attempt.clock.items()},
         "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
         "interval": dict(attempt.interval) or None,
+        "shares": _moments(attempt.shares),
         "save_problem": attempt.save_problem,
         "without": list(attempt.without),
         "pack": attempt.pack,

@@ -33,6 +33,8 @@ class DataRank:
     device: torch.device
     step: Callable[[], int | None]
     """Returns the step of ``run.steps`` that the script is in, None outside."""
+    take: Callable[[int, int], None] | None = None
+    """Called with how many samples this rank has of the batch of a step, and how many all ranks have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,9 @@ class Loader:
                 self._stream = zip(plan(), self._loading(self._sampler(plan())), strict=True)
             with self._generators():
                 batch, data = next(self._stream)
-            self._begin(batch)
+            own = self._begin(batch)
+            if self._rank.take is not None:
+                self._rank.take(own, batch.size)
             self._position = batch.end
             yield step, data
 
@@ -212,8 +216,11 @@ class Loader:
         """Keeps the script's random numbers from those that samples draw in this process, if they do."""
         return generators_kept() if self._draws and not self._options.get("num_workers") else nullcontext()
 
-    def _begin(self, batch: StepBatch) -> None:
-        self.weight = loss_weight(divide(batch.size, self._shares), self._rank.rank)
+    def _begin(self, batch: StepBatch) -> int:
+        """Set the weight for a ``batch``; returns how many of its samples this rank has."""
+        sizes = divide(batch.size, self._shares)
+        self.weight = loss_weight(sizes, self._rank.rank)
+        return sizes[self._rank.rank]
 
     def _within_step(self, plan: Iterable[StepBatch], loaded: Iterator[Any]) -> Iterator[Any]:
         began = self._rank.step()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from slurmtrain.errors import CheckpointError, DataError
-from slurmtrain.model.data.batches import Division
+from slurmtrain.model.data.batches import Division, divide
 from slurmtrain.runtime.data.loader import DataRank, Loader, Order
 
 # Options of torch's DataLoader that say what a loader of the session decides itself, and what to do instead.
@@ -28,6 +28,7 @@ class Loaders:
         self._rank = rank
         self._seed = seed or 0
         self._loaders: list[Loader] = []
+        self._shares: tuple[int, ...] = ()
         # Those whose positions checkpoints contain, once the script has registered what else they contain.
         self._registered: list[Loader] | None = None
         # Those that steps have gone through; others, as for evaluations, have no position worth keeping.
@@ -60,6 +61,7 @@ class Loaders:
         order = Order(shuffle=shuffle, seed=self._seed if seed is None else seed)
         loader = Loader(dataset, division, order, self._rank, options)
         self._loaders.append(loader)
+        self._divide(loader)
         return loader
 
     def register(self) -> dict[str, object]:
@@ -94,9 +96,24 @@ class Loaders:
             self._current = None
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether steps are going through a loader."""
+        return self._current is not None
+
+    @property
     def weight(self) -> float:
         """The weight of the batch of the current step; 1 if it has none."""
         return 1.0 if self._current is None else self._current.weight
+
+    def share(self, shares: Sequence[int]) -> None:
+        """Divide batches in proportion to these ``shares`` of the ranks from the next one on."""
+        self._shares = tuple(shares)
+        for loader in self._loaders:
+            self._divide(loader)
+
+    def _divide(self, loader: Loader) -> None:
+        if self._shares:
+            loader.share(divide(loader.batch_size, self._shares))
 
     def state_dict(self) -> dict[str, Any]:
         """The positions of loaders that steps have gone through, by number."""

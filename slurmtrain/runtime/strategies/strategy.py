@@ -44,6 +44,8 @@ class Strategy:
         self._models = 0
         # The ranks that have the stages of the model.
         self._pipeline: dist.ProcessGroup | None = None
+        # The parameters of the models, whose gradients a step computes.
+        self._parameters: list[weakref.ref[nn.Parameter]] = []
         self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
         self._scaler = LossScaler(ranks) if self._spec.mixed_precision == FP16 else None
@@ -75,6 +77,7 @@ class Strategy:
                 compute_in(model, DTYPES[self._spec.mixed_precision], self._ranks.device)
             replica, hook = replicated.replicate(model, self._spec, self._ranks)
             self._hooks += [] if hook is None else [hook]
+            self._parameters += map(weakref.ref, replica.parameters())
             return replica
         before = list(model.parameters())
         mesh = make_mesh(self._spec, self._ranks.gather(self._node), self._ranks.device)
@@ -131,6 +134,11 @@ class Strategy:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self.gradients.unscale(clipped)
         return clip_grad_norm_(clipped, max_norm, norm_type, device=device, parts=self._pipeline)
+
+    def replicated_parameters(self) -> list[nn.Parameter]:
+        """The parameters of models of which each rank has a replica."""
+        alive = (reference() for reference in self._parameters)
+        return [parameter for parameter in alive if parameter is not None]
 
     def states(self) -> dict[str, Any]:
         """What checkpoints contain besides what the script registers, by names that no argument can have."""

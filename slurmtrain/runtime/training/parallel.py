@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.data.loaders import Loaders
+    from slurmtrain.runtime.data.shares import Shares
     from slurmtrain.runtime.strategies.strategy import Strategy
 
 
@@ -22,7 +22,7 @@ class ParallelTraining:
     accumulation: int
     step: int
     _strategy: Strategy
-    _loaders: Loaders
+    _shares: Shares
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Distribute a model over the processes, as the spec's ``strategy`` says.
@@ -59,6 +59,37 @@ class ParallelTraining:
         """
         return self._strategy.optimizer(cls, parameters, options)
 
+    def share(self, *parts: Any) -> Any:
+        """This rank's samples of the batch of a step, which all ranks have as a whole.
+
+        All ranks call it alike::
+
+            inputs, targets = run.share(inputs, targets)
+            run.backward(loss_of(model(inputs), targets))
+
+        All ranks get as many, give or take one; with the spec's ``resources.mixed`` as many as suit their speeds. If
+        there are fewer samples than ranks, some get one with the :attr:`weight` 0.
+
+        Args:
+            parts: Tensors or sequences with the same number of samples, their first dimension.
+
+        Returns:
+            The samples of each part: a list, or with a single part what it consists of.
+
+        Raises:
+            DataError: The parts have different numbers of samples, or none.
+        """
+        own = self._shares.part_of(parts)
+        return own[0] if len(parts) == 1 else own
+
+    @property
+    def weight(self) -> float:
+        """By what :meth:`backward` multiplies the mean loss of what :meth:`share` or a loader has returned.
+
+        Gradients are then those of the mean over the whole batch. It is 1 if all ranks have as many samples.
+        """
+        return self._shares.weight
+
     @property
     def sync_gradients(self) -> bool:
         """Whether this is the last microbatch of the step, after which the optimizer makes its step."""
@@ -79,14 +110,14 @@ class ParallelTraining:
         """Compute the gradients of a loss, in place of ``loss.backward()``.
 
         Within :meth:`accumulate` the loss is divided by :attr:`accumulation`; with ``mixed_precision: fp16`` it is
-        scaled. In a step of ``run.steps(total, loader)`` in which ranks have different numbers of samples, it is
-        multiplied by ``loader.weight``.
+        scaled. Where ranks have different numbers of samples, by :meth:`share` or a loader, it is multiplied by
+        :attr:`weight`.
 
         Args:
             loss: The mean over the microbatch of this rank.
             options: As for ``torch.autograd.backward``.
         """
-        weight = self._loaders.weight
+        weight = self.weight
         self._strategy.gradients.backward(loss if weight == 1.0 else weight * loss, **options)
 
     def forward_backward(
@@ -95,7 +126,7 @@ class ParallelTraining:
         """Compute the gradients of a whole step, under every strategy; a pipeline can be trained by this alone.
 
         The batch is divided into :attr:`accumulation` microbatches, and by a pipeline into its own ones. As in
-        :meth:`backward`, gradients are weighted where ranks have different numbers of samples of a loader::
+        :meth:`backward`, gradients are weighted where ranks have different numbers of samples::
 
             loss = run.forward_backward(model, cross_entropy, inputs, targets)
             optimizer.step()
@@ -113,7 +144,7 @@ class ParallelTraining:
         Raises:
             StrategyError: The rows cannot be divided into microbatches evenly.
         """
-        weight = self._loaders.weight
+        weight = self.weight
 
         def weighted(output: Any, targets: Tensor) -> Tensor:
             return weight * loss_of(output, targets)

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.data.loader import DataRank, Loader
 from slurmtrain.runtime.data.loaders import Loaders
+from slurmtrain.runtime.data.shares import Shares
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.earlier_starts import read_history
@@ -41,6 +43,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.training.balancer import Balancer
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.rank_group import join_group, pick_device
@@ -152,6 +155,7 @@ class Session(ParallelTraining):
         self._step_began = 0.0
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._own_time = StepTime(self.device)
+        self._balancer: Balancer | None = None
         self._registered: tuple[object, ...] = ()
         self._total = 0
         self._gap = 1
@@ -170,8 +174,13 @@ class Session(ParallelTraining):
         strategy = self._plan.spec.strategy if self._plan else None
         self._strategy = Strategy(strategy, self._ranks, self._worker.node, self.accumulation)
         parts = self._strategy.dp_rank, self._strategy.dp_size
-        data_rank = DataRank(*parts, self.device, lambda: self.step if self._in_step else None)
+        data_rank = DataRank(
+            *parts, self.device, lambda: self.step if self._in_step else None, lambda *sizes: self._shares.take(*sizes)
+        )
         self._loaders = Loaders(data_rank, self.seed)
+        self._shares = Shares(*parts, self._loaders)
+        if self._plan is not None and self._plan.spec.resources.mixed and self.world_size > 1:
+            self._balancer = Balancer(self._shares, self._ranks, self.accumulation)
         attempt = self._worker.attempt
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
@@ -292,7 +301,7 @@ class Session(ParallelTraining):
 
             import_compiler()
 
-        states = self._strategy.states()
+        states = self._strategy.states() | ({"run.shares": self._shares} if self._balancer is not None else {})
         self._checkpointer = Checkpointer(
             attempt,
             Objects({**objects, **states}, additions=states),
@@ -354,6 +363,8 @@ class Session(ParallelTraining):
         if self._checkpointer is not None:
             self._checkpointer.begin_training()
         self._own_time.watch(self._registered)
+        if self._balancer is not None:
+            self._balancer.watch(self._strategy.replicated_parameters())
         self._beat(Phase.FIRST)
         try:
             while self.step < total:
@@ -364,11 +375,15 @@ class Session(ParallelTraining):
                     self._own_time.begin()
                 elif self._own_time.is_measuring:
                     self._own_time.end()
+                if self._balancer is not None:
+                    self._balancer.begin(due=self.step + 1 >= self._agree_at)
                 yield self.step
                 self._finish_step()
             self._save_if_new("end")
         finally:
             self._own_time.end()
+            if self._balancer is not None:
+                self._balancer.close()
             if self._pulse.phase is not Phase.STOPPING:
                 self._beat(Phase.READY)
 
@@ -434,6 +449,8 @@ class Session(ParallelTraining):
         # call costs a microsecond or two: see scripts/bench step.
         self._in_step = False
         self.step += 1
+        if self._balancer is not None:
+            self._balancer.end()
         if self.rank == 0:
             self._metrics.write(self.step)
         now = time.monotonic()
@@ -448,10 +465,18 @@ class Session(ParallelTraining):
         vote = Vote(stop=self._flag.raised is not None, gap=self._next_gap() if self.rank == 0 else 0)
         if self._checkpointer is not None:
             vote = self._checkpointer.complete(vote, self.step)
+        if self._balancer is not None:
+            vote = replace(vote, balance=self._balancer.calls)
         agreed = self._ranks.agree(vote)
         self._agree_after(agreed.gap)
         # Only now: other ranks may still have been in their first step when this rank finished its own.
         self._beat(Phase.TRAINING)
+        if agreed.balance and self._balancer is not None:
+            # Before a save, so that a run that continues from it has the same shares.
+            chosen = self._balancer.choose(self.step)
+            if chosen is not None and self.rank == 0 and self._journal is not None:
+                self._journal.write(chosen)
+            self._step_began = time.monotonic()
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
         if agreed.stop and self.step < self._total:
             self._stop()

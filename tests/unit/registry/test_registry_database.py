@@ -28,6 +28,7 @@ TABLES = {
     7: "8a15c84e78d107ec",
     8: "edc427bbac92a5b0",
     9: "ce7af7d911ba1e76",
+    10: "b2b73e06b433e179",
 }
 
 

@@ -46,6 +46,26 @@ class TrainingStarted(Payload):
 
 
 @payload
+class SharesChosen(Payload):
+    """The ranks divide batches by their speeds from now on, or have found that they already do."""
+
+    KIND: ClassVar[str] = "shares"
+
+    step: int | None = None
+    """Finished steps."""
+    shares: Sequence[int] = ()
+    """The samples of a batch that each rank gets, by rank."""
+    fixed_s: Sequence[float] = ()
+    """Seconds that each rank takes for a step without samples."""
+    sample_s: Sequence[float] = ()
+    """Seconds that each rank takes for a sample."""
+    step_s: float | None = None
+    """Seconds that the slowest rank computes in a step with these shares, by these speeds."""
+    before_s: float | None = None
+    """The same with the shares before."""
+
+
+@payload
 class RankStopped(Payload):
     """The rank exits because a stop was requested."""
 
@@ -78,5 +98,5 @@ class ExceptionRaised(Payload):
 
 
 RANK_EVENTS: Sequence[type[Payload]] = (
-    SessionStarted, StateRegistered, TrainingStarted, RankStopped, TrainingCompleted, ExceptionRaised,
+    SessionStarted, StateRegistered, TrainingStarted, SharesChosen, RankStopped, TrainingCompleted, ExceptionRaised,
 )  # fmt: skip

@@ -139,6 +139,7 @@ READERS: dict[str, Reader] = {
     "Mapping[str, float | None]": values_of(or_none(plain(is_metric))),
     "Sequence[str]": list_of(plain(is_text)),
     "Sequence[int]": list_of(plain(is_whole)),
+    "Sequence[float]": list_of(plain(is_number)),
     "Sequence[Sequence[str]]": list_of(list_of(plain(is_text))),
 }
 

@@ -26,7 +26,7 @@ from slurmtrain.model.spec.strategy.activation_checkpointing import (
     ActivationCheckpointing,
     ActivationCheckpointingSection,
 )
-from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
+from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, POWERSGD, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 from slurmtrain.model.spec.strategy.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
@@ -367,6 +367,17 @@ def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str
     stages = pp * schedule.per_rank
     if strategy.split and len(strategy.split) != stages - 1:
         yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
+
+
+def mixed_conflicts(strategy: StrategySpec) -> Iterator[str]:
+    """Why ``resources.mixed`` does not suit a ``strategy``, as sentences."""
+    if strategy.name not in _REPLICATED or strategy.is_tensor_parallel:
+        yield (
+            "'mixed' divides batches by the speed of each process, which is known only where none waits for others "
+            "before it has its gradients: with 'strategy: ddp' or 'zero1', without a 'mesh'"
+        )
+    elif strategy.hook == POWERSGD:
+        yield "'mixed' needs the speed of each process, and with 'hook: powersgd' they wait for others"
 
 
 @dataclass(frozen=True, slots=True)

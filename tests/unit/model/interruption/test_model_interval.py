@@ -332,9 +332,9 @@ def test_a_save_every_n_steps_is_due_at_these_steps_whatever_the_clock_says() ->
 
 
 def test_a_vote_is_the_same_after_its_way_through_numbers() -> None:
-    vote = Vote(stop=True, gap=8, save=SaveReason.REQUESTED, writing=True, publication=Publication.FAILED)
+    vote = Vote(stop=True, gap=8, save=SaveReason.REQUESTED, writing=True, publication=Publication.FAILED, balance=True)
     assert Vote.from_numbers(*vote.numbers()) == vote
-    assert Vote.from_numbers(0, 0, 0, 0, 0) == Vote()
+    assert Vote.from_numbers(0, 0, 0, 0, 0, 0) == Vote()
 
 
 @pytest.mark.parametrize(

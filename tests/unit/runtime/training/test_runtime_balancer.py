@@ -1,0 +1,181 @@
+"""Ranks that differ in speed, and the shares of a batch that they choose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import CPU, Pair
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from slurmtrain.errors import DataError, StrategyError
+from slurmtrain.runtime.data.loader import DataRank
+from slurmtrain.runtime.data.loaders import Loaders
+from slurmtrain.runtime.data.shares import Shares
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.training.balancer import STEPS, Balancer
+from slurmtrain.runtime.training.compute_time import ComputeTime
+
+BATCH = 24
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Pair]:
+    ranks = Pair(3)
+    yield ranks
+    ranks.close()
+
+
+class Slow(nn.Module):
+    """A linear layer that takes so many seconds for each sample."""
+
+    def __init__(self, sample_s: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.sample_s = sample_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.sample_s * len(x))
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def make_shares(rank: int, ranks: int) -> Shares:
+    return Shares(rank, ranks, Loaders(DataRank(rank, ranks, CPU, lambda: None), 0))
+
+
+def batch_of(step: int) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(step)
+    return torch.randn(BATCH, 4, generator=numbers), torch.randn(BATCH, 2, generator=numbers)
+
+
+def train(model: nn.Module, steps: range, shares: Shares, balancer: Balancer | None = None) -> list[dict[str, Any]]:
+    """Train as a script does, with a vote after each step. Returns the events of shares."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    events = []
+    for step in steps:
+        if balancer is not None:
+            balancer.begin(due=True)
+        inputs, targets = shares.part_of(batch_of(step))
+        optimizer.zero_grad()
+        (shares.weight * nn.functional.mse_loss(model(inputs), targets)).backward()
+        optimizer.step()
+        if balancer is not None:
+            balancer.end()
+            if max(balancer._ranks.gather(balancer.calls)):
+                event = balancer.choose(step + 1)
+                events += [] if event is None else [event.to_json()]
+    return events
+
+
+def train_balanced(ranks: RankGroup, seconds: list[float], steps: int) -> Any:
+    torch.manual_seed(0)
+    slow = Slow(seconds[ranks.rank])
+    model = DistributedDataParallel(slow)
+    shares = make_shares(ranks.rank, ranks.world_size)
+    balancer = Balancer(shares, ranks, 1)
+    balancer.watch(model.parameters())
+    events = train(model, range(steps), shares, balancer)
+    slow.sample_s = seconds[-1]
+    events += train(model, range(steps, steps + 3 * STEPS), shares, balancer)
+    balancer.close()
+    return events, shares.current, [each.detach().clone() for each in slow.parameters()]
+
+
+def train_with(ranks: RankGroup, shares: tuple[int, ...], steps: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    slow = Slow(0)
+    own = make_shares(ranks.rank, ranks.world_size)
+    own.change(shares)
+    train(DistributedDataParallel(slow), range(steps), own)
+    return [each.detach().clone() for each in slow.parameters()]
+
+
+def of_one_process(steps: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    slow = Slow(0)
+    train(slow, range(steps), make_shares(0, 1))
+    return list(slow.parameters())
+
+
+def test_faster_ranks_get_more_samples_until_they_become_slower_and_the_gradients_are_those_of_one_process(
+    three: Pair,
+) -> None:
+    # The last is the time of every rank afterwards, when shares are equal again.
+    steps = 30
+    results = three.run(train_balanced, [0.008, 0.002, 0.002, 0.004], steps)
+    events, final, _ = results[0]
+    assert all(result[:2] == (events, final) for result in results)
+    before = [event for event in events if event["step"] <= steps]
+    slow, *fast = before[-1]["shares"]
+    assert sum((slow, *fast)) == BATCH
+    # 8 : 2 : 2 in speed is 2.7 : 10.7 : 10.7 in samples; what a sample does not cost makes the shares less different.
+    assert slow <= 5
+    assert min(fast) >= 9
+    assert before[0]["step_s"] < before[0]["before_s"]
+    assert max(final) - min(final) <= 4
+    expected = of_one_process(2 * STEPS)
+    weights = three.run(train_with, (2, 9, 13), 2 * STEPS)
+    for parameters in weights:
+        for parameter, whole in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter, whole, rtol=1e-5, atol=1e-7)
+    again = three.run(train_with, (2, 9, 13), 2 * STEPS)
+    assert all(torch.equal(*pair) for pair in zip(weights[0], again[0], strict=True))
+
+
+def test_equal_ranks_keep_equal_shares(three: Pair) -> None:
+    events, shares, _ = three.run(train_balanced, [0.004, 0.004, 0.004, 0.004], 12)[0]
+    assert shares == ()
+    assert [event["shares"] for event in events] == [[8, 8, 8]]
+
+
+def test_shares_of_a_checkpoint_are_those_of_the_next_step() -> None:
+    before, after = make_shares(1, 3), make_shares(1, 3)
+    before.change((4, 12, 8))
+    after.load_state_dict(before.state_dict())
+    assert after.places(BATCH) == range(4, 16)
+    assert after.weight == 1.5
+    other = make_shares(1, 2)
+    other.reshard_state_dict([before.state_dict()], 1, 2)
+    assert other.places(BATCH) == range(12, 24)
+
+
+def test_a_rank_without_a_sample_takes_part_with_the_weight_0() -> None:
+    shares = make_shares(2, 3)
+    [part] = shares.part_of([torch.arange(2)])
+    assert (part.tolist(), shares.weight) == ([0], 0.0)
+
+
+@pytest.mark.parametrize("parts", [([1, 2], [1]), ([],)])
+def test_parts_that_are_not_of_one_batch_are_refused(parts: tuple[list[int], ...]) -> None:
+    with pytest.raises(DataError, match="sample"):
+        make_shares(0, 2).part_of(parts)
+
+
+def test_a_script_that_takes_no_share_is_refused() -> None:
+    model, shares = Slow(0), make_shares(0, 1)
+    balancer = Balancer(shares, RankGroup(0, 1, CPU), 1)
+    balancer.watch(model.parameters())
+    balancer.begin(due=True)
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(StrategyError, match=r"run\.share\(batch\)"):
+        balancer.end()
+
+
+def test_waiting_after_the_last_gradient_does_not_count() -> None:
+    model = Slow(0.001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clock = ComputeTime(CPU)
+    clock.watch(model.parameters())
+    clock.begin()
+    model(torch.ones(10, 4)).sum().backward()
+    time.sleep(0.5)
+    optimizer.step()
+    seconds = clock.end()
+    assert seconds is not None
+    assert 0.01 <= seconds < 0.5
+    clock.begin()
+    assert clock.end() is None

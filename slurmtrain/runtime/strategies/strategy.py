@@ -65,6 +65,11 @@ class Strategy:
         sizes = sizes_of(self._spec, self._ranks.world_size)
         return self._ranks.rank // sizes.tp % sizes.dp
 
+    @property
+    def tp_size(self) -> int:
+        """How many neighbouring ranks divide layers among them. Raises StrategyError if the mesh has other sizes."""
+        return sizes_of(self._spec, self._ranks.world_size).tp
+
     def parallelize(self, model: nn.Module) -> nn.Module:
         """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
         _check(model)

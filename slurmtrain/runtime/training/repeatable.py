@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import torch
 
 from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.job.process_group import RankGroup
 
 # How torch begins the end of its message about an operation that has no deterministic implementation.
 _REFUSED = "does not have a deterministic implementation"
@@ -27,6 +30,23 @@ def make_repeatable(worker: Worker) -> None:
         torch.backends.cudnn.benchmark = False
     if worker.seed is not None:
         rng.seed_all(worker.seed)
+
+
+def share_random_numbers(ranks: RankGroup, size: int) -> None:
+    """Give ranks that divide layers among them the random numbers of the first of them, such as those of dropout.
+
+    Otherwise they would not compute the same between these layers.
+
+    Args:
+        ranks: All ranks.
+        size: How many neighbouring ranks have the same.
+    """
+    if size > 1:
+        # Pickling alone cannot read NumPy's state again, a tensor of unsigned numbers.
+        packed = io.BytesIO()
+        torch.save(rng.capture(ranks.device), packed)
+        first = ranks.gather(packed.getvalue())[ranks.rank - ranks.rank % size]
+        rng.restore(torch.load(io.BytesIO(first), weights_only=True), ranks.device)
 
 
 def name_key(message: str) -> str:

@@ -48,7 +48,7 @@ from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.rank_group import join_group, pick_device
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
-from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
+from slurmtrain.runtime.training.repeatable import make_repeatable, name_key, share_random_numbers
 from slurmtrain.runtime.training.step_metrics import StepMetrics
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.interpreter import leave_quickly, without_collection
@@ -357,6 +357,7 @@ class Session(ParallelTraining):
         if self._journal is not None and self.rank == 0:
             self._journal.write(TrainingStarted(total_steps=total))
         self._restore_rng()
+        share_random_numbers(self._ranks, self._strategy.tp_size)
         self._total = total
         self._step_began = time.monotonic()
         self._agree_after(1)

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.ranks import Pair
 
 import slurmtrain
 from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.environment.worker import this_worker
-from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
+from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.training.repeatable import make_repeatable, name_key, share_random_numbers
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +97,20 @@ print(random.random(), numpy.random.rand(), torch.rand(()).item(), torch.are_det
     ).stdout  # fmt: skip
     rng.seed_all(7)
     assert printed.split() == [*map(repr, (random.random(), float(np.random.rand()), torch.rand(()).item())), "True"]
+
+
+def draw_after_sharing(ranks: RankGroup) -> list[tuple[float, float, float]]:
+    rng.seed_all(ranks.rank)
+    share_random_numbers(ranks, 2)
+    return ranks.gather(draw())
+
+
+def test_ranks_that_divide_layers_get_the_same_random_numbers_and_others_do_not() -> None:
+    four = Pair(4)
+    try:
+        first, second, third, fourth = four.run(draw_after_sharing)[0]
+    finally:
+        four.close()
+    assert first == second
+    assert third == fourth
+    assert set(first).isdisjoint(third)

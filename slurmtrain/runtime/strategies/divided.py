@@ -9,10 +9,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy.section import ON_PARTS, SEQUENCE, StrategySpec
 from slurmtrain.runtime.strategies import pipeline, sharded, tensor
 from slurmtrain.runtime.strategies.mesh import PP, TP, data_parallel
+from slurmtrain.runtime.strategies.same_inputs import check_first_inputs
 from slurmtrain.runtime.strategies.step.activations import recompute
+from slurmtrain.runtime.strategies.whole_modules import Whole
 
 
 def divide(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, device: torch.device) -> nn.Module:
@@ -44,6 +46,8 @@ def divide(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, device: torch
         tensor.divide(model, _within(styles, own), mesh[TP], sequence_parallel=spec.sequence_parallel)
     recompute(model, spec.activation_checkpointing)
     if not spec.is_pipeline:
+        if styles:
+            _check_inputs(model, styles, mesh[TP], sequence_parallel=spec.sequence_parallel)
         return sharded.shard(model, spec, data_parallel(mesh), units)
     modules = {}
     for index, names in stages.items():
@@ -59,3 +63,27 @@ def _within(styles: Mapping[str, str | ParallelStyle], parts: Sequence[str]) -> 
     if not parts:
         return dict(styles)
     return {name: style for name, style in styles.items() if any(f"{name}.".startswith(f"{part}.") for part in parts)}
+
+
+def _check_inputs(
+    model: nn.Module, styles: Mapping[str, str | ParallelStyle], mesh: DeviceMesh, *, sequence_parallel: bool
+) -> None:
+    """Check in the first step that what is not divided is computed by all ranks of ``mesh`` alike.
+
+    Not the stages of a pipeline: to know shapes, torch calls them first with tensors that have no values.
+    """
+    check_first_inputs(
+        model,
+        mesh,
+        "processes that divide layers among them have different batches: divide each batch by run.dp_size and take the "
+        "part run.dp_rank, not by run.world_size and run.rank; random numbers in it must be the same, too",
+    )
+    for name, style in styles.items():
+        if isinstance(style, Whole) or (style == SEQUENCE and not sequence_parallel):
+            check_first_inputs(
+                model.get_submodule(name),
+                mesh,
+                f"the inputs of {name!r}, of which each process has the whole, are not the same on processes that "
+                "divide layers among them: if they are parts of features, such as heads, its style in the plan must be "
+                f"{ON_PARTS!r}",
+            )

@@ -8,14 +8,13 @@ then have one kind of tensor.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -26,9 +25,20 @@ from torch.distributed.tensor.parallel import (
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy.section import COLWISE_REP, ROWWISE, SEQUENCE, STYLES, StrategySpec
-from slurmtrain.runtime.job.torch_private import map_tree
+from slurmtrain.model.spec.strategy.section import (
+    COLWISE_REP,
+    ON_PARTS,
+    ROWWISE,
+    SEQUENCE,
+    STYLES,
+    StrategySpec,
+)
+from slurmtrain.runtime.strategies.whole_modules import Whole, WholeOnParts
 
+# What transformers calls styles of ours.
+_OF_TRANSFORMERS = {"colwise_gather_output": COLWISE_REP, "embedding_rowwise": ROWWISE}
+# The numbers of heads in configurations of transformers.
+_HEADS = ("num_attention_heads", "num_key_value_heads")
 # The dimension along which sequences are divided: the last but one, before that of the features.
 _SEQUENCE_DIM = -2
 
@@ -45,7 +55,6 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
         StrategyError: There is no plan, or it does not fit the model or the number of ranks.
     """
     styles = _expand(model, _plan_of(model, spec, size))
-    _check_shared(model, styles)
     for name, style in styles.items():
         if isinstance(style, str):
             _check_sizes(name, model.get_submodule(name), style, size)
@@ -55,7 +64,9 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
             f"'strategy.sequence_parallel' divides what lies between layers, and the plan does not say what becomes of "
             f"{rest[0]!r}: add it, as {SEQUENCE!r} if it is a norm"
         )
-    return {**styles, **dict.fromkeys(rest, _Whole())}
+    styles |= {name: Whole() for name in rest}
+    _check_tied(model, styles)
+    return styles
 
 
 def divide(
@@ -72,16 +83,24 @@ def divide(
     Raises:
         StrategyError: torch cannot divide a module by its style.
     """
+    tied = _tied_parameters(model)
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
     for name, style in styles.items():
         module = model.get_submodule(name)
         _apply(module, mesh, _style(module, style, sequence_parallel) if isinstance(style, str) else style, name)
+    for first, *others in tied:
+        for name in others:
+            owner, _, own = name.rpartition(".")
+            model.get_submodule(owner).register_parameter(own, model.get_parameter(first))
+    # torch's styles do not all keep it.
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameter.requires_grad_(trained[name])
 
 
 def _plan_of(model: nn.Module, spec: StrategySpec, size: int) -> Mapping[str, str | ParallelStyle]:
     if spec.plan:
         return spec.plan
-    # Models of transformers have theirs.
-    plan: Any = getattr(model, "tensor_plan", None) or getattr(model, "tp_plan", None)
+    plan: Any = getattr(model, "tensor_plan", None) or _plan_of_transformers(model, size)
     if callable(plan):
         try:
             plan = plan(size)
@@ -99,6 +118,20 @@ def _plan_of(model: nn.Module, spec: StrategySpec, size: int) -> Mapping[str, st
                 f"{', '.join(STYLES)}, or a torch.distributed.tensor.parallel.ParallelStyle"
             )
     return plan
+
+
+def _plan_of_transformers(model: nn.Module, size: int) -> dict[str, str]:
+    """The plan of a model of transformers for ``size`` ranks. Raises StrategyError if its heads cannot be divided."""
+    plan: Any = getattr(model, "tp_plan", None)
+    if not isinstance(plan, Mapping):
+        return {}
+    for key in _HEADS:
+        heads = getattr(getattr(model, "config", None), key, None)
+        if isinstance(heads, int) and heads % size:
+            raise StrategyError(
+                f"the {heads} {key} of {type(model).__name__} cannot be divided among {size} processes (tp)"
+            )
+    return {pattern: _OF_TRANSFORMERS.get(str(style), str(style)) for pattern, style in plan.items()}
 
 
 def _expand(model: nn.Module, plan: Mapping[str, str | ParallelStyle]) -> dict[str, str | ParallelStyle]:
@@ -120,21 +153,43 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
-def _check_shared(model: nn.Module, plan: Mapping[str, object]) -> None:
-    """Raise StrategyError if a parameter of a planned module is used by another module, too."""
-    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    for name in plan:
-        for own, parameter in model.get_submodule(name).named_parameters():
-            if uses[id(parameter)] > 1:
+def _tied_parameters(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [tied for tied in names.values() if len(tied) > 1]
+
+
+def _check_tied(model: nn.Module, styles: Mapping[str, str | ParallelStyle]) -> None:
+    """Raise StrategyError if the modules that share a parameter divide it in different ways."""
+    for first, *others in _tied_parameters(model):
+        for name in others:
+            if _divided_dim(model, first, styles) != _divided_dim(model, name, styles):
                 raise StrategyError(
-                    f"the plan divides {name!r}, whose {own!r} is also a parameter of another module (tied weights): "
-                    "they would not be the same any more; untie them, or leave both out of the plan"
+                    f"the plan divides {first!r} and {name!r}, which are the same parameter (tied weights), in "
+                    f"different ways: make an Embedding {ROWWISE!r} and a Linear {COLWISE_REP!r}, leave both out, or "
+                    "untie them"
                 )
+
+
+def _divided_dim(model: nn.Module, parameter: str, styles: Mapping[str, str | ParallelStyle]) -> object:
+    """The dimension along which a parameter is divided; None if it is not, a style if that alone knows."""
+    owner, _, own = parameter.rpartition(".")
+    style = styles.get(owner)
+    if isinstance(style, Whole) or style in (SEQUENCE, ON_PARTS):
+        return None
+    if not isinstance(style, str):
+        return style
+    if own == "bias":
+        return None if style == ROWWISE else 0
+    # The weight of an Embedding is that of a Linear the other way round.
+    return 0 if (style == ROWWISE) == isinstance(model.get_submodule(owner), nn.Embedding) else 1
 
 
 def _check_sizes(name: str, module: nn.Module, style: str, size: int) -> None:
     """Raise StrategyError if a style does not suit a module, or what it divides is no multiple of ``size``."""
-    if style == SEQUENCE:
+    if style in (SEQUENCE, ON_PARTS):
         return
     if isinstance(module, nn.Linear) and style == ROWWISE:
         divided, unit = module.in_features, "input features"
@@ -177,7 +232,9 @@ def _style(module: nn.Module, style: str, sequence_parallel: bool) -> ParallelSt
     # An embedding's input are numbers of entries, which every rank has.
     before = Replicate() if isinstance(module, nn.Embedding) else between
     if style == SEQUENCE:
-        return SequenceParallel() if sequence_parallel else _Whole()
+        return SequenceParallel() if sequence_parallel else Whole()
+    if style == ON_PARTS:
+        return WholeOnParts()
     if style == ROWWISE:
         arrives = Replicate() if isinstance(module, nn.Embedding) else Shard(-1)
         return RowwiseParallel(input_layouts=arrives, output_layouts=between)
@@ -191,31 +248,3 @@ def _apply(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, name: str)
         parallelize_module(module, mesh, style, src_data_rank=None)
     except NotImplementedError as error:
         raise StrategyError(f"the plan's style for {name!r}: {error}") from error
-
-
-class _Whole(ParallelStyle):
-    """Each rank has the whole of the module's parameters, and computes all of it."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def partition(_name: str, part: nn.Module, mesh: DeviceMesh) -> None:
-            for own, parameter in list(part.named_parameters(recurse=False)):
-                whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
-                part.register_parameter(own, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-
-        return distribute_module(module, device_mesh, partition, _to_dtensors, _to_locals)
-
-
-def _to_dtensors(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-    def convert(value: Any) -> Any:
-        if isinstance(value, Tensor) and not isinstance(value, DTensor):
-            return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-        return value
-
-    return map_tree(convert, inputs)
-
-
-def _to_locals(_module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
-    def convert(value: Any) -> Any:
-        return value.redistribute(mesh, [Replicate()]).to_local() if isinstance(value, DTensor) else value
-
-    return map_tree(convert, outputs)

@@ -51,7 +51,8 @@ _MEANT = {
     "pipeline_parallel": PIPELINE,
 }
 COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
-STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE)
+ON_PARTS = "replicated_with_grad_allreduce"
+STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)
 
 
 def _read_name(value: object) -> str:
@@ -223,7 +224,8 @@ class StrategySpec:
         "`{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its "
         "`tensor_plan`. `colwise`: by output features. `rowwise`: by input features, such as those of `colwise` before "
         "it. `colwise_rep`: as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which "
-        "is divided with `sequence_parallel: true`.",
+        "is divided with `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its "
+        "features, such as a norm of each head.",
     )
     sequence_parallel: bool = declare_key(
         False,

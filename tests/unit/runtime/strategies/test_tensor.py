@@ -26,7 +26,8 @@ WORDS, WIDTH, LENGTH, BATCH, STEPS = 12, 8, 4, 8, 3
 SAME = 1e-6
 PLAN = {
     "embed": "rowwise", "places": "rowwise", "blocks.*.norm": "sequence_parallel", "blocks.*.up": "colwise",
-    "blocks.*.down": "rowwise", "norm": "sequence_parallel", "head": "colwise_rep",
+    "blocks.*.each": "replicated_with_grad_allreduce", "blocks.*.down": "rowwise",
+    "norm": "sequence_parallel", "head": "colwise_rep",
 }  # fmt: skip
 
 
@@ -35,10 +36,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        # Of each of four heads.
+        self.each = nn.LayerNorm(WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+        heads = self.each(self.up(self.norm(x)).unflatten(-1, (-1, WIDTH)))
+        return x + self.down(functional.gelu(heads.flatten(-2)))  # type: ignore[no-any-return]
 
 
 class Net(nn.Module):
@@ -109,7 +113,10 @@ def figures_with(ranks: RankGroup, spec: StrategySpec) -> tuple[list[float], boo
     return train(ranks, strategy, objects, 0, STEPS), whole
 
 
-SOME = {"blocks.*.up": "colwise", "*.1.down": "rowwise", "blocks.0.down": "rowwise"}
+SOME = {
+    "blocks.*.up": "colwise", "blocks.*.each": "replicated_with_grad_allreduce", "*.1.down": "rowwise",
+    "blocks.0.down": "rowwise",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -168,6 +175,34 @@ def test_a_checkpoint_of_divided_layers_is_restored_under_other_strategies_and_t
     assert figures == pytest.approx(expected(), rel=SAME)
 
 
+def tied_figures(ranks: RankGroup, spec: StrategySpec | None) -> tuple[list[float], bool, list[str]]:
+    """What training gives with a head that has the embedding's weights, and norms that are not trained."""
+    model = Net()
+    model.head.weight = model.embed.weight
+    for norm in (model.norm, model.blocks[0].norm, model.blocks[0].each):
+        norm.requires_grad_(False)
+    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    objects = objects_of(strategy, model)
+    figures = train(ranks, strategy, objects, 0, STEPS)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return figures, model.head.weight is model.embed.weight, frozen
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(tp=2), sequence_parallel=True), id="fsdp-sequence"),
+        pytest.param(StrategySpec(name="tensor", plan=SOME), id="outside-the-plan", marks=rare),
+    ],
+)
+def test_divided_weights_stay_tied_and_frozen(four: Pair, spec: StrategySpec) -> None:
+    figures, tied, frozen = four.run(tied_figures, spec)[0]
+    assert tied
+    expected_figures, _, expected_frozen = tied_figures(alone(), None)
+    assert figures == pytest.approx(expected_figures, rel=SAME)
+    assert frozen == expected_frozen
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -208,9 +243,8 @@ def test_what_does_not_fit_the_model_or_the_ranks_is_refused_on_all_ranks(
     assert others == [problem] * 3
 
 
-def test_tied_weights_are_not_divided(four: Pair) -> None:
-    assert "(tied weights)" in four.run(problem_of, TENSOR, PLAN, True)[0]
-    assert four.run(problem_of, TENSOR, {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}, True)[0] == ""
+def test_tied_weights_are_not_divided_in_different_ways(four: Pair) -> None:
+    assert "(tied weights), in different ways" in four.run(problem_of, TENSOR, {"embed": "rowwise"}, True)[0]
 
 
 def test_what_cannot_be_divided_evenly_is_refused_with_the_figures(four: Pair) -> None:
@@ -218,3 +252,72 @@ def test_what_cannot_be_divided_evenly_is_refused_with_the_figures(four: Pair) -
     assert problem == "the 6 output features of 'odd' cannot be divided among 4 processes (tp)"
     [problem, *_] = four.run(problem_of, TENSOR, {"heads": "2"})
     assert problem == "Net.tensor_plan(4): 2 heads cannot be divided among 4 processes"
+
+
+def problem_of_call(ranks: RankGroup, plan: Mapping[str, Any], wrong_batch: bool) -> tuple[str, str]:
+    """What the first and the second call of a divided model raise."""
+    strategy = Strategy(BOTH, ranks, 0)
+    model = strategy.parallelize(Net(plan))
+    words = torch.randint(WORDS, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    words = words[ranks.rank :: ranks.world_size] if wrong_batch else words[strategy.dp_rank :: strategy.dp_size]
+    problems = []
+    for _ in range(2):
+        try:
+            model(words).sum().backward()
+            problems.append("")
+        except StrategyError as error:
+            problems.append(str(error))
+    return problems[0], problems[1]
+
+
+def test_ranks_that_divide_layers_must_compute_everything_else_alike(four: Pair) -> None:
+    # Otherwise gradients would be wrong, and nothing would say so.
+    [(problem, _), *others] = four.run(problem_of_call, PLAN, True)
+    assert "have different batches: divide each batch by run.dp_size" in problem
+    assert [first for first, _ in others] == [problem] * 3
+    without = {pattern: style for pattern, style in PLAN.items() if pattern != "blocks.*.each"}
+    problem = four.run(problem_of_call, without, False)[0][0]
+    assert "the inputs of 'blocks.0.each'" in problem
+    assert "must be 'replicated_with_grad_allreduce'" in problem
+    assert four.run(problem_of_call, PLAN, False) == [("", "")] * 4
+
+
+# --- models of transformers -----------------------------------------------------------------------------------------
+
+
+def qwen() -> Any:
+    """A model with tied weights and norms of each head."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": WORDS}
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, **sizes)
+    return transformers.Qwen3ForCausalLM(config)
+
+
+def figures_of_transformers(ranks: RankGroup, spec: StrategySpec | None) -> list[float]:
+    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    model = strategy.parallelize(qwen())
+
+    def logits(words: Tensor) -> Any:
+        return model(input_ids=words).logits
+
+    logits.parameters = model.parameters  # type: ignore[attr-defined]
+    # AdamW makes steps of the same size with gradients that are nothing but rounding.
+    optimizer = strategy.optimizer(torch.optim.SGD, model.parameters(), {"lr": 0.3})
+    return train(ranks, strategy, {"model": logits, "optimizer": optimizer}, 0, STEPS)
+
+
+def problem_of_heads(ranks: RankGroup) -> str:
+    try:
+        Strategy(TENSOR, ranks, 0).parallelize(qwen())
+    except StrategyError as error:
+        return str(error)
+    return ""
+
+
+@rare
+def test_a_model_of_transformers_is_divided_by_its_own_plan(four: Pair) -> None:
+    figures = four.run(figures_of_transformers, StrategySpec(name="fsdp", mesh=MeshSpec(tp=2)))[0]
+    assert figures == pytest.approx(figures_of_transformers(alone(), None), rel=SAME)
+    [problem, *_] = four.run(problem_of_heads)
+    assert problem == "the 2 num_key_value_heads of Qwen3ForCausalLM cannot be divided among 4 processes (tp)"

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 
 import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.cluster_runs import events, preempt
-from helpers.gpt import TOLERANCE, logged_losses
+from helpers.gpt import TOLERANCE, logged_losses, losses_with
 from helpers.rare import rare
-from helpers.site import PROJECT, until
+from helpers.site import until
 
 STEPS = 200
-
-
-def expected_losses(site: ClusterSite, steps: int) -> list[float]:
-    """The losses of one process, with the Python of the nodes, whose standard library is the text."""
-    program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps(f({steps})))"
-    environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'tests'}{os.pathsep}{PROJECT}"}
-    printed = subprocess.run([site.python, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    losses: list[float] = json.loads(printed.stdout)
-    return losses
 
 
 def blocked(cluster: Cluster, nodes: int) -> str:
@@ -83,7 +72,7 @@ def test_a_run_grows_as_nodes_get_free_and_is_preempted_then_with_the_losses_of_
     assert (run["step"], run["lost_steps"]) == (STEPS, 0)
     steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
     assert list(steps) == list(range(1, STEPS + 1))
-    assert list(losses) == pytest.approx(expected_losses(site, STEPS), rel=TOLERANCE)
+    assert list(losses) == pytest.approx(losses_with(site.python, STEPS), rel=TOLERANCE)
     until(lambda: not jobs_of(cluster, run_id), "the end of the second job")
 
 
@@ -103,7 +92,7 @@ def test_a_run_goes_on_without_a_step_lost_when_its_second_job_is_cancelled_and_
     assert (run["step"], run["lost_steps"], len(run["attempts"])) == (STEPS, 0, 1)
     steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
     assert list(steps) == list(range(1, STEPS + 1))
-    assert list(losses) == pytest.approx(expected_losses(site, STEPS), rel=TOLERANCE)
+    assert list(losses) == pytest.approx(losses_with(site.python, STEPS), rel=TOLERANCE)
     until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
 
 
@@ -180,7 +169,7 @@ def test_a_run_whose_node_0_dies_after_it_has_grown_goes_on_and_leaves_no_job(
     # Nobody cancels it: its agents end.
     until(lambda: joined["job_id"] not in jobs_of(cluster, run_id), "the end of the second job")
     until(lambda: site.call("sync") is not None and site.show(run_id)["state"] == "completed", "the end of the run")
-    expected = expected_losses(site, 100)
+    expected = losses_with(site.python, 100)
     for step, loss in logged_losses(site.runs / run_id):
         assert loss == pytest.approx(expected[step - 1], rel=TOLERANCE)
     until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 import pytest
 from helpers.cluster import Cluster, ClusterSite, Person
 from helpers.cluster_runs import events, preempt
-from helpers.gpt import TOLERANCE, logged_losses
+from helpers.gpt import TOLERANCE, logged_losses, losses_with
 from helpers.rare import rare
-from helpers.site import PROJECT
 
 STEPS = 24
 # Those of experiments/gpt that are neither for a single process nor for a changing number of nodes.
@@ -24,17 +19,6 @@ NAMES = (
 TOLERANCES = {"bf16": 0.005, "fp16": 0.001, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
 # PowerSGD begins before the preemption.
 WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",)}
-
-
-def expected_losses(person: Person) -> list[float]:
-    """The losses of one process, with the Python of the nodes, whose standard library is the text."""
-    program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps(f({STEPS})))"
-    environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'tests'}{os.pathsep}{PROJECT}"}
-    printed = subprocess.run(
-        [str(person.python), "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    losses: list[float] = json.loads(printed.stdout)
-    return losses
 
 
 def submit(site: ClusterSite, name: str, *overrides: str) -> str:
@@ -55,7 +39,7 @@ def losses_of(site: ClusterSite, run_id: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def one_process(person: Person) -> list[float]:
-    return expected_losses(person)
+    return losses_with(str(person.python), STEPS)
 
 
 @rare

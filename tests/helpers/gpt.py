@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,15 @@ def losses_of_one_process(steps: int) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     torch.set_num_threads(threads)
+    return losses
+
+
+def losses_with(python: str, steps: int) -> list[float]:
+    """The same with another Python, whose standard library is the text."""
+    program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps(f({steps})))"
+    environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'tests'}{os.pathsep}{PROJECT}"}
+    printed = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    losses: list[float] = json.loads(printed.stdout)
     return losses
 
 

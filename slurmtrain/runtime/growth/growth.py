@@ -166,6 +166,8 @@ class Growth:
         """Let those begin who are in the roster of a ``stage``. Raises PathError, OSError."""
         with self._lock:
             self._state.stage = stage
+            # Until ranks have been started on them: their nodes are not missing any more.
+            self._state.nodes = min(self._config.most, len(stage.roster))
             self._state.joined |= set(stage.roster)
             self._state.left = set()
             for number in stage.roster:

@@ -145,7 +145,6 @@ def test_more_nodes_are_requested_after_some_have_joined_but_not_those_that_it_h
 def test_a_node_that_has_left_is_requested_again_but_no_unfit_one(
     grows: Growth, attempt: AttemptDir, requests: Requests, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
     grows.ranks_started(1)
     until(lambda: requests.made, "the request")
     both = [joining(1, 2), joining(2, 2)]
@@ -153,11 +152,16 @@ def test_a_node_that_has_left_is_requested_again_but_no_unfit_one(
     grows.admit(stage)
     with Journal(tmp_path / "node-0.jsonl") as journal:
         note_unfit(journal, grows, stage)
+    grows.ranks_started(1)
+    monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
     until(lambda: len(requests.made) == 2, "the second request")
     assert requests.made[1] == ("7.0:3", 2, ("n0", "n1", "n2"))
+    monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 60.0)
     third = stage.without_newcomers().grown([joining(3, job_id="102")], {0: "n0"}, round=3, lost=())
     grows.admit(third)
     grows.nodes_left("102", ["n3"])
+    grows.ranks_started(1)
+    monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
     until(lambda: len(requests.made) == 3, "the third request")
     assert requests.made[2] == ("7.0:5", 2, ("n0", "n1", "n2"))
     kinds = [json.loads(line) for line in (tmp_path / "node-0.jsonl").read_text().splitlines()]

@@ -14,9 +14,8 @@ EXPERIMENTS = Path(__file__).resolve().parent.parent.parent / "experiments"
 
 def test_there_is_a_test_for_every_experiment() -> None:
     specs = sorted(path.relative_to(EXPERIMENTS).as_posix() for path in EXPERIMENTS.rglob("*.yaml"))
-    # Those of the GPT run in test_experiments_gpt.py.
-    gpt = [f"gpt/{name}.yaml" for name in ("bf16-hook", "bf16", "ddp", "hsdp", "offload", "zero1", "zero2", "zero3")]
-    assert specs == ["digits/digits.yaml", *gpt, "plain/plain.yaml"]
+    # test_experiments_gpt.py says so of those of the GPT.
+    assert [spec for spec in specs if not spec.startswith("gpt/")] == ["digits/digits.yaml", "plain/plain.yaml"]
 
 
 @pytest.mark.slow

@@ -38,6 +38,10 @@ NAMES = (
 WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",), "topk": ()}
 
 
+def test_there_is_a_test_for_every_spec_of_the_gpt() -> None:
+    assert sorted([*NAMES, *WITH_STATE]) == sorted(path.stem for path in GPT.glob("*.yaml"))
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[float]:
     return losses_of_one_process(STEPS)

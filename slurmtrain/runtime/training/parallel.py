@@ -1,4 +1,4 @@
-"""What a session does with models, gradients and optimizers, under every strategy; its names are accelerate's."""
+"""What a session does with models, gradients, optimizers and data, under every strategy; its names are accelerate's."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 
 if TYPE_CHECKING:
+    from slurmtrain.runtime.data.loader import Loader
+    from slurmtrain.runtime.data.loaders import Loaders
     from slurmtrain.runtime.data.shares import Shares
     from slurmtrain.runtime.strategies.strategy import Strategy
 
 
 class ParallelTraining:
-    """The part of a session that distributes models, and helps with their steps."""
+    """The part of a session that distributes models and data, and helps with their steps."""
 
     accumulation: int
     step: int
     _strategy: Strategy
     _shares: Shares
+    _loaders: Loaders
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Distribute a model over the processes, as the spec's ``strategy`` says.
@@ -202,3 +205,42 @@ class ParallelTraining:
             The norm before, the same on all ranks.
         """
         return self._strategy.clip_grad_norm_(parameters, max_norm, norm_type)
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Loader:
+        """Load a dataset in batches that all ranks share: ``for step, batch in run.steps(total, loader)``.
+
+        Call it on all ranks, before :meth:`checkpoint`: its position is then in checkpoints. In an epoch each sample is
+        drawn once, in an order that is the same on any number of ranks, also if this number or ``batch_size`` changes
+        in the middle of the epoch. Iterating over it goes through one whole epoch, as for an evaluation.
+
+        Args:
+            dataset: With ``__getitem__`` and ``__len__``, as for ``torch.utils.data.DataLoader``.
+            batch_size: The samples of a step, of all ranks together. Each rank gets as many, give or take one.
+            shuffle: Whether the order is random, another one in each epoch.
+            drop_last: Leave out the last batch of an epoch if it is smaller than the others.
+            seed: What the order and random numbers of samples depend on; by default the spec's ``seed``, else 0.
+            options: More of DataLoader's, such as ``num_workers``; with workers and a GPU, ``pin_memory`` is on.
+
+        Raises:
+            DataError: The dataset is not of this kind or has no batch, or ``batch_size`` is less than the ranks.
+        """
+        return self._loaders.make(dataset, batch_size, options, shuffle=shuffle, drop_last=drop_last, seed=seed)
+
+    @property
+    def dp_size(self) -> int:
+        """Into how many parts the batch of a step is divided: with tensor parallelism fewer than there are ranks."""
+        return self._strategy.dp_size
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of the batch is this rank's, from 0; ranks that divide layers among them have the same one."""
+        return self._strategy.dp_rank

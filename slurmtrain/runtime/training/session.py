@@ -225,45 +225,6 @@ class Session(ParallelTraining):
 
     # --- what scripts call ------------------------------------------------------------------------------------------
 
-    def loader(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        seed: int | None = None,
-        **options: Any,
-    ) -> Loader:
-        """Load a dataset in batches that all ranks share: ``for step, batch in run.steps(total, loader)``.
-
-        Call it on all ranks, before :meth:`checkpoint`: its position is then in checkpoints. In an epoch each sample is
-        drawn once, in an order that is the same on any number of ranks, also if this number or ``batch_size`` changes
-        in the middle of the epoch. Iterating over it goes through one whole epoch, as for an evaluation.
-
-        Args:
-            dataset: With ``__getitem__`` and ``__len__``, as for ``torch.utils.data.DataLoader``.
-            batch_size: The samples of a step, of all ranks together. Each rank gets as many, give or take one.
-            shuffle: Whether the order is random, another one in each epoch.
-            drop_last: Leave out the last batch of an epoch if it is smaller than the others.
-            seed: What the order and random numbers of samples depend on; by default the spec's ``seed``, else 0.
-            options: More of DataLoader's, such as ``num_workers``; with workers and a GPU, ``pin_memory`` is on.
-
-        Raises:
-            DataError: The dataset is not of this kind or has no batch, or ``batch_size`` is less than the ranks.
-        """
-        return self._loaders.make(dataset, batch_size, options, shuffle=shuffle, drop_last=drop_last, seed=seed)
-
-    @property
-    def dp_size(self) -> int:
-        """Into how many parts the batch of a step is divided: with tensor parallelism fewer than there are ranks."""
-        return self._strategy.dp_size
-
-    @property
-    def dp_rank(self) -> int:
-        """Which part of the batch is this rank's, from 0; ranks that divide layers among them have the same one."""
-        return self._strategy.dp_rank
-
     def checkpoint(self, **objects: object) -> None:
         """Register what checkpoints contain, and restore it at once if there is a checkpoint.
 

@@ -6,6 +6,7 @@ Both nodes are agents on this machine, with one process each, and a cgroup limit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -56,6 +57,14 @@ class Bench:
         return speed
 
 
+def remove_cgroups() -> None:
+    """Remove the cgroups of processes that have ended: a process cannot remove its own."""
+    for parent in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        for left in parent.glob("slurmtrain-bench-*"):
+            with contextlib.suppress(OSError):
+                left.rmdir()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options."""
     parser.add_argument("--steps", type=int, metavar="S", help="steps of a run (default: 130; 70 with --quick)")
@@ -92,4 +101,5 @@ def run(arguments: argparse.Namespace) -> Report:
             ]
             report.ratio(f"{name}: balanced/equal", speeds["balanced"], speeds["equal"])
             report.ratio(f"{name}: balanced/sum of both alone", speeds["balanced"], both)
+        remove_cgroups()
     return report

@@ -23,7 +23,8 @@ WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",)}
 
 def submit(site: ClusterSite, name: str, *overrides: str) -> str:
     """Submit an experiment of the GPT, with four ranks on two nodes; returns the run's id."""
-    few = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false", "resources.mem=null", "+slurm.partition=spot")
+    mem = "resources.mem=800MB" if name == "offload" else "resources.mem=null"
+    few = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false", mem, "+slurm.partition=spot")
     four = ("resources.nodes=2", "resources.procs_per_node=2", f"workdir={site.person.code}")
     return site.submit(site.person.code / "experiments" / "gpt" / f"{name}.yaml", *few, *four, *overrides)
 

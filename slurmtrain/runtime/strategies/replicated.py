@@ -13,6 +13,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.hook import POWERSGD, TOPK
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.strategies.buckets import make_buckets
 from slurmtrain.runtime.strategies.hooks.casts import CASTS
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
 
@@ -42,9 +43,14 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> tuple[n
     )
     if hook is not None:
         hook.register(replica)
-    elif spec.hook is not None:
+        return replica, hook
+    if spec.hook is not None:
         replica.register_comm_hook(None, CASTS[spec.hook])
-    return replica, hook
+    # With the former it keeps its first buckets, which depend on the model alone; with the latter it takes the first
+    # step as the example of all others, so that there cannot be another one before it.
+    if not (spec.find_unused_parameters or spec.static_graph):
+        make_buckets(replica)
+    return replica, None
 
 
 def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:

@@ -3,10 +3,7 @@
 So such a hook has a state, which checkpoints contain: each rank's error is its own, and as large as the gradients. It
 is saved with the names of the parameters, so that it does not matter which bucket their gradients are in.
 
-DistributedDataParallel begins with one bucket, and makes others after its first backward pass, by the order in which it
-had the gradients. What a hook remembers of a bucket would then be that of other gradients; and a run that goes on from
-a checkpoint would reduce its first step in other buckets than a run that has never stopped, so that sums differ in the
-last place. Hence the buckets are made before the first step, in the order in which the model has its parameters.
+What a hook remembers of a bucket must stay that of the same gradients: buckets are made before the first step.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
+from slurmtrain.runtime.strategies.buckets import make_buckets
 
 ERRORS = "errors"
 
@@ -43,7 +41,7 @@ class FeedbackHook(ABC):
         replica.register_comm_hook(self, _reduce)
         # Otherwise it keeps its first buckets, which depend on the model alone.
         if not replica.find_unused_parameters:
-            _make_buckets(replica)
+            make_buckets(replica)
         self._settled = True
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -146,31 +144,3 @@ def _check(module: nn.Module, key: str) -> None:
                 f"'strategy.hook: {key}' does not work with sparse gradients, which {name!r} has: make it with "
                 "sparse=False"
             )
-
-
-def _make_buckets(replica: DistributedDataParallel) -> None:
-    """Let a ``replica`` make its final buckets, by a backward pass that has all gradients in reverse order.
-
-    Call it on all ranks, with a hook that communicates nothing.
-    """
-    module = replica.module
-    replica.module = _Sum(module)
-    try:
-        replica().backward()
-    finally:
-        replica.module = module
-    for parameter in module.parameters():
-        parameter.grad = None
-
-
-class _Sum(nn.Module):
-    """The sum of all parameters of a module. Autograd goes through its terms in reverse order."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.inner = module
-
-    def forward(self) -> Tensor:
-        """The sum."""
-        terms = [parameter.sum().float() for parameter in self.inner.parameters() if parameter.requires_grad]
-        return torch.stack(terms).sum()

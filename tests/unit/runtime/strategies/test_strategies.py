@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import CPU, Attempt, Pair, alone
+from helpers.rare import rare
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -157,6 +158,20 @@ def test_a_model_in_data_parallel_is_saved_like_any_other(tmp_path: Path) -> Non
     with Attempt(tmp_path, alone(), others, restart=1) as attempt:
         assert attempt.restore() is not None
     assert losses + train(alone(), others, 2, STEPS) == expected_losses()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        StrategySpec(name="ddp", bucket_cap_mb=0.001),
+        pytest.param(StrategySpec(name="zero1", bucket_cap_mb=0.001, hook="fp16"), marks=rare),
+    ],
+    ids=["ddp", "zero1-fp16-hook"],
+)
+def test_replicas_go_on_from_a_checkpoint_bit_for_bit(four: Pair, tmp_path: Path, spec: StrategySpec) -> None:
+    # More than one bucket, and more than two ranks: the order of summation depends on the buckets.
+    [undisturbed, *_] = four.run(losses_with, spec, 2)
+    assert four.run(continue_with, tmp_path, spec, spec)[0] == undisturbed
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_a_run_sends_its_metrics_itself_and_a_later_sync_adds_nothing_with_a_pas
     environment = site.environment
     monkeypatch.setattr(site, "environment", lambda: environment() | variables)
     spec = site.light(
-        params={"steps": STEPS, "step_ms": 50},
+        params={"steps": STEPS, "step_ms": 100},
         checkpoint={"every": {"steps": 10}},
         tracking={"mlflow": {"uri": proxy.uri}},
     )

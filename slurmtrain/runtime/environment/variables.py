@@ -74,6 +74,11 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def take_variable(name: str) -> str:
+    """The value of the variable ``name``, which processes that this one starts no longer have; empty without it."""
+    return os.environ.pop(name, "")
+
+
 def environment_of_agent() -> Mapping[str, str]:
     """The environment of this process, as its ranks inherit it."""
     return os.environ

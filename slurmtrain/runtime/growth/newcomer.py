@@ -8,7 +8,6 @@ run is over or has another attempt, or node 0 no longer looks for newcomers.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.interruption.growth import Newcomer, Stage
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.environment.variables import EXTENDS
+from slurmtrain.runtime.environment.variables import EXTENDS, take_variable
 from slurmtrain.runtime.growth.files import announce, read_admission, withdraw
 from slurmtrain.runtime.job import lease
 
@@ -44,7 +43,7 @@ def pop_extension() -> Extension | None:
 
     Raises LaunchError if the variable says something else.
     """
-    text = os.environ.pop(EXTENDS, "")
+    text = take_variable(EXTENDS)
     attempt, _, first = text.rpartition(":")
     if not text:
         return None

@@ -162,7 +162,8 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         model: The whole model.
 
     Raises:
-        StrategyError: It does not say what its parts are, or has parameters outside of them or in two of them.
+        StrategyError: It does not say what its parts are, has parameters outside of them or in two of them, or norms
+            with running statistics.
     """
     names: Any = getattr(model, "pipeline_parts", None)
     if callable(names):
@@ -180,7 +181,21 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
             near = suggestion(str(name), modules)
             raise StrategyError(f"pipeline_parts() names {name!r}, and the model has no such module{near}")
     _check_whole(model, names)
+    _check_norms(model)
     return {name: modules[name] for name in names}
+
+
+def _check_norms(model: nn.Module) -> None:
+    """Raise StrategyError if a model has a norm with running statistics.
+
+    Before the first step torch calls stages with tensors that have no values, to learn the shapes of what they return.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise StrategyError(
+                f"{name!r} ({type(module).__name__}) has running statistics, which a pipeline would spoil: use "
+                "LayerNorm or GroupNorm, or track_running_stats=False"
+            )
 
 
 def _check_whole(model: nn.Module, names: Sequence[str]) -> None:

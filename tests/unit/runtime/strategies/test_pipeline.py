@@ -116,6 +116,7 @@ PP2 = MeshSpec(pp=2)
             2,
             ["embed.weight"],
             id="gpipe",
+            marks=rare,
         ),
         pytest.param(
             StrategySpec(name="pipeline", schedule="interleaved1f1b"),
@@ -124,7 +125,7 @@ PP2 = MeshSpec(pp=2)
             id="interleaved1f1b",
         ),
         pytest.param(StrategySpec(name="pipeline", schedule="loopedbfs"), 1, [], id="loopedbfs", marks=rare),
-        pytest.param(StrategySpec(mesh=PP2), 2, [], id="pp-ddp"),
+        pytest.param(StrategySpec(mesh=PP2), 2, [], id="pp-ddp", marks=rare),
         pytest.param(StrategySpec(name="fsdp", mesh=PP2, microbatches=4), 1, [], id="pp-fsdp", marks=rare),
         pytest.param(StrategySpec(mesh=MeshSpec(pp=2, dp=1, tp=2)), 1, [], id="pp-tp"),
     ],
@@ -206,6 +207,7 @@ PIPELINE = StrategySpec(name="pipeline")
             StrategySpec(mesh=MeshSpec(pp=2, dp=1, tp=2)),
             StrategySpec(name="pipeline", schedule="interleaved1f1b"),
             id="pp-tp-interleaved",
+            marks=rare,
         ),
         pytest.param(StrategySpec(name="tensor"), StrategySpec(mesh=PP2), id="tensor-pp-ddp", marks=rare),
     ],
@@ -234,6 +236,7 @@ class Outside(Net):
 
 def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
     models: dict[str, Any] = {
+        "norm": lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.BatchNorm1d(2)),
         "short": lambda: Net(blocks=1), "tied": Tied, "outside": Outside, "net": Net, "silent": Block,
     }  # fmt: skip
     strategy = Strategy(spec, ranks, ranks.rank // 2)
@@ -252,6 +255,7 @@ def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
         (PIPELINE, "short", "the model has 3 parts, fewer than the 4 stages of 'schedule: 1f1b' on 4 processes"),
         (PIPELINE, "tied", "'head.1.weight' is also in the part 'embed' (tied weights)"),
         (PIPELINE, "outside", "'scale' is in none of the parts that pipeline_parts() names"),
+        (PIPELINE, "norm", "'3' (BatchNorm1d) has running statistics"),
         (PIPELINE, "silent", "Block does not say what its parts are: give it a method pipeline_parts()"),
         (PIPELINE, "net", "15 samples cannot be divided into 4 microbatches evenly"),
         (
@@ -265,7 +269,7 @@ def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
             "must name the first parts of the stages 2 to 4, in the model's order",
         ),
     ],
-    ids=["short", "tied", "outside", "silent", "rows", "name", "order"],
+    ids=["short", "tied", "outside", "norm", "silent", "rows", "name", "order"],
 )
 def test_what_has_no_stages_is_refused_on_all_ranks(four: Pair, spec: StrategySpec, kind: str, message: str) -> None:
     [problem, *others] = four.run(problem_of, spec, kind)

@@ -122,7 +122,7 @@ SOME = {
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(StrategySpec(name="tensor"), id="tp"),
+        pytest.param(StrategySpec(name="tensor"), id="tp", marks=rare),
         pytest.param(StrategySpec(name="tensor", sequence_parallel=True), id="sequence", marks=rare),
         pytest.param(StrategySpec(mesh=MeshSpec(dp=2, tp=2), plan=SOME), id="ddp-tp"),
         pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(tp=2), sequence_parallel=True), id="fsdp-sequence"),
@@ -163,7 +163,7 @@ TENSOR, BOTH, FSDP_TP = (
     [
         pytest.param(TENSOR, StrategySpec(name="ddp"), id="tensor-ddp", marks=rare),
         pytest.param(StrategySpec(name="zero1"), FSDP_TP, id="zero1-fsdp-tp", marks=rare),
-        pytest.param(FSDP_TP, TENSOR, id="fsdp-tp-tensor"),
+        pytest.param(FSDP_TP, TENSOR, id="fsdp-tp-tensor", marks=rare),
         pytest.param(BOTH, StrategySpec(name="fsdp"), id="ddp-tp-fsdp"),
         pytest.param(StrategySpec(name="fsdp"), BOTH, id="fsdp-ddp-tp", marks=rare),
     ],

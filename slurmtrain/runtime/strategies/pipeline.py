@@ -191,7 +191,7 @@ def _check_norms(model: nn.Module) -> None:
     Before the first step torch calls stages with tensors that have no values, to learn the shapes of what they return.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+        if getattr(module, "running_mean", None) is not None:
             raise StrategyError(
                 f"{name!r} ({type(module).__name__}) has running statistics, which a pipeline would spoil: use "
                 "LayerNorm or GroupNorm, or track_running_stats=False"

@@ -36,7 +36,7 @@ DEFAULT_SCHEDULE = "1f1b"
 
 
 def even_split(sizes: Sequence[int], stages: int) -> list[int]:
-    """Where to begin each stage, so that the largest one is as small as possible.
+    """Where to begin each stage, so that none is without parameters in vain, and the largest is as small as possible.
 
     Args:
         sizes: The parameters of each part of a model, in order; at least as many as there are stages.
@@ -47,15 +47,23 @@ def even_split(sizes: Sequence[int], stages: int) -> list[int]:
     """
     sums = [0, *accumulate(sizes)]
     count = len(sizes)
-    # By the number of stages: the size of the largest one if they are the first parts, and where the last one begins.
-    best: list[list[tuple[float, int]]] = [[(float(sums[end]), 0) for end in range(count + 1)]]
+    # By the number of stages, if they are the first parts: how many have no parameters, the size of the largest one,
+    # and where the last one begins.
+    best = [[(int(not sums[end]), float(sums[end]), 0) for end in range(count + 1)]]
     for stage in range(1, stages):
-        row: list[tuple[float, int]] = [(float("inf"), 0)] * (count + 1)
+        row = [(count, float("inf"), 0)] * (count + 1)
         for end in range(stage + 1, count + 1):
-            row[end] = min((max(best[-1][begin][0], sums[end] - sums[begin]), begin) for begin in range(stage, end))
+            row[end] = min(
+                (
+                    best[-1][begin][0] + (sums[end] == sums[begin]),
+                    max(best[-1][begin][1], sums[end] - sums[begin]),
+                    begin,
+                )
+                for begin in range(stage, end)
+            )
         best.append(row)
     begins, end = [], count
     for row in reversed(best):
-        end = row[end][1]
+        end = row[end][2]
         begins.append(end)
     return begins[::-1]

@@ -22,7 +22,8 @@ def test_a_preempted_trainer_with_an_adapter_loses_no_step(site: ClusterSite, cl
     trainer.skip_if_missing()
     run_id = site.submit(trainer.spec(site, adapter=True, steps=STEPS, resources=TWO, slurm=SPOT))
     target = SAVE_EVERY + random.Random(name).randrange(1, SAVE_EVERY)
-    until(lambda: trained_steps(site, run_id) >= target, f"{target} steps")
+    # Importing a trainer takes minutes while other tests train on all cores.
+    until(lambda: trained_steps(site, run_id) >= target, f"{target} steps", patience_s=3 * PATIENCE_S)
     preempt(cluster, lambda: events(site, run_id, "requeue"))
     site.until_state(run_id, "completed", patience_s=2 * PATIENCE_S)
     run = site.show(run_id)

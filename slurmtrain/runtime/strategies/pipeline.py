@@ -162,27 +162,44 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         model: The whole model.
 
     Raises:
-        StrategyError: It does not say what its parts are, has parameters outside of them or in two of them, or norms
-            with running statistics.
+        StrategyError: It does not say what its parts are, names a module twice, has parameters outside of the parts or
+            in two of them, or norms with running statistics.
     """
+    # With those that are in several places, such as an activation function that a sequence has more than once.
+    modules = dict(model.named_modules(remove_duplicate=False))
     names: Any = getattr(model, "pipeline_parts", None)
     if callable(names):
         names = list(names())
     elif isinstance(model, nn.Sequential):
-        names = [name for name, _ in model.named_children()]
+        names = [name for name in modules if name and "." not in name]
     else:
         raise StrategyError(
             f"{type(model).__name__} does not say what its parts are: give it a method pipeline_parts() that returns "
             'the names of modules which are applied one after the other, such as ["embedding", "blocks.0", "head"]'
         )
-    modules = dict(model.named_modules())
     for name in names:
         if name not in modules:
             near = suggestion(str(name), modules)
             raise StrategyError(f"pipeline_parts() names {name!r}, and the model has no such module{near}")
+    _check_distinct(names)
     _check_whole(model, names)
     _check_norms(model)
     return {name: modules[name] for name in names}
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    """Raise StrategyError if a module is named twice, by itself or with one that it is in."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise StrategyError(
+                f"pipeline_parts() names {name!r} twice: give the model a module of its own for each place"
+            )
+        outer = next((each for each in names if name.startswith(f"{each}.")), None)
+        if outer is not None:
+            raise StrategyError(
+                f"pipeline_parts() names {name!r}, which is in the part {outer!r}: it would be applied twice; name one "
+                "of them"
+            )
 
 
 def _check_norms(model: nn.Module) -> None:
@@ -227,7 +244,7 @@ def divide(
         ranks: How many ranks it has.
 
     Raises:
-        StrategyError: There are fewer parts than stages, or ``split`` does not fit them.
+        StrategyError: There are fewer parts than stages, ``split`` does not fit them, or a stage has no parameters.
     """
     names, schedule = list(parts), SCHEDULES[spec.schedule]
     stages = ranks * schedule.per_rank
@@ -238,6 +255,12 @@ def divide(
         )
     begins = [0, *_split_at(names, spec.split, stages)] if spec.split else _even(parts, stages)
     ends = [*begins[1:], len(names)]
+    for number, (begin, end) in enumerate(zip(begins, ends, strict=True), 1):
+        if not any(True for name in names[begin:end] for _ in parts[name].parameters()):
+            raise StrategyError(
+                f"stage {number} of {stages} would have no parameters ({', '.join(names[begin:end])}): use a shorter "
+                "pipeline ('strategy.mesh.pp'), or name other parts in 'strategy.split'"
+            )
     for index in schedule.stages_of(rank, ranks):
         yield index, names[begins[index] : ends[index]]
 

@@ -234,10 +234,21 @@ class Outside(Net):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class Named(Net):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def pipeline_parts(self) -> Sequence[str]:
+        return [*super().pipeline_parts(), *self.names]
+
+
 def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
     models: dict[str, Any] = {
         "norm": lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)), nn.BatchNorm1d(2)),
         "short": lambda: Net(blocks=1), "tied": Tied, "outside": Outside, "net": Net, "silent": Block,
+        "empty": lambda: nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Tanh(), nn.Linear(WIDTH, WORDS)),
+        "twice": lambda: Named("blocks.0"), "inner": lambda: Named("head.1"),
     }  # fmt: skip
     strategy = Strategy(spec, ranks, ranks.rank // 2)
     try:
@@ -257,6 +268,9 @@ def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
         (PIPELINE, "outside", "'scale' is in none of the parts that pipeline_parts() names"),
         (PIPELINE, "norm", "'3' (BatchNorm1d) has running statistics"),
         (PIPELINE, "silent", "Block does not say what its parts are: give it a method pipeline_parts()"),
+        (PIPELINE, "empty", "of 4 would have no parameters (1)"),
+        (PIPELINE, "twice", "pipeline_parts() names 'blocks.0' twice"),
+        (PIPELINE, "inner", "pipeline_parts() names 'head.1', which is in the part 'head'"),
         (PIPELINE, "net", "15 samples cannot be divided into 4 microbatches evenly"),
         (
             StrategySpec(name="pipeline", split=("blocks.0", "blocks.9", "head")),
@@ -269,7 +283,7 @@ def problem_of(ranks: RankGroup, spec: StrategySpec, kind: str) -> str:
             "must name the first parts of the stages 2 to 4, in the model's order",
         ),
     ],
-    ids=["short", "tied", "outside", "norm", "silent", "rows", "name", "order"],
+    ids=["short", "tied", "outside", "norm", "silent", "empty", "twice", "inner", "rows", "name", "order"],
 )
 def test_what_has_no_stages_is_refused_on_all_ranks(four: Pair, spec: StrategySpec, kind: str, message: str) -> None:
     [problem, *others] = four.run(problem_of, spec, kind)

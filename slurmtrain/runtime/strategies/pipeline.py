@@ -86,7 +86,9 @@ class Pipeline:
         self._ranks = group.size()
         self._microbatches = spec.microbatches or self._ranks
         self._count = self._ranks * self._schedule_spec.per_rank
-        self._schedules: dict[int, Any] = {}
+        # torch's schedules are for microbatches of a single shape.
+        self._shape: object = None
+        self._schedule: Callable[..., Any] | None = None
         self._loss_of: LossOf | None = None
 
     def forward_backward(
@@ -97,7 +99,8 @@ class Pipeline:
         Args:
             gradients: Those of the step.
             loss_of: The mean loss of a microbatch, called with the model's output and its targets.
-            inputs: A tensor, or several in a tuple, with the same number of rows; used by the first stage.
+            inputs: A tensor, or several in a tuple, with the same number of rows; used by the first stage, and of the
+                same shapes on all ranks.
             targets: A tensor with as many rows; used by the last stage.
             accumulation: Into how many parts each microbatch is divided.
 
@@ -114,20 +117,21 @@ class Pipeline:
             )
         # On all ranks, since the gradients of all have the scale of the loss.
         scale = gradients.scaled(torch.ones((), device=self._device))
-        self._loss_of = lambda output, target: gradients.scaled(loss_of(output, target))
+        self._loss_of = lambda output, target: gradients.scaled(loss_of(output, target) / microbatches)
         losses: list[Tensor] = []
         first, last = 0 in self._stages, self._count - 1 in self._stages
-        schedule = self._schedule(microbatches)
+        schedule = self._schedule_of(microbatches, arguments)
         schedule(*(arguments if first else ()), **({"target": targets, "losses": losses} if last else {}))
-        mean = torch.stack(losses).mean().detach().float() / scale if last else torch.zeros((), device=self._device)
+        mean = torch.stack(losses).sum().detach().float() / scale if last else torch.zeros((), device=self._device)
         dist.broadcast(mean, group_src=self._ranks - 1, group=self._group)
         return mean
 
-    def _schedule(self, microbatches: int) -> Callable[..., Any]:
-        """The step of torch's schedule with this many microbatches."""
-        if microbatches not in self._schedules:
-            self._schedules[microbatches] = self._make_schedule(microbatches)
-        return self._schedules[microbatches]  # type: ignore[no-any-return]
+    def _schedule_of(self, microbatches: int, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """The step of torch's schedule with this many microbatches of a batch with the shapes of ``arguments``."""
+        shape = microbatches, [getattr(argument, "shape", None) for argument in arguments]
+        if self._schedule is None or shape != self._shape:
+            self._schedule, self._shape = self._make_schedule(microbatches), shape
+        return self._schedule
 
     def _make_schedule(self, microbatches: int) -> Callable[..., Any]:
         # Importing it takes a while, and only pipelines need it.
@@ -141,9 +145,12 @@ class Pipeline:
         cls = get_schedule_class(self._schedule_spec.name)
         of_rank = stages if issubclass(cls, PipelineScheduleMulti) else stages[0]
         try:
-            schedule = cls(of_rank, microbatches, loss_fn=self._loss)
+            # Loss and not gradients are divided: there may be gradients of an earlier call.
+            schedule = cls(of_rank, microbatches, loss_fn=self._loss, scale_grads=False)
         except ValueError as error:
             raise StrategyError(f"'strategy.schedule': {error}") from error
+        for stage in stages:
+            keep_state(stage)
         # Joining the outputs of all microbatches would take the memory that dividing the batch has saved.
         joined = "return_outputs" in inspect.signature(schedule.step).parameters
         return lambda *arguments, **more: schedule.step(
@@ -153,6 +160,36 @@ class Pipeline:
     def _loss(self, output: Any, target: Any) -> Tensor:
         assert self._loss_of is not None
         return self._loss_of(output, target)
+
+
+def keep_state(stage: Any) -> None:
+    """Give the module of a stage other buffers and gradients until the first microbatch of its schedule.
+
+    Before that, torch learns shapes by calling the module with tensors that have no values. This would change buffers,
+    and at the end of it torch drops the gradients of shards.
+
+    Args:
+        stage: A PipelineStage of torch, which no schedule has used yet.
+    """
+    module, forward = stage.submod, stage.forward_one_chunk
+    buffers = [
+        (inner, name, buffer) for inner in module.modules() for name, buffer in inner.named_buffers(recurse=False)
+    ]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for inner, name, buffer in buffers:
+        setattr(inner, name, buffer.clone())
+    for parameter, _ in gradients:
+        parameter.grad = None
+
+    def forward_first(*args: Any, **options: Any) -> Any:
+        stage.forward_one_chunk = forward
+        for inner, name, buffer in buffers:
+            setattr(inner, name, buffer)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        return forward(*args, **options)
+
+    stage.forward_one_chunk = forward_first
 
 
 def parts_of(model: nn.Module) -> dict[str, nn.Module]:

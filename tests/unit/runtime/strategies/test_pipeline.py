@@ -152,6 +152,56 @@ def test_stages_compute_in_lower_precision(four: Pair, spec: StrategySpec, accum
     assert figures != pytest.approx(expected(), rel=SAME)
 
 
+class Mean(nn.Module):
+    """Returns what it gets, and has its moving average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
+def layers() -> nn.Sequential:
+    """A sequence which has the same activation function twice, and a buffer that each microbatch changes."""
+    torch.manual_seed(1)
+    act = nn.Tanh()
+    linear = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    return nn.Sequential(linear[0], act, Mean(), linear[1], act, *linear[2:])
+
+
+def shapes_with(ranks: RankGroup, spec: StrategySpec | None, accumulation: int) -> tuple[list[float], dict[str, Any]]:
+    """The losses and the state after steps with batches of several shapes, two of them in a step."""
+    strategy = Strategy(spec, ranks, 0, accumulation)
+    model = strategy.parallelize(layers())
+    optimizer = strategy.optimizer(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    losses = []
+    for step, rows in enumerate([(16, 8), (8, 16), (16, 16)]):
+        for count in rows:
+            batch = torch.randn((count, WIDTH), generator=torch.Generator().manual_seed(step))
+            loss = strategy.forward_backward(model, functional.mse_loss, batch, batch.flip(1), step, accumulation)
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    full = {
+        name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in model.state_dict().items()
+    }
+    return losses, {name: value.tolist() for name, value in full.items()}
+
+
+def test_shapes_change_between_steps_and_learning_them_changes_nothing(four: Pair) -> None:
+    losses, state = shapes_with(alone(), None, 4)
+    results = four.run(shapes_with, StrategySpec(name="pipeline", microbatches=4), 1)
+    merged = {name: value for _, part in results for name, value in part.items()}
+    assert all(each == pytest.approx(losses, rel=SAME) for each, _ in results)
+    assert merged.keys() == state.keys()
+    for name, value in state.items():
+        torch.testing.assert_close(torch.tensor(merged[name]), torch.tensor(value), rtol=1e-5, atol=1e-6)
+
+
 def steps_around_infinity(ranks: RankGroup) -> list[tuple[bool, float]]:
     """Whether each step was skipped, and how much it has changed the parameters of this rank.
 

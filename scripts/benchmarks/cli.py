@@ -11,7 +11,7 @@ from pathlib import Path
 from _measure import Report, command, in_turns, run_quietly, say, seconds_of
 from _runs import SPEC, make_runs
 
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.registry.store import Store
 
 RUNS = 1000

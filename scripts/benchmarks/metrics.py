@@ -16,7 +16,8 @@ from pathlib import Path
 from _measure import Report, say
 
 from slurmtrain.model.metrics.curves import Points
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.history import read_history
 

@@ -26,7 +26,7 @@ from _many_runs import ATTEMPTS, METRICS, append_points, make_many_runs, remove_
 from _measure import Report, command, environment, in_turns, run_quietly, say, seconds_of
 
 from slurmtrain.config import Config
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.ingest import ingest

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from _measure import ROOT, Report, command, in_turns, seconds_of
 
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.runtime.code.tree import make_tree
 from slurmtrain.snapshots.selection import CodeSource

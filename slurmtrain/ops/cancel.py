@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDown, UntrustedPath
 from slurmtrain.model.run.events.command import CancelRequested
-from slurmtrain.model.run.layout import is_run_id
+from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.arrays.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.chain.ending import dependents, end_blocked

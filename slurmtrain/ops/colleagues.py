@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import RunUnreadable, UntrustedPath
-from slurmtrain.model.run.layout import RunDir, RunsRoot, is_run_id
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot, is_run_id
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.choice.listed import Listed

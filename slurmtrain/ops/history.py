@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from slurmtrain.history.cache import read_blocks
 from slurmtrain.model.metrics.curves import Curve, CurveBuilder
 from slurmtrain.model.metrics.survival import start_of
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import journal_files
 

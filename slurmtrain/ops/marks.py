@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from slurmtrain.errors import RunUnreadable, UserError
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.command import NoteWritten, RunArchived, TagsChanged
-from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.marks import tag_problem
+from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.find import LAST, find, find_all
 from slurmtrain.ops.shared.observe import Observed

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
-from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.model.spec.sweep.pack import Pack, jobs_of

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from slurmtrain.model.run.layout import ArrayDir
+from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.runtime.environment.file_limit import restore_limit
 from slurmtrain.slurm.request import element_command, pack_command
 from slurmtrain.slurm.task import run_element, run_node, run_packed

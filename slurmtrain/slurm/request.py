@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
-from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.layout import RunsRoot, SnapshotDir
+from slurmtrain.model.run.layout import SnapshotDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.snapshots import repository
 from slurmtrain.snapshots.editable import find_editable

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from slurmtrain.errors import PathError, TrackingError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.tracking.tracker import Tracker
 

@@ -12,7 +12,7 @@ from slurmtrain.errors import TrackingError, UserError
 from slurmtrain.model.spec.kinds import suggestion
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.layout import RunsRoot
+    from slurmtrain.model.run.root import RunsRoot
     from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
     from slurmtrain.tracking.tracker import Tracker
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from slurmtrain.errors import NotAvailable, TrackingError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.locks import has_record_locks
 from slurmtrain.system.process_group import ProcessGroup
 from slurmtrain.tracking.account_gate import gate

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate, Place
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 

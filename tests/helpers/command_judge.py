@@ -15,7 +15,8 @@ from helpers.forked_commands import Ended
 from helpers.sample_home import LIVE, SAVED, STATES, SampleHome, id_of
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
 from slurmtrain.model.run.files.kinds import is_log, is_of_submitit, put_aside
-from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, is_run_id, is_unborn
+from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS
+from slurmtrain.model.run.root import is_run_id, is_unborn
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})

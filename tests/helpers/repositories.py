@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.section import CodeSpec
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.runtime.code.tree import make_tree, read_manifest

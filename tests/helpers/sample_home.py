@@ -19,7 +19,7 @@ from helpers.checkpoints import gone, make_checkpoints
 from helpers.fakeslurm import PARTITIONS, squeue_line
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.run.ids import run_id
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.checkpoint.section import KeepSpec
 from slurmtrain.system.files import write_json
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model.run.layout import is_run_id
+from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace

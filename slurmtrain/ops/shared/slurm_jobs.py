@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
-from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDir
+from slurmtrain.model.run.layout import RunDir, SubmissionDir
+from slurmtrain.model.run.root import ArrayDir, RunsRoot
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace

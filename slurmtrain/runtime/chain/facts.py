@@ -10,7 +10,8 @@ from typing import Any
 from slurmtrain.errors import NoCheckpoint, PathError, SlurmtrainError
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.chain.references import Reference, references_of
 from slurmtrain.model.spec.checkpoint.start_from import StartFromSpec

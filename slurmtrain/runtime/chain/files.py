@@ -10,7 +10,8 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.chain.upstreams import Upstream
-from slurmtrain.model.run.layout import RunDir, run_ids_among
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import run_ids_among
 from slurmtrain.system.files import FILE_MODE, make_new_directory, read_json, write_json
 
 _SEEN_S = 20.0

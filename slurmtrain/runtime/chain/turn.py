@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.run.chain.upstreams import EARLY, Standing, Upstream, standing
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.job.run_reader import read_run
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command import RunCreated
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.run_reader import read_events

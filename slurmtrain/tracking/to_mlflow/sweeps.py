@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.choices import FIRST, Choices

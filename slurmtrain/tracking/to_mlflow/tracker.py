@@ -13,7 +13,8 @@ from urllib.parse import quote
 
 from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.metrics.settled import Place
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import create_private, describe_os_error
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.tracking.to_mlflow import model_registry

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
 from slurmtrain.tracking.step_file import StepFile, files_named

@@ -17,7 +17,8 @@ from slurmtrain.cli import checkpoints, show, status
 from slurmtrain.cli.shared import formatting
 from slurmtrain.model.run.events.checkpoint import CheckpointFound
 from slurmtrain.model.run.ids import run_id
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal

@@ -13,7 +13,7 @@ from helpers.preloaded import Called, Preloaded
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli import COMMANDS
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 
 LONG = "x" * 5000
 HUGE = "9" * 400

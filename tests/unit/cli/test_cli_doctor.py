@@ -14,7 +14,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
 
 from slurmtrain.cli import cli
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 
 SPEC = "name: x\ncommand: python x.py\nresources: {time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
 RUN = "0000000001"

@@ -12,7 +12,7 @@ from helpers.preloaded import Preloaded
 from helpers.screens import screen
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 AGAIN = "0123456788"

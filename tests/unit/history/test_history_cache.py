@@ -19,7 +19,8 @@ from slurmtrain.history import cache
 from slurmtrain.history.cache import read_blocks
 from slurmtrain.history.encoding import MAGIC
 from slurmtrain.history.history_file import open_history
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system import journal_files as files_module
 from slurmtrain.system.files import DIRECTORY_MODE
 from slurmtrain.system.journal_files import journal_files

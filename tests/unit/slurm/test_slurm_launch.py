@@ -16,7 +16,8 @@ import pytest
 from helpers.fakeslurm import Call, SlurmCommands
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
-from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch

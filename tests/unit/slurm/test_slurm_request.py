@@ -13,7 +13,8 @@ import pytest
 from helpers.accounts import BOB, give, needs_accounts
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
-from slurmtrain.model.run.layout import ArrayDir, AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import read_spec

@@ -11,7 +11,7 @@ import pytest
 from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source, write
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.runtime.code.tree import make_tree
 from slurmtrain.snapshots import folder, hashes, repository

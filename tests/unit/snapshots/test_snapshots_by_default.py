@@ -11,7 +11,7 @@ import pytest
 from helpers.repositories import PYTHON, git, paths, source, write
 
 from slurmtrain.errors import NoSnapshot
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.snapshots.store import take
 

@@ -31,7 +31,8 @@ from slurmtrain.model.metrics.settled import Decided, Place, Settlement, covered
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.base import select as select_events
 from slurmtrain.model.run.events.command import MlflowRunLinked
-from slurmtrain.model.run.layout import JOURNALS, RunDir, RunsRoot
+from slurmtrain.model.run.layout import JOURNALS, RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.logged_lines import logged_lines

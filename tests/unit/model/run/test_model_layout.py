@@ -8,7 +8,7 @@ import pytest
 
 from slurmtrain.model.run import layout
 from slurmtrain.model.run.ids import EPOCH_MS, run_id
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, is_run_id, is_unborn
 
 ID = run_id(EPOCH_MS + 12345, 7)
 ROOT = RunsRoot(Path("/runs"))
@@ -41,15 +41,15 @@ def test_the_registry_and_the_tracking_store_lie_in_the_runs_root() -> None:
 
 
 def test_a_run_is_told_from_everything_else_in_the_root() -> None:
-    assert layout.is_run_id(ID)
+    assert is_run_id(ID)
     for name in ("registry.db", ".new-" + ID, ID + "x", ID[:-1], ID.upper() + "I", "", "../" + ID):
-        assert not layout.is_run_id(name), name
+        assert not is_run_id(name), name
 
 
 def test_an_unfinished_run_directory_is_told_by_its_name() -> None:
-    assert layout.is_unborn(ROOT.unborn(ID).path.name)
+    assert is_unborn(ROOT.unborn(ID).path.name)
     for name in (ID, ".new-", ".new-registry", ".trash-" + ID):
-        assert not layout.is_unborn(name), name
+        assert not is_unborn(name), name
 
 
 @pytest.mark.parametrize(("job", "restart"), [("4711", 0), ("4711_3", 12), ("local.a.b", 1)])
@@ -77,4 +77,4 @@ def test_a_journals_path_tells_its_attempt_and_its_node(source: str, attempt: st
 
 def test_journals_about_nodes_lie_beside_the_runs_and_are_none() -> None:
     assert ROOT.nodes == Path("/runs/nodes")
-    assert not layout.is_run_id("nodes")
+    assert not is_run_id("nodes")

@@ -11,7 +11,7 @@ from helpers.workspaces import build_run
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe

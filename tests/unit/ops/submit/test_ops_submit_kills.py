@@ -17,7 +17,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.site import until
 
 from slurmtrain.model.run.ids import RUN_ID
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.chain.files import read_upstreams
 
 TESTS = Path(__file__).resolve().parents[3]

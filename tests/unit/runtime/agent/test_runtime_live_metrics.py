@@ -10,7 +10,8 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.site import until
 
-from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.agent import live_metrics
 from slurmtrain.runtime.agent.live_metrics import send_live
 

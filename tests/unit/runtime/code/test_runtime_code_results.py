@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec

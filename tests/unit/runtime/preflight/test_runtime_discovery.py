@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.run.layout import AttemptDir, RunsRoot
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.environment.endpoints import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
 from slurmtrain.runtime.preflight import discovery, ports

@@ -16,7 +16,8 @@ from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.run.events.agent import NetworkElected
-from slurmtrain.model.run.layout import AttemptDir, RunsRoot
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.environment.launch import Launch

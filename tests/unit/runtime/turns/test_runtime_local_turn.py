@@ -10,7 +10,8 @@ import pytest
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.turns import local_turn
 from slurmtrain.runtime.turns.local_turn import is_to_come, used_by_ranks
 from slurmtrain.runtime.turns.slots import Slots

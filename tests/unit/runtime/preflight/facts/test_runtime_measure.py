@@ -21,7 +21,7 @@ import torch
 
 import slurmtrain
 from slurmtrain.model.preflight import checks
-from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.kinds import LevelSection
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec

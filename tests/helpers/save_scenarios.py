@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.killpoints import kill_at, watch
-from slurmtrain.model.run import retention
+from slurmtrain.model.run.files import retention
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec

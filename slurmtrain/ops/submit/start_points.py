@@ -168,7 +168,7 @@ def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | st
 
 
 def _best(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
-    from slurmtrain.model.run.retention import Saved, best_steps
+    from slurmtrain.model.run.files.retention import Saved, best_steps
     from slurmtrain.ops.shared.current_plan import current_plan
     from slurmtrain.runtime.checkpoint.files import read_manifest
 

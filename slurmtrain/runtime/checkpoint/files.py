@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import xxhash
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
-from slurmtrain.model.run import retention
+from slurmtrain.model.run.files import retention
 from slurmtrain.model.run.files.checkpoint_names import (
     checkpoint_name,
     checkpoint_step,

@@ -1,1 +1,1 @@
-"""What the names of a run's files say."""
+"""What the names of a run's files say, and which of its checkpoints stay."""

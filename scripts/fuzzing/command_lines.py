@@ -9,7 +9,7 @@ from typing import Any
 import click
 from helpers.sample_home import SAVED, STATES, SampleHome, id_of
 
-from fuzzing.mutations import ESCAPES, PATHS
+from fuzzing.contents import ESCAPES, PATHS
 from slurmtrain.cli import cli
 
 # Commands that wait for something, and options that make others wait: they get a Ctrl-C. They are rarer, since a case

@@ -71,7 +71,8 @@ def resume(
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
         _check_state(run, overrides, goes_back=from_start or step is not None)
-        later = [] if step is None else _later_checkpoints(workspace, directory, run, step)
+        if step is not None:
+            _check_step(workspace, directory, run, step)
         planned = _plan_next(workspace, directory, run, overrides, from_start=from_start)
         secret_env = secret_values(planned.plan, planned.secrets)
         notes: list[str] = []
@@ -82,7 +83,7 @@ def resume(
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
         elif step is not None:
-            _put_later_aside(workspace, directory, run, step, later)
+            _put_later_aside(workspace, directory, run, step)
         attempt = NewAttempt(
             plan=planned.plan,
             executor=run.executor,
@@ -217,13 +218,10 @@ def wait_for_exits(run: Run, deadline: float) -> None:
         time.sleep(0.05)
 
 
-def _later_checkpoints(workspace: Workspace, directory: RunDir, run: Run, step: int) -> list[Path]:
-    """The published checkpoints after that of a ``step``.
-
-    Raises NoCheckpoint if there is none of that step, or if it is damaged; NotAvailable.
-    """
+def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
+    """Raise NoCheckpoint if there is no checkpoint of a ``step`` to go on from, or a damaged one; NotAvailable."""
     from slurmtrain.ops.shared.checkpoints import choose_checkpoints, refuse_external
-    from slurmtrain.runtime.checkpoint.files import published, relative_path
+    from slurmtrain.runtime.checkpoint.files import relative_path
 
     refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
     [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
@@ -231,7 +229,6 @@ def _later_checkpoints(workspace: Workspace, directory: RunDir, run: Run, step: 
     problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else _damage(chosen)
     if problem:
         raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
-    return [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
 
 
 def _damage(checkpoint: Path) -> str:
@@ -247,15 +244,20 @@ def _damage(checkpoint: Path) -> str:
     return ""
 
 
-def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int, later: Sequence[Path]) -> None:
-    """Move checkpoints aside that are later than the ``step`` to go on from."""
+def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
+    """Move checkpoints aside that are later than the ``step`` to go on from.
+
+    Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
+    checkpoint whose publisher was killed before the rename is a later one, too.
+    """
+    from slurmtrain.runtime.checkpoint.files import published, relative_path
+
+    later = [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
     if not later:
         return
     aside = make_directory(_aside(directory, run), private=True)
     # Journaled first, and the newest moved first: if this is killed in between, the run goes on from what is newest
     # then, and the next observation of the disk reverts the events of those that were not moved.
-    from slurmtrain.runtime.checkpoint.files import relative_path
-
     with workspace.journal(directory, "resume") as journal:
         for path in later:
             why = f"the run goes on from step {step}"

@@ -22,8 +22,8 @@ STEP_MS = 50
 STEPS = 1000 * (SECONDS + 20) // STEP_MS
 # A node that has no part in the run.
 STRANGER = 3
-# The first port that the kernel gives away.
-EPHEMERAL = 32768
+# The ports that the kernel gives away, ip_local_port_range.
+EPHEMERAL = range(32768, 61000)
 
 
 class Stranger:
@@ -85,7 +85,7 @@ def test_a_stranger_who_sends_garbage_replays_greetings_writes_to_stores_and_hol
     recordings = json.loads((site.path / "recorded.json").read_text())
     recorded = [data for port, data in recordings if (master[0], port) in targets]
     # Those that slurmtrain chose: the agents' and that of the ranks' store. The kernel chose those of gloo.
-    chosen = [target for target in targets if target[0] == master[0] and target[1] < EPHEMERAL]
+    chosen = [target for target in targets if target[0] == master[0] and target[1] not in EPHEMERAL]
     assert len(chosen) == 2
     counts = Stranger(cluster, STRANGER).attack(
         targets=targets, flooded=chosen, seconds=SECONDS, idle=CONNECTIONS, recorded=recorded

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-PATIENCE_S = 60.0
+PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,8 @@ def _redirect(order: dict[str, Any], out: Any, err: Any) -> None:
 def _run(order: dict[str, Any]) -> None:
     """Execute a call in this process, and end it."""
     code = 1
+    # A command that never ends fails its own test, instead of all that follow.
+    signal.alarm(PATIENCE_S)
     try:
         os.environ.clear()
         os.environ.update(order["env"])

@@ -29,6 +29,19 @@ from slurmtrain.system.journal import Journal
 
 JOB = "1"
 CPU = torch.device("cpu")
+# What the processes of a pair need, and take seconds to import: they are forked from one that has done so. In Python
+# 3.11 that one does not know the folders that pytest adds to the path.
+_IMPORTED_ONCE = [
+    "hypothesis",
+    "pytest",
+    "slurmtrain.runtime.checkpoint.checkpointer",
+    "slurmtrain.runtime.strategies.strategy",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.tensor.parallel",
+]
 # How long a function may take in a pair; after that its ranks are assumed to wait for each other forever.
 _TIMEOUT_S = 500.0
 
@@ -152,7 +165,8 @@ class Pair:
         return None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_IMPORTED_ONCE)
         meeting = self._meeting = tempfile.mktemp(prefix="slurmtrain-pair-")
         for rank in range(self._size):
             ours, theirs = context.Pipe()

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -307,8 +308,9 @@ def test_as_many_runs_of_a_local_sweep_as_may_run_at_once_each_on_gpus_of_its_ow
     site.call("cancel", ids[2])
     # An agent that is killed gives its slot back, once nothing that it has started trains or saves.
     for process in site.processes(ids[0]):
-        if any(ids[0] in word for word in process.cmdline()):
-            process.kill()
+        with suppress(psutil.NoSuchProcess):
+            if any(ids[0] in word for word in process.cmdline()):
+                process.kill()
     # Meanwhile a run of no sweep takes the GPU that is left.
     alone = site.submit(site.commanding(name="alone", params={"a": 5}, **keys), env=gpus)
     site.wait_for_lines(alone)

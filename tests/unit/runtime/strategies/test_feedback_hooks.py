@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,13 +90,6 @@ def interrupted(
         assert attempt.restore() is not None
     losses += after.train(SAVED, STEPS)
     return losses, after.weights(), hook.state_dict()["errors"], len(hook._buckets)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pair]:
-    ranks = Pair(4)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(

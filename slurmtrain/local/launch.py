@@ -23,11 +23,12 @@ from slurmtrain.system.process import Process, processes_with_argument
 def check(plan: Plan) -> None:
     """Raise NotAvailable if a plan requests something that this machine does not have."""
     resources, pinned = plan.spec.resources, plan.spec.network.interface
-    nodes = resources.allocated.max
-    needed, present = nodes * resources.gpus_per_node, len(gpus())
+    needed, present = resources.most_gpus, len(gpus())
     if needed > present:
+        nodes = resources.allocated.max
+        each = "their" if resources.components else f"x {resources.gpus_per_node}"
         raise NotAvailable(
-            f"not available with this executor: {nodes} nodes x {resources.gpus_per_node} GPUs are {needed} "
+            f"not available with this executor: {nodes} nodes {each} GPUs are {needed} "
             f"GPUs, this machine shows {present}; ask for fewer, or use --executor slurm"
         )
     if pinned not in ("auto", "lo"):

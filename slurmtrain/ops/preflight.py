@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurmtrain.errors import UserError
 from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
 from slurmtrain.model.spec.code.section import NONE, CodeSpec
 from slurmtrain.model.spec.plan import make_plan
 from slurmtrain.model.spec.spec import MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
-from slurmtrain.model.spec.values import Nodes
+from slurmtrain.model.spec.values import Nodes, read_node_count
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.slurm.command_options import read_options
@@ -42,15 +43,31 @@ def submit_preflight(
         The run's id, and notes for the user.
 
     Raises:
+        UserError: ``nodes`` with a spec whose nodes are in components, or more than a spec may have.
         SlurmtrainError: As :func:`slurmtrain.ops.submit.submit_spec` does.
     """
+    if nodes is not None:
+        nodes = _checked(nodes)
     planned = _planned(path, overrides)
+    if nodes is not None and planned.plan.spec.resources.components:
+        raise UserError(
+            f"--nodes {nodes} does not say of which of the 'resources.components' of {path}: leave it out to check the "
+            "nodes of all, or change their 'nodes'"
+        )
     spec = _checks_only(planned.plan.spec, nodes)
     plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
     text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
     spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
     [run_id], notes, _ = submit_spec(workspace, spec_file, executor=executor)
     return run_id, notes
+
+
+def _checked(nodes: int) -> int:
+    """How many nodes ``--nodes`` asks for, within the bounds of ``resources.nodes``."""
+    try:
+        return read_node_count(nodes)
+    except ValueError as error:
+        raise UserError(f"--nodes: {error}") from None
 
 
 def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:

@@ -14,8 +14,8 @@ from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
-from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.environment import network_profile
 from slurmtrain.slurm.dependency import describe_after, join_dependencies

@@ -18,6 +18,7 @@ from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
 from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.model.spec.strategy.placement import crossing_layers
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
@@ -194,6 +195,10 @@ def _load(
     for run in runs:
         for key, message in find_oversights(run.plan.content):
             warnings.add(key, message)
+        strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
+        crossing = strategy and crossing_layers(strategy, resources.most_ranks)
+        if crossing:
+            warnings.add(("strategy",), crossing)
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
     written = parse_yaml(composed.text, document.name) if document.files else document
     text = without_secrets(composed.text, written)
@@ -399,9 +404,7 @@ def _plan_one(
     spec = _in_experiment(spec, machine.experiment)
     plan, secrets = make_plan(spec, workdir=str(workdir), python=machine.python, template=template)
     resources = plan.spec.resources
-    for message in find_contradictions(
-        spec.command, plan.spec.launcher or RANKS, resources.nodes.max, resources.local_world_size
-    ):
+    for message in find_contradictions(spec.command, plan.spec.launcher or RANKS, resources.most_ranks):
         mistakes.add(("command",), message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
 

@@ -51,24 +51,29 @@ def tally(run: Run, submissions: Mapping[int, Submitting], resources: Mapping[st
         submissions: Its submissions, by number: a ``resume`` may have changed what an attempt is given.
         resources: The ``resources`` of its spec when it was created.
     """
-    gpus_per_node = _gpus(resources)
+    gpus_per_node = mean_gpus(resources)
     result: Tally = {}
     for attempt in run.attempts:
         submitting = submissions.get(attempt.submission)
         if submitting is not None and submitting.resources is not None:
-            gpus_per_node = _gpus(submitting.resources)
+            gpus_per_node = mean_gpus(submitting.resources)
         sums = result.setdefault(place_of(run, attempt, submissions), defaultdict(float))
         _add(sums, attempt, gpus_per_node)
     return {place: {name: total for name, total in sums.items() if total} for place, sums in result.items()}
 
 
-def _gpus(resources: Mapping[str, Any]) -> int:
-    """GPUs of a node."""
+def mean_gpus(resources: Mapping[str, Any]) -> float:
+    """GPUs of a node by the spec's ``resources``; with components, whose nodes all take part, the mean over them."""
     gpus = resources.get("gpus_per_node")
-    return gpus if isinstance(gpus, int) else 0
+    of_all = gpus if isinstance(gpus, int) else 0
+    components = [each for each in resources.get("components") or () if isinstance(each.get("gpus_per_node"), int)]
+    if not components:
+        return of_all
+    total = sum(each["nodes"] * each["gpus_per_node"] for each in components)
+    return float(total / sum(each["nodes"] for each in components))
 
 
-def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: int) -> None:
+def _add(sums: dict[str, float], attempt: Attempt, gpus_per_node: float) -> None:
     sums[ATTEMPTS] += 1
     sums[LOST_STEPS] += attempt.lost_steps or 0
     if attempt.started_at is not None:

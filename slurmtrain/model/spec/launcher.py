@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
 
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+
 RANKS, NODE, NONE = "ranks", "node", "none"
 LAUNCHERS = (RANKS, NODE, NONE)
 
@@ -70,20 +72,28 @@ _ADDED = {
 class NodePlace:
     """Where one of the processes that are started once per node runs, in one round.
 
-    ``node_rank``: its node among the ``nodes`` that train. ``procs_per_node``: how many ranks it is to start.
-    ``interface``, ``address``: its node's, in the network of the run. ``master_addr``, ``master_port``: where its ranks
-    meet, on the first node; the port is free there. ``hostfile``: the path of a file with a line ``NAME slots=N`` for
-    each node.
+    ``node_rank``: its node among those that train. ``ranks``: how many ranks each of them is to start. ``interface``,
+    ``address``: its node's, in the network of the run. ``master_addr``, ``master_port``: where its ranks meet, on the
+    first node; the port is free there. ``hostfile``: the path of a file with a line ``NAME slots=N`` for each node.
     """
 
     node_rank: int
-    nodes: int
-    procs_per_node: int
+    ranks: NodeRanks
     interface: str
     address: str
     master_addr: str
     master_port: int
     hostfile: str
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes train."""
+        return len(self.ranks.counts)
+
+    @property
+    def procs_per_node(self) -> int:
+        """How many ranks this node is to start."""
+        return self.ranks.counts[self.node_rank]
 
     def placeholders(self) -> dict[str, str]:
         """The values of a command's placeholders."""
@@ -91,7 +101,7 @@ class NodePlace:
             "node_rank": str(self.node_rank),
             "nodes": str(self.nodes),
             "procs_per_node": str(self.procs_per_node),
-            "world_size": str(self.nodes * self.procs_per_node),
+            "world_size": str(self.ranks.world_size),
             "master_addr": self.master_addr,
             "master_port": str(self.master_port),
             "hostfile": self.hostfile,
@@ -99,7 +109,8 @@ class NodePlace:
 
     def own_variables(self) -> dict[str, str]:
         """The same as environment variables that no library interprets."""
-        return {f"SLURMTRAIN_{name.upper()}": value for name, value in self.placeholders().items()}
+        values = {**self.placeholders(), "first_rank": str(self.ranks.ranks_of(self.node_rank).start)}
+        return {f"SLURMTRAIN_{name.upper()}": value for name, value in values.items()}
 
     def variables(self, stop_signal: str) -> dict[str, str]:
         """What launchers read, for ``launcher: node``.
@@ -185,22 +196,28 @@ def _added(name: str, *, on_own_gpus: bool) -> Sequence[str]:
     return _ADDED.get(name, ())
 
 
-def find_contradictions(command: str, launcher: str, nodes: int, procs_per_node: int) -> Iterator[str]:
+def find_contradictions(command: str, launcher: str, ranks: NodeRanks) -> Iterator[str]:
     """What a ``command`` says that contradicts the rest of its spec, as sentences without a full stop.
 
-    ``launcher``: who starts the ranks, of which there are ``procs_per_node`` on each of ``nodes`` nodes.
+    ``launcher``: who starts the ranks. ``ranks``: how many of them each node has.
     """
     launched = _find(split_command(command))
     if launcher == RANKS:
         if names := sorted(set(_PLACEHOLDER.findall(command))):
             yield f"'{{{names[0]}}}' is only for a command that is started once per node: set 'launcher: node'"
-        if launched is not None and nodes * procs_per_node > 1:
+        if launched is not None and ranks.world_size > 1:
+            counts = " or ".join(map(str, sorted(set(ranks.counts))))
             yield (
-                f"with 'launcher: ranks', {launched.name} would be started {procs_per_node} times on each node, and "
+                f"with 'launcher: ranks', {launched.name} would be started {counts} times on each node, and "
                 "each would start ranks of its own: leave 'launcher' out"
             )
     elif launched is not None:
-        yield from _contradicting_options(launched, nodes, procs_per_node)
+        if launched.name == _ACCELERATE and not ranks.are_equal:
+            yield (
+                "accelerate starts equally many processes on each node, and components have different numbers of them: "
+                "use torchrun, or set the same 'procs_per_node' for all components"
+            )
+        yield from _contradicting_options(launched, ranks)
 
 
 def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: bool) -> Iterator[str]:
@@ -235,18 +252,20 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
         )
 
 
-def _contradicting_options(launched: _Launched, nodes: int, procs_per_node: int) -> Iterator[str]:
+def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[str]:
+    nodes = len(ranks.counts)
     decided = (
-        (_PROCS_PER_NODE, procs_per_node, "resources.procs_per_node"),
-        (_NODES, nodes, "resources.nodes"),
-        (_WORLD_SIZE, nodes * procs_per_node, "the processes of all nodes, by 'resources'"),
+        (_PROCS_PER_NODE, sorted(set(ranks.counts)), "resources.procs_per_node"),
+        (_NODES, [nodes], "resources.nodes"),
+        (_WORLD_SIZE, [ranks.world_size], "the processes of all nodes, by 'resources'"),
     )
     for table, expected, key in decided:
         for name in table.get(launched.name, ()):
             value = launched.options.get(name, "")
-            if value.isdecimal() and int(value) != expected:
+            if value.isdecimal() and [int(value)] != expected:
+                numbers = " or ".join(map(str, expected))
                 yield (
-                    f"{launched.name} is told --{name} {value}, but {key} is {expected}: leave the option out, it gets "
+                    f"{launched.name} is told --{name} {value}, but {key} is {numbers}: leave the option out, it gets "
                     "the number from slurmtrain"
                 )
     if "standalone" in launched.options and nodes > 1:

@@ -27,7 +27,7 @@ REDACTED = "<redacted>"
 LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
     ("deterministic",), ("after",), ("start_from",), ("strategy",), ("resources", "grow"),
-    ("resources", "mixed"), ("preflight", "hardware"),
+    ("resources", "mixed"), ("preflight", "hardware"), ("resources", "components"),
 )  # fmt: skip
 
 
@@ -74,7 +74,23 @@ class Plan:
         Args:
             code: The snapshot; None: it runs what is in ``workdir``.
         """
-        plan = replace(self, code=code)
+        return self._same_content(replace(self, code=code))
+
+    def for_node(self, node: int) -> Plan:
+        """The plan as the agent of a ``node`` follows it, by its number from 0: ``resources`` are those of the node."""
+        resources = self.spec.resources.of_node(node)
+        if resources is self.spec.resources:
+            return self
+        _ = self.hash  # noted before the values of the node take the place of the job's
+        return self._same_content(replace(self, spec=replace(self.spec, resources=resources)))
+
+    @property
+    def components(self) -> list[Plan]:
+        """The plan of each component of the job, as if it were a job of its own; without components, this plan."""
+        specs = self.spec.components
+        return [self] if specs == [self.spec] else [replace(self, spec=spec) for spec in specs]
+
+    def _same_content(self, plan: Plan) -> Plan:
         object.__setattr__(plan, "_content", self._content)
         object.__setattr__(plan, "_hash", self._hash)
         return plan
@@ -153,7 +169,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
     resolved = replace(
         spec,
         launcher=spec.launcher or choose_launcher(spec.command),
-        resources=replace(spec.resources, procs_per_node=spec.resources.local_world_size),
+        resources=spec.resources.resolved(),
         tracking=tracking,
         env={name: REDACTED if is_secret_variable(name) else value for name, value in spec.env.items()},
     )

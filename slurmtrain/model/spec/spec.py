@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from slurmtrain.model.spec import kinds
@@ -31,8 +31,19 @@ from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, SLURM_OPTIONS, canonical_option, repeated_options
-from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec, mixed_conflicts, placement_conflicts
+from slurmtrain.model.spec.resources.components import options_of_component
+from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.sbatch import (
+    OPTIONS,
+    OWNED,
+    SLURM_OPTIONS,
+    SRUN,
+    canonical_option,
+    named_options,
+    repeated_options,
+)
+from slurmtrain.model.spec.strategy.placement import mixed_conflicts, placement_conflicts
+from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
 from slurmtrain.model.spec.tracking.trackers import (
     CsvSpec,
@@ -42,15 +53,12 @@ from slurmtrain.model.spec.tracking.trackers import (
     check_plugin_name,
     tracker_settings,
 )
-from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_span, write_duration
+from slurmtrain.model.spec.units import parse_span, write_duration
 from slurmtrain.model.spec.values import (
-    POSITIVE,
-    Nodes,
     ParamKind,
     check_command,
     check_interface,
     check_uri,
-    read_node_range,
     read_setup_line,
     read_variable,
 )
@@ -59,103 +67,6 @@ NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
 EXIT_ZERO = ("auto", "completed")
 # What NumPy takes, and Python for its hashes of text.
 _LARGEST_SEED = 2**32 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourcesSpec:
-    """The resources of a run."""
-
-    nodes: Nodes = declare_key(
-        Nodes(1, 1),
-        Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict()),
-        "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is "
-        "lost, it continues with the others in the same allocation.",
-    )
-    grow: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it "
-        "while it runs. Needs `nodes: {min, max}` and Slurm.",
-    )
-    spares: int = declare_key(
-        0,
-        kinds.whole_number(0),
-        "Additional idle nodes of the job, which replace lost ones.",
-    )
-    procs_per_node: int | None = declare_key(
-        None, Nullable(POSITIVE), "Processes per node; null: one per GPU, or one without GPUs."
-    )
-    gpus_per_node: int = declare_key(0, kinds.whole_number(0), "GPUs per node.")
-    cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores per process; sets OMP_NUM_THREADS.")
-    mem: int | None = declare_key(
-        None,
-        Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
-        "Memory per node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
-    )
-    mixed: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ. Each "
-        "process then gets as many samples of a batch as suit its speed, which the script asks for: "
-        "`run.share(batch)`, or `run.loader(...)`.",
-    )
-    accumulation: int = declare_key(
-        1,
-        POSITIVE,
-        "Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits "
-        "into memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on "
-        "`nodes.max` nodes; on fewer, where each process has more of the batch, there are more parts.",
-    )
-    time: int | None = declare_key(
-        None,
-        Nullable(
-            Scalar(
-                'time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes',
-                parse_duration,
-                write_duration,
-            )
-        ),
-        "Time limit of one attempt, in Slurm's formats; null: the partition's limit, or none locally.",
-    )
-
-    def conflicts(self) -> Iterator[Conflict]:
-        """Keys that contradict each other, and why."""
-        # Ranks with different shares of a GPU would wait for each other in every step.
-        if self.procs_per_node and self.gpus_per_node and self.procs_per_node % self.gpus_per_node:
-            yield (
-                "procs_per_node",
-                f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly",
-            )
-        # A value that cannot be read is None here, and is reported already.
-        if self.grow and self.nodes and self.nodes.min == self.nodes.max:
-            yield "grow", "it has nothing to grow to: write 'nodes: {min: N, max: M}', of which it begins with N"
-
-    @property
-    def allocated(self) -> Nodes:
-        """Nodes of the job, the spare ones included."""
-        return Nodes(self.nodes.min + self.spares, self.nodes.max + self.spares)
-
-    @property
-    def elastic(self) -> bool:
-        """Whether a job continues when one of its nodes is lost."""
-        return self.spares > 0 or self.nodes.min < self.nodes.max
-
-    def accumulation_on(self, nodes: int) -> int:
-        """Into how many parts the batch of each process is divided on so many ``nodes``.
-
-        A process of a run that grows has a larger share of the same batch on fewer nodes, and no more memory.
-        """
-        return math.ceil(self.accumulation * self.nodes.max / nodes) if self.grow else self.accumulation
-
-    @property
-    def local_world_size(self) -> int:
-        """Processes per node."""
-        return self.procs_per_node or self.gpus_per_node or 1
-
-    @property
-    def single_node_with_gpus(self) -> bool:
-        """Whether there is only one node, with a GPU for each process."""
-        return self.allocated.max == 1 and self.gpus_per_node == self.local_world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +299,15 @@ class Spec:
         """Whether the command gets the variables and options by which launchers find the other nodes."""
         return self.launcher == NODE
 
+    @property
+    def components(self) -> list[Spec]:
+        """What each component of the job requests, as if it were a job of its own; without components, this spec."""
+        options, of_srun = named_options(self.slurm), {SRUN: self.slurm[SRUN]} if SRUN in self.slurm else {}
+        return [
+            replace(self, resources=resources, slurm={**options, **options_of_component(options, component), **of_srun})
+            for component, resources in self.resources.by_component()
+        ] or [self]
+
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
         for first, again in repeated_options(self.slurm):
@@ -409,11 +329,12 @@ class Spec:
                 yield "command", f"'{name}' is always empty with 'checkpoint.format: own'; remove one of the two"
 
     def _strategy_conflicts(self) -> Iterator[Conflict]:
-        if self.strategy is not None:
+        # A number of nodes that cannot be read is None, and is reported already.
+        if self.strategy is not None and self.resources.nodes:
             for message in placement_conflicts(
                 self.strategy,
-                nodes=(self.resources.nodes.min, self.resources.nodes.max),
-                procs_per_node=self.resources.local_world_size,
+                least=self.resources.nodes.min,
+                ranks=self.resources.most_ranks,
                 mem=self.resources.mem,
             ):
                 yield "strategy", message
@@ -431,7 +352,9 @@ class Spec:
         oom = self.requeue.oom
         if oom is None:
             return
-        if oom.at_most is not None and self.resources.mem is None:
+        if oom.at_most is not None and self.resources.components:
+            yield "requeue", "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
+        elif oom.at_most is not None and self.resources.mem is None:
             yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set that, too"
         elif oom.at_most is not None and 0 < oom.at_most < (self.resources.mem or 0):
             yield "requeue", "'oom.at_most' is less than 'resources.mem'"

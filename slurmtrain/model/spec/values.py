@@ -12,6 +12,8 @@ from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.names import check_param_name, is_secret_param
 
 POSITIVE = whole_number(1)
+# More than any cluster has: rooms that place ranks go through all nodes of a run.
+MOST_NODES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,14 @@ def read_setup_line(value: object) -> str:
     return value
 
 
+def read_node_count(value: object) -> int:
+    """A number of nodes. Raises ValueError."""
+    count: int = POSITIVE.parse(value)
+    if count > MOST_NODES:
+        raise ValueError(f"no cluster has as many nodes; expected at most {MOST_NODES}, found {count}")
+    return count
+
+
 def read_node_range(value: object) -> Nodes:
     """``resources.nodes``: a number, or ``{min: N, max: N}``. Raises ValueError."""
     if isinstance(value, dict):
@@ -100,11 +110,11 @@ def read_node_range(value: object) -> Nodes:
         if unknown or len(value) != 2:
             hint = "".join(suggestion(key, ("min", "max")) for key in unknown[:1])
             raise ValueError(f"expected a whole number of nodes, or {{min: N, max: N}}, found {value!r}{hint}")
-        least, most = (POSITIVE.parse(value[key]) for key in ("min", "max"))
+        least, most = (read_node_count(value[key]) for key in ("min", "max"))
         if least > most:
             raise ValueError(f"'min' is more than 'max': {least} > {most}")
         return Nodes(least, most)
-    count = POSITIVE.parse(value)
+    count = read_node_count(value)
     return Nodes(count, count)
 
 

@@ -182,7 +182,8 @@ def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) 
         each = min(event.payload.ranks_each, _MOST_RANKS)
         for number in event.payload.processes:
             host = attempt.hosts.get(node_of(event.source), "")
-            hosts.update(dict.fromkeys(range(int(number) * each, (int(number) + 1) * each), host))
+            first = int(number) * each if event.payload.first_rank is None else event.payload.first_rank
+            hosts.update(dict.fromkeys(range(first, first + each), host))
     return hosts
 
 

@@ -164,7 +164,7 @@ class _Agent:
         self._flag = flag
         # The time limit counts from about here.
         self._began = began
-        self._plan = _plan_of(attempt.run.submission(node.submission))
+        self._plan = _plan_of(attempt.run.submission(node.submission)).for_node(node.index)
         self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
         self._at = node
@@ -460,7 +460,8 @@ class _Agent:
             self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
         )
         if per_node:
-            lines = "".join(f"node-{node} slots={place.procs_per_node}\n" for node in meeting.members)
+            slots = zip(meeting.members, place.ranks.counts, strict=True)
+            lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
         words = [str(fill(word, facts)) for word in fill_command(self._plan, placeholders)]
         return translate_command(self._plan, self._attempt.run, words)
@@ -469,8 +470,7 @@ class _Agent:
         """This node's place in a round; ``preflight`` has elected its interface."""
         return NodePlace(
             node_rank=meeting.members.index(self._at.index),
-            nodes=len(meeting.members),
-            procs_per_node=self._plan.spec.resources.local_world_size,
+            ranks=self._plan.spec.resources.ranks_on(meeting.members),
             interface=preflight.interface,
             address=preflight.address,
             master_addr=meeting.address,

@@ -13,6 +13,7 @@ from slurmtrain.model.interruption.exit_report import Exit, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.owned_files import open_readable
 
@@ -62,11 +63,11 @@ class CommandExits(RankExits):
     they print how it ended.
     """
 
-    def __init__(self, attempt: AttemptDir, node: int, count: int) -> None:
-        """``attempt``: names the round. ``node``: this node. ``count``: how many ranks its command starts."""
+    def __init__(self, attempt: AttemptDir, node: int, ranks: NodeRanks) -> None:
+        """``attempt``: names the round. ``node``: this node. ``ranks``: how many its command starts, on each node."""
         super().__init__(attempt)
         self._node = node
-        self._count = count
+        self._ranks = ranks
         self._ends: dict[int, RankEnd | None] = {}
 
     def code(self, process: Any) -> int | None:
@@ -77,12 +78,12 @@ class CommandExits(RankExits):
 
     def read(self, number: int, process: Any, at: float) -> Exit:
         """As :meth:`RankExits.read`, with its ``process`` and ``at``. ``number``: the node's among those that train."""
-        ranks = range(number * self._count, (number + 1) * self._count)
+        ranks = self._ranks.ranks_of(number)
         events = {rank: read_events(self._attempt.rank_journal(rank), "") for rank in ranks}
         raised = {rank: error for rank in ranks if (error := _find_exception(events[rank]))}
         end = self._end(process) if process.returncode else None
         local = end.local_rank if end is not None else None
-        reported = ranks[local] if local is not None and local < self._count else None
+        reported = ranks[local] if local is not None and local < len(ranks) else None
         rank = _blamed(raised, reported)
         code = process.returncode if end is None else end.code
         if reported is not None and rank != reported:

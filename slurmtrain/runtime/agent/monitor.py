@@ -18,6 +18,7 @@ from slurmtrain.model.run.events.agent import (
     StragglerDetected,
 )
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use
@@ -41,23 +42,22 @@ class MonitorConfig:
     """What the monitor of a round needs to know.
 
     ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
-    ranks, ``ranks_per_node`` each. ``per_node``: the run's command was started once per node, and starts the ranks.
-    ``hang_after``: seconds, from the spec; None: judged by the step times.
+    ranks; ``ranks_by_node``: how many each of these has. ``per_node``: the run's command was started once per node, and
+    starts the ranks. ``hang_after``: seconds, from the spec; None: judged by the step times.
     """
 
     attempt: AttemptDir
     node: int
     hosts: Mapping[int, str]
     members: Sequence[int]
-    ranks_per_node: int
+    ranks_by_node: NodeRanks
     per_node: bool
     hang_after: float | None
 
     @property
     def ranks(self) -> range:
         """The global ranks of this node."""
-        first = self.members.index(self.node) * self.ranks_per_node
-        return range(first, first + self.ranks_per_node)
+        return self.ranks_by_node.ranks_of(self.members.index(self.node))
 
     @property
     def logs(self) -> dict[str, Path]:
@@ -224,7 +224,7 @@ class RankMonitor:
         for message in self._control.read_each(f"pace/{node}" for node in config.members).values():
             own_s.update({int(rank): float(seconds) for rank, (_, seconds) in message.items()})
         for slow in self._stragglers.look(own_s):
-            node = config.members[slow.rank // config.ranks_per_node]
+            node = config.members[config.ranks_by_node.place_of(slow.rank)]
             self._journal.write(
                 StragglerDetected(
                     rank=slow.rank,

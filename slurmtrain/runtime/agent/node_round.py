@@ -190,6 +190,7 @@ class Round:
         self._members = members
         self._begin = begin
         self._attempt = replace(config.attempt, round=number)
+        self._ranks = config.spec.resources.ranks_on(members)
         self._published_until = 0.0
         self._began_at = time.monotonic()
         self._have_begun = False
@@ -201,7 +202,7 @@ class Round:
                 node=config.node,
                 hosts=config.hosts,
                 members=members,
-                ranks_per_node=config.spec.resources.local_world_size,
+                ranks_by_node=self._ranks,
                 per_node=config.spec.per_node,
                 hang_after=config.spec.requeue.hang_after,
             ),
@@ -224,7 +225,7 @@ class Round:
         workers = Workers(
             WorkersConfig(
                 argv=argv,
-                count=config.spec.resources.local_world_size,
+                ranks=self._ranks,
                 per_node=config.spec.per_node,
                 own_store=has_own_store(config.spec, self._members),
                 attempt=self._attempt,
@@ -285,6 +286,9 @@ class Round:
             WorkersStarted(
                 processes=processes,
                 ranks_each=spec.resources.local_world_size if spec.per_node else 1,
+                first_rank=self._ranks.ranks_of(self._members.index(self._config.node)).start
+                if spec.per_node
+                else None,
                 resume_from=self._begin.resume_from,
             )
         )
@@ -358,4 +362,4 @@ def has_own_store(spec: Spec, members: Sequence[int]) -> bool:
 
     ``members``: the nodes that have ranks.
     """
-    return spec.per_node or len(members) * spec.resources.local_world_size == 1
+    return spec.per_node or spec.resources.ranks_on(members).world_size == 1

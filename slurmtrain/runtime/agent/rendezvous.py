@@ -58,8 +58,8 @@ def _first_line(error: Exception) -> str:
 class FixedRendezvous(RendezvousHandler):
     """Torch elastic's rendezvous for nodes that already know their rank: node i is group rank i.
 
-    Torch elastic exchanges nothing through its own store, since all nodes have equally many ranks, as the environment
-    says (``environment.set_worker_environment``).
+    Torch elastic exchanges nothing through its own store, since nodes know how many ranks each has
+    (:class:`~.workers.Workers`).
     """
 
     def __init__(self, ranks: tuple[str, int], node: int, nodes: int, run_id: str, *, own_store: bool) -> None:

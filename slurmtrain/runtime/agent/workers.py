@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
@@ -28,6 +28,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous
@@ -84,17 +85,17 @@ class _RankLogs(LogsSpecs):
 class WorkersConfig:
     """How to start the ranks of one node.
 
-    ``argv``: the command of each rank, of which there are ``count``. ``per_node``: the command is started only once,
-    and starts the ranks itself. ``attempt`` names the round. ``node``: this node; ``members``: the nodes that have
-    ranks in the round, this one among them. ``local_addr``: this node's address in the elected network. ``master``:
-    address and port at which the ranks meet. ``own_store``: nothing serves a store there yet, rank 0 is to do so.
-    ``stop_signal``: what asks them to stop. ``zero_completes``: code 0 means that the work is done, also after a stop
-    request. ``deadline``: when to ask for a stop because of the time limit, by the monotonic clock; None: never.
-    ``directory``: whether that of the run is still there.
+    ``argv``: the command of each rank. ``ranks``: how many of these each of the ``members`` has. ``per_node``: the
+    command is started only once, and starts the ranks itself. ``attempt`` names the round. ``node``: this node;
+    ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
+    elected network. ``master``: address and port at which the ranks meet. ``own_store``: nothing serves a store there
+    yet, rank 0 is to do so. ``stop_signal``: what asks them to stop. ``zero_completes``: code 0 means that the work is
+    done, also after a stop request. ``deadline``: when to ask for a stop because of the time limit, by the monotonic
+    clock; None: never. ``directory``: whether that of the run is still there.
     """
 
     argv: Sequence[str]
-    count: int
+    ranks: NodeRanks
     per_node: bool
     own_store: bool
     attempt: AttemptDir
@@ -154,9 +155,11 @@ class Workers(LocalElasticAgent):
         to this agent. ``supervisor``: the round.
         """
         attempt, members = config.attempt, config.members
+        own = config.ranks.ranks_of(members.index(config.node))
+        self._placed = NodeRanks((1,) * len(members)) if config.per_node else config.ranks
         spec = WorkerSpec(
             role="worker",
-            local_world_size=1 if config.per_node else config.count,
+            local_world_size=1 if config.per_node else len(own),
             rdzv_handler=FixedRendezvous(
                 config.master,
                 members.index(config.node),
@@ -181,7 +184,7 @@ class Workers(LocalElasticAgent):
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
-        self._exits = CommandExits(attempt, config.node, config.count) if config.per_node else RankExits(attempt)
+        self._exits = CommandExits(attempt, config.node, config.ranks) if config.per_node else RankExits(attempt)
         self._ranks = RankProcesses()
         self._died_at: dict[int, float] = {}
 
@@ -196,6 +199,20 @@ class Workers(LocalElasticAgent):
             threading.Thread(target=self._note_death, args=(pid,), daemon=True).start()
         self._supervisor.started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
         return ids
+
+    def _assign_worker_ranks(
+        self,
+        store: object,  # noqa: ARG002 (the signature is torch's)
+        group_rank: int,
+        group_world_size: int,  # noqa: ARG002
+        spec: WorkerSpec,  # noqa: ARG002
+    ) -> list[Worker]:
+        """The ranks of this node, which torch elastic would work out from what nodes write into a store."""
+        world_size = self._placed.world_size
+        return [
+            Worker(local, global_rank=rank, role_rank=rank, world_size=world_size, role_world_size=world_size)
+            for local, rank in enumerate(self._placed.ranks_of(group_rank))
+        ]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Check the ranks once, and end them if it is time to. Torch elastic calls this repeatedly."""

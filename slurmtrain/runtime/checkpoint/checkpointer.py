@@ -66,7 +66,7 @@ class Checkpointer:
         start = plan.spec.start_from
         self._weights_only = start is not None and start.load == WEIGHTS
         self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
-        nodes = max(1, ranks.world_size // plan.spec.resources.local_world_size)
+        nodes = plan.spec.resources.nodes_of(ranks.world_size)
         self._schedule = Schedule(self._saver.run, spec.every, history, nodes, journal)
         self._patience = _PATIENCE
         self.saved_step: int | None = None

@@ -97,7 +97,8 @@ def _directory_of(pattern: str, plan: Plan, run: RunDir) -> Path:
 def _least_ranks(plan: Plan) -> int:
     """The least number of ranks; of a launcher that the command calls, only the number of nodes is certain."""
     resources = plan.spec.resources
-    return resources.nodes.min * (resources.local_world_size if plan.spec.launcher in (None, RANKS) else 1)
+    least = resources.ranks_on(range(resources.nodes.min))
+    return least.world_size if plan.spec.launcher in (None, RANKS) else len(least.counts)
 
 
 def _earlier_plans(run: RunDir) -> Iterator[Plan]:

@@ -56,6 +56,7 @@ def set_local_gpus(names: Sequence[str]) -> None:
 
 def gpus_of_node(plan: Plan, node: int) -> dict[str, str]:
     """Assign each node of a local run its own GPUs, from ``SLURMTRAIN_GPUS``, those that the submitter could see."""
-    count = plan.spec.resources.gpus_per_node
-    visible = local_gpus()
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[node * count : (node + 1) * count])}
+    resources = plan.spec.resources
+    first = sum(resources.of_node(other).gpus_per_node for other in range(node))
+    own = local_gpus()[first : first + resources.of_node(node).gpus_per_node]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}

@@ -19,8 +19,13 @@ from slurmtrain.system.owned_files import open_directory
 
 def expected_hosts(nodes: int) -> dict[int, str]:
     """Slurm's names for an attempt's nodes, for those that never report one; empty if Slurm does not give them."""
+    # The nodes of a step are sorted by their names, also if those of another component begin.
+    count = os.environ.get("SLURM_HET_SIZE", "")
+    names = [f"SLURM_JOB_NODELIST_HET_GROUP_{number}" for number in range(int(count))] if count.isdecimal() else ()
     try:
-        hosts = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
+        hosts = [
+            host for name in names or ("SLURM_STEP_NODELIST",) for host in expand_hostlist(os.environ.get(name, ""))
+        ]
     except ValueError:
         hosts = []
     return dict(enumerate(hosts)) if len(hosts) == nodes else {}

@@ -77,8 +77,6 @@ def set_worker_environment(
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
-    # All nodes have equally many ranks: torch elastic need not find out through a store.
-    environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
 
 
 def set_mlflow_run(uri: str, mlflow_run_id: str) -> None:
@@ -120,7 +118,7 @@ def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
         return {**place.own_variables(), **place.variables(spec.requeue.signal)}
     if spec.per_node:
         return place.own_variables()
-    if place.nodes * place.procs_per_node == 1:
+    if place.ranks.world_size == 1:
         return {"PET_MASTER_ADDR": place.master_addr, "PET_MASTER_PORT": str(place.master_port)}
     return {}
 

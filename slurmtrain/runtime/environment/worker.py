@@ -21,11 +21,12 @@ class Worker:
 
     ``node``: the number of its node, of which those of a run may leave some out; under plain torchrun, torchrun's.
     ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec.
-    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``nodes``, ``procs_per_node``:
-    the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
-    from; None if there is none. ``heartbeat``: the path of the board on which its agent reads its progress; None if
-    there is none. ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that within which
-    it must exit; None outside a job. ``seed``, ``deterministic`` and ``accumulation``: as in the spec.
+    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``expected``: how many ranks
+    there are if such a launcher starts them all; ``first_rank``: the first of those on this node. ``resume_from``: the
+    path of the checkpoint that the attempt continues from; None if there is none. ``heartbeat``: the path of the board
+    on which its agent reads its progress; None if there is none. ``stop_signal``: what its agent sends to stop it.
+    ``forced_exit_s``: seconds after that within which it must exit; None outside a job. ``seed``, ``deterministic`` and
+    ``accumulation``: as in the spec.
     """
 
     rank: int
@@ -35,8 +36,8 @@ class Worker:
     launched: bool
     launcher: str
     launcher_restarts: int
-    nodes: int
-    procs_per_node: int
+    expected: int
+    first_rank: int
     attempt: AttemptDir | None
     submission: SubmissionDir | None
     number: int
@@ -66,8 +67,8 @@ def this_worker() -> Worker:
         launcher=launcher,
         # With ``ranks``, torch elastic counts the rounds there: see runtime/agent/workers.py.
         launcher_restarts=restarts if launcher != RANKS else 0,
-        nodes=int(environ.get("SLURMTRAIN_NODES", "1")),
-        procs_per_node=int(environ.get("SLURMTRAIN_PROCS_PER_NODE", "1")),
+        expected=int(environ.get("SLURMTRAIN_WORLD_SIZE", "1")),
+        first_rank=int(environ.get("SLURMTRAIN_FIRST_RANK", "0")),
         attempt=attempt,
         submission=attempt.run.submission(int(environ[variables.SUBMISSION])) if attempt else None,
         number=int(environ.get(variables.ATTEMPT, "1")),

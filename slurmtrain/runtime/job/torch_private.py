@@ -5,7 +5,7 @@ Tests run with torch OLDEST to NEWEST, and torchdata 0.11. Check this file first
 torch that begins with an underscore, or that its module does not list in ``__all__``.
 
 What torch documents as extension points is used where it is needed: ``torch.distributed.elastic``, the planners,
-readers and writers of ``torch.distributed.checkpoint``, hooks. Among them are three methods of SimpleElasticAgent that
+readers and writers of ``torch.distributed.checkpoint``, hooks. Among them are four methods of SimpleElasticAgent that
 begin with an underscore (ELASTIC_EXTENSION_POINTS): only a subclass can override them, so these names also occur in
 ``runtime.agent.workers.Workers``. So is one of ParallelStyle (STYLE_EXTENSION_POINT), in ``runtime.strategies.tensor``.
 
@@ -41,7 +41,7 @@ NEWEST = (2, 15)
 # The modules of the functions that data-loader workers run: torch's and torchdata's.
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 # Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
-ELASTIC_EXTENSION_POINTS = frozenset(("_start_workers", "_monitor_workers", "_exit_barrier"))
+ELASTIC_EXTENSION_POINTS = frozenset(("_assign_worker_ranks", "_start_workers", "_monitor_workers", "_exit_barrier"))
 # The method of torch.distributed.tensor.parallel.ParallelStyle that applies a style, which is abstract.
 STYLE_EXTENSION_POINT = "_apply"
 

@@ -30,11 +30,11 @@ def this_ranked_worker() -> Worker:
         return replace(
             worker,
             rank=rank,
-            local_rank=rank % worker.procs_per_node,
+            local_rank=rank - worker.first_rank,
             world_size=distributed.get_world_size(),
             launched=True,
         )
-    if worker.nodes * worker.procs_per_node > 1:
+    if worker.expected > 1:
         raise LaunchError(
             f"it is not known which rank this process is: with 'launcher: {worker.launcher}' the command must start "
             "the ranks, as torchrun does, and set RANK, or call torch.distributed.init_process_group before slurmtrain"

@@ -15,7 +15,7 @@ from typing import Any
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.run.events.agent import AgentStarted, WaitingForSlot
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.runtime.environment.gpus import local_gpus, set_local_gpus
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
@@ -55,7 +55,7 @@ def wait_for_turn(
         LaunchError: node 0 has ended before it had what the run needs.
     """
     turn, held = node.launch.turn, contextlib.ExitStack()
-    needed = resources.allocated.max * resources.gpus_per_node
+    needed = resources.most_gpus
     if turn is None and not needed:
         return held
     if node.index:

@@ -116,3 +116,15 @@ def test_a_run_of_a_sweep_knows_what_varies_but_no_secret(load: Load) -> None:
     sweep = {"params.lr": [0.1, 0.2], "params.size": [4], "env.API_TOKEN": ["first-one", "second-one"]}
     runs = load(json.dumps({"command": "true", "params": {"lr": 1, "size": 2}, "sweep": sweep})).runs
     assert [run.varies for run in runs] == [{"params.lr": lr, "env.API_TOKEN": REDACTED} for lr in (0.1, 0.1, 0.2, 0.2)]
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def test_layers_that_are_divided_over_nodes_are_warned_of(load: Load) -> None:
+    text = BASE + "strategy: {name: tensor}\nresources: {nodes: 2, procs_per_node: 2}\n"
+    [warning] = load(text).warnings
+    assert warning.key == "strategy"
+    assert "each layer is divided over 4 processes (tp), and a node has 2" in warning.message
+    assert load(text, "strategy.mesh={tp: 2}", "strategy.name=fsdp").warnings == ()
+    assert load(text, "resources.nodes=1", "resources.procs_per_node=4").warnings == ()

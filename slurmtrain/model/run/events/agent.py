@@ -174,6 +174,8 @@ class WorkersStarted(Payload):
     the node among those that train."""
     ranks_each: int = 1
     """How many ranks each process stands for: those of its node if the run's command starts the ranks itself."""
+    first_rank: int | None = None
+    """The first of the ranks that the process stands for, if the run's command starts them itself."""
     resume_from: str | None = None
     """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 

@@ -12,8 +12,8 @@ from slurmtrain.model.spec.strategy.precision import BF16, FP16
 if TYPE_CHECKING:
     from slurmtrain.model.spec.strategy.section import StrategySpec
 
-POWERSGD, TOPK = "powersgd", "topk"
-HOOKS = (BF16, FP16, POWERSGD, TOPK)
+POWERSGD, TOPK, HIERARCHICAL = "powersgd", "topk", "hierarchical"
+HOOKS = (BF16, FP16, POWERSGD, TOPK, HIERARCHICAL)
 # Hooks that keep what they have not sent.
 WITH_FEEDBACK = (POWERSGD, TOPK)
 _OWNERS = {

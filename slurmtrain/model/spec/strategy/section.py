@@ -26,7 +26,7 @@ from slurmtrain.model.spec.strategy.activation_checkpointing import (
     ActivationCheckpointing,
     ActivationCheckpointingSection,
 )
-from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, POWERSGD, hook_conflicts
+from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 from slurmtrain.model.spec.strategy.pipeline import DEFAULT_SCHEDULE, SCHEDULES
 from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
@@ -87,15 +87,15 @@ def _read_schedule(value: object) -> str:
 _SCHEDULE = Scalar("one of " + ", ".join(f"`{name}`" for name in SCHEDULES), _read_schedule)
 _NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
 # Which strategies the options belong to.
-_REPLICATED = (DDP, ZERO1)
+REPLICATED = (DDP, ZERO1)
 _NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
 _OWNERS = {
-    "bucket_cap_mb": _REPLICATED,
-    "static_graph": _REPLICATED,
-    "gradient_as_bucket_view": _REPLICATED,
-    "find_unused_parameters": _REPLICATED,
-    "hook": _REPLICATED,
-    **dict.fromkeys(OPTIONS, _REPLICATED),
+    "bucket_cap_mb": REPLICATED,
+    "static_graph": REPLICATED,
+    "gradient_as_bucket_view": REPLICATED,
+    "find_unused_parameters": REPLICATED,
+    "hook": REPLICATED,
+    **dict.fromkeys(OPTIONS, REPLICATED),
     "reshard_after_forward": SHARDED,
     "wrap": SHARDED,
     "offload": SHARDED,
@@ -150,9 +150,10 @@ class StrategySpec:
     hook: str | None = declare_key(
         None,
         Nullable(kinds.choice(*HOOKS)),
-        "`ddp`, `zero1`: the communication hook that compresses gradients while they are reduced; null: none. `bf16` "
-        "and `fp16`: to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two "
-        "that have few columns. `topk`: only the largest, the others are added to those of the next step.",
+        "`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress "
+        "them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two "
+        "that have few columns. `topk`: only the largest, the others are added to those of the next step. "
+        "`hierarchical`: whole, first within each node, then across nodes, each process a part of them.",
     )
     matrix_approximation_rank: int = declare_key(
         1, kinds.whole_number(1), "`hook: powersgd`: how many columns the two matrices have."
@@ -284,7 +285,7 @@ class StrategySpec:
             owners = _OWNERS.get(option.name, STRATEGIES)
             if self.name not in owners and getattr(self, option.name) != option.default:
                 yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
-        if self.name in _REPLICATED:
+        if self.name in REPLICATED:
             yield from hook_conflicts(self)
         if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
             yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
@@ -308,78 +309,8 @@ class StrategySpec:
         if self.name == HSDP and self.is_pipeline:
             yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
         for option in fields(self):
-            if _OWNERS.get(option.name) == _REPLICATED and getattr(self, option.name) != option.default:
+            if _OWNERS.get(option.name) == REPLICATED and getattr(self, option.name) != option.default:
                 yield option.name, "it has no effect where the model is divided: gradients are reduced otherwise there"
-
-
-def placement_conflicts(
-    strategy: StrategySpec, *, nodes: tuple[int, int], procs_per_node: int, mem: int | None
-) -> Iterator[str]:
-    """Why these resources do not suit a ``strategy``, as sentences.
-
-    ``nodes``: the least and greatest number of them that an attempt may have. ``procs_per_node``: processes on each.
-    ``mem``: the memory of a node, in MiB; None if the spec does not say.
-    """
-    if strategy.name == HSDP and nodes[1] == 1:
-        yield "'hsdp' replicates the model across nodes, and there is only one: use 'fsdp', or raise 'resources.nodes'"
-    elif strategy.name == HSDP and procs_per_node == 1:
-        yield (
-            "'hsdp' shards the model within a node, which has only one process: use 'ddp' or 'fsdp', or raise "
-            "'resources.procs_per_node'"
-        )
-    if strategy.name == DP and nodes[1] * procs_per_node > 1:
-        yield (
-            f"'dp' is a single process, and there are {nodes[1] * procs_per_node}: set 'resources.nodes' and "
-            "'resources.procs_per_node' to 1, or use 'ddp'"
-        )
-    yield from _mesh_conflicts(strategy.layout, nodes, procs_per_node)
-    yield from _pipeline_conflicts(strategy, nodes[1] * procs_per_node)
-    if strategy.is_sharded and strategy.offload and mem is None:
-        yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
-
-
-def _mesh_conflicts(mesh: MeshSpec, nodes: tuple[int, int], procs_per_node: int) -> Iterator[str]:
-    """The least number of nodes whose processes the sizes of a mesh do not multiply to, as a sentence."""
-    # A wrong size is None.
-    if mesh.is_whole:
-        for count in range(nodes[0], nodes[1] + 1):
-            try:
-                mesh.sizes(count * procs_per_node)
-            except ValueError as problem:
-                on_nodes = f"on {count} nodes " if nodes[0] != nodes[1] else ""
-                yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
-                return
-
-
-def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str]:
-    """Why a schedule does not suit its stages or microbatches, as sentences. ``world_size``: all processes."""
-    # A wrong schedule is None.
-    if not strategy.is_pipeline or not strategy.schedule or not strategy.layout.is_whole:
-        return
-    try:
-        pp = strategy.layout.sizes(world_size).pp
-    except ValueError:
-        return
-    schedule = SCHEDULES[strategy.schedule]
-    if schedule.fills and strategy.microbatches is not None and strategy.microbatches < pp:
-        yield (
-            f"'microbatches: {strategy.microbatches}' are fewer than the {pp} processes of the pipeline, which "
-            f"'schedule: {strategy.schedule}' needs: raise it, or use gpipe"
-        )
-    stages = pp * schedule.per_rank
-    if strategy.split and len(strategy.split) != stages - 1:
-        yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
-
-
-def mixed_conflicts(strategy: StrategySpec) -> Iterator[str]:
-    """Why ``resources.mixed`` does not suit a ``strategy``, as sentences."""
-    if strategy.name not in _REPLICATED or strategy.is_tensor_parallel:
-        yield (
-            "'mixed' divides batches by the speed of each process, which is known only where none waits for others "
-            "before it has its gradients: with 'strategy: ddp' or 'zero1', without a 'mesh'"
-        )
-    elif strategy.hook == POWERSGD:
-        yield "'mixed' needs the speed of each process, and with 'hook: powersgd' they wait for others"
 
 
 @dataclass(frozen=True, slots=True)

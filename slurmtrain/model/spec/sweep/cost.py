@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sweep.pack import Pack
 
 _HOUR_S = 3600
@@ -65,7 +65,7 @@ def cost_of(resources: Iterable[ResourcesSpec], pack: Pack | None = None) -> Swe
         if each.time is None:
             without_limit += 1
             continue
-        hours = each.time / _HOUR_S * each.allocated.max
-        node_hours += hours / sharing
-        gpu_hours += hours * each.gpus_per_node / (sharing if pack is not None and pack.share_gpu else 1)
+        hours = each.time / _HOUR_S
+        node_hours += hours * each.allocated.max / sharing
+        gpu_hours += hours * each.most_gpus / (sharing if pack is not None and pack.share_gpu else 1)
     return SweepCost(runs, node_hours, gpu_hours, without_limit)

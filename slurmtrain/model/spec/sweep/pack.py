@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion, whole_number
-from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 
 _KEYS = ("runs", "share_gpu")
 

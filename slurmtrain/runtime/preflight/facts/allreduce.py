@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.ranks import for_all_reduce
 
@@ -41,16 +42,17 @@ def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: in
         ``busbw_gb_s`` is that times 2 (n - 1) / n, which the slowest link has carried in each direction (PERFORMANCE.md
         of nccl-tests). GB are 1e9 bytes.
     """
-    gpus = spec.resources.gpus_per_node
-    local_ranks = gpus or 1
-    if nodes * local_ranks < 2:
+    gpus = [spec.resources.of_node(each).gpus_per_node for each in range(nodes)]
+    with_gpus = all(gpus)
+    ranks = NodeRanks(tuple(gpus) if with_gpus else (1,) * nodes)
+    if ranks.world_size < 2:
         return {"skip": "there is only one rank"}
     # float32, of 4 bytes.
     elements = max(1, int(spec.preflight.bandwidth.size_mb * 1e6) // 4)
     configs = [
-        {"rank": node * local_ranks + local, "world_size": nodes * local_ranks, "gpu": local if gpus else None,
+        {"rank": rank, "world_size": ranks.world_size, "gpu": local if with_gpus else None,
          "address": address, "port": port, "elements": elements}
-        for local in range(local_ranks)
+        for local, rank in enumerate(ranks.ranks_of(node))
     ]  # fmt: skip
     return _read_facts(*_run_ranks(configs, for_all_reduce(spec, interface, address)))
 

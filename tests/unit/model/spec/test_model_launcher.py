@@ -17,11 +17,11 @@ from slurmtrain.model.spec.launcher import (
     describe_choice,
     find_contradictions,
 )
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 
 PLACE = NodePlace(
     node_rank=1,
-    nodes=2,
-    procs_per_node=4,
+    ranks=NodeRanks((4, 4)),
     interface="eth0",
     address="10.0.0.2",
     master_addr="10.0.0.1",
@@ -109,7 +109,7 @@ def test_a_stop_signal_of_the_users_choice_is_passed_on_and_sigterm_is_not() -> 
 
 
 def contradictions(command: str, launcher: str = NODE, *, nodes: int = 2, procs_per_node: int = 4) -> list[str]:
-    return list(find_contradictions(command, launcher, nodes, procs_per_node))
+    return list(find_contradictions(command, launcher, NodeRanks((procs_per_node,) * nodes)))
 
 
 @pytest.mark.parametrize(
@@ -176,3 +176,30 @@ def test_accelerate_without_a_kind_of_training_is_noted() -> None:
 
 def test_a_launcher_in_a_shell_is_noted_since_the_shell_is_started_for_each_rank() -> None:
     assert "seems to call torchrun in a shell" in notes("bash -c 'source env.sh && torchrun train.py'", RANKS)
+
+
+UNEQUAL = NodeRanks((1, 2))
+
+
+def test_each_node_of_components_gets_its_own_number_of_ranks() -> None:
+    second = replace(PLACE, ranks=UNEQUAL)
+    assert (second.nodes, second.procs_per_node) == (2, 2)
+    assert second.own_variables()["SLURMTRAIN_FIRST_RANK"] == "1"
+    assert second.placeholders()["world_size"] == "3"
+    assert second.variables("SIGTERM")["PET_NPROC_PER_NODE"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("accelerate launch train.py", "accelerate starts equally many processes on each node"),
+        ("torchrun --nproc-per-node 2 train.py", "but resources.procs_per_node is 1 or 2"),
+        ("torchrun train.py", None),
+    ],
+)
+def test_launchers_that_cannot_start_other_numbers_on_other_nodes_are_refused(
+    command: str, message: str | None
+) -> None:
+    problems = list(find_contradictions(command, NODE, UNEQUAL))
+    assert [message in each for each in problems if message] == [True] * bool(message)
+    assert bool(problems) == bool(message)

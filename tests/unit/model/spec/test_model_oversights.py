@@ -11,6 +11,7 @@ from helpers.simulated_run import make_test_plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.oversights import PLACEHOLDERS, find_oversights
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.environment.ranks import facts_for_command
 
 
@@ -61,7 +62,7 @@ def test_braces_of_the_script_or_of_slurmtrain_are_left_alone(command: str) -> N
 
 def test_the_placeholders_are_those_that_are_filled_in() -> None:
     place = NodePlace(
-        node_rank=0, nodes=1, procs_per_node=1, interface="", address="", master_addr="", master_port=1, hostfile=""
+        node_rank=0, ranks=NodeRanks((1,)), interface="", address="", master_addr="", master_port=1, hostfile=""
     )
     assert {*facts_for_command(RunDir(Path("/x")), 1, None, place)} == {*PLACEHOLDERS}
 

@@ -14,11 +14,11 @@ from slurmtrain.model.spec.checkpoint.section import VERIFY, BestSpec, KeepSpec
 from slurmtrain.model.spec.kinds import HOMES, default_of
 from slurmtrain.model.spec.names import is_secret_param
 from slurmtrain.model.spec.other_names import OTHER_NAMES
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
     RequeueSpec,
-    ResourcesSpec,
     Spec,
     read_requeue,
     read_spec,

@@ -10,6 +10,7 @@ import pytest
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import Journal
@@ -61,7 +62,7 @@ def test_a_command_ends_like_the_rank_that_its_launcher_blames(attempt: AttemptD
     raised(attempt, 4, "a peer has closed the connection")
     raised(attempt, 5, "boom")
     attempt.node_log(2).write_text(f"ValueError: boom\n{REPORT.format(1, 1)}\nTraceback: of torchrun\n=====\n")
-    exits, process = CommandExits(attempt, 2, 2), Ended(1)
+    exits, process = CommandExits(attempt, 2, NodeRanks((2, 2, 2))), Ended(1)
     assert exits.code(process) == 1
     command_exit = exits.read(2, process, at=5.0)
     assert (command_exit.rank, command_exit.node) == (5, 2)
@@ -73,7 +74,7 @@ def test_a_launcher_that_blames_a_rank_for_the_loss_of_another_is_not_believed(a
     raised(attempt, 4, "Connection closed by peer")
     raised(attempt, 5, "boom")
     attempt.node_log(2).write_text(REPORT.format(-6, 0) + "\n")
-    assert CommandExits(attempt, 2, 2).read(2, Ended(1), at=5.0).describe() == (
+    assert CommandExits(attempt, 2, NodeRanks((2, 2, 2))).read(2, Ended(1), at=5.0).describe() == (
         "rank 5 exited with code 1: ValueError: boom"
     )
 
@@ -81,21 +82,21 @@ def test_a_launcher_that_blames_a_rank_for_the_loss_of_another_is_not_believed(a
 def test_a_launcher_is_believed_about_a_rank_that_could_raise_nothing(attempt: AttemptDir) -> None:
     raised(attempt, 1, "an unknown consequence")
     attempt.node_log(0).write_text(REPORT.format(-9, 0) + "\n")
-    command_exit = CommandExits(attempt, 0, 2).read(0, Ended(1), at=5.0)
+    command_exit = CommandExits(attempt, 0, NodeRanks((2, 2))).read(0, Ended(1), at=5.0)
     assert (command_exit.rank, command_exit.code) == (0, -9)
 
 
 @pytest.mark.parametrize("code", [STOPPED, -15, -9])
 def test_launchers_exit_with_1_whatever_the_code_of_their_rank(attempt: AttemptDir, code: int) -> None:
     attempt.node_log(0).write_text(REPORT.format(code, 0) + "\n")
-    exits = CommandExits(attempt, 0, 2)
+    exits = CommandExits(attempt, 0, NodeRanks((2, 2)))
     assert exits.code(Ended(1)) == code
     assert exits.read(0, Ended(1), at=5.0).code == code
 
 
 def test_a_command_that_says_nothing_of_its_ranks_ends_by_itself(attempt: AttemptDir) -> None:
     attempt.node_log(0).write_text("torchrun: error: unrecognized arguments: --x\n")
-    exits = CommandExits(attempt, 0, 2)
+    exits = CommandExits(attempt, 0, NodeRanks((2, 2)))
     assert exits.code(Ended(2)) == 2
     assert exits.read(0, Ended(2), at=5.0).describe() == (
         "the command on node 0 exited with code 2: torchrun: error: unrecognized arguments: --x"
@@ -104,7 +105,7 @@ def test_a_command_that_says_nothing_of_its_ranks_ends_by_itself(attempt: Attemp
 
 
 def test_the_work_of_a_command_is_done_if_that_of_all_of_its_ranks_is(attempt: AttemptDir) -> None:
-    exits = CommandExits(attempt, 0, 2)
+    exits = CommandExits(attempt, 0, NodeRanks((2, 2)))
     for rank, finished in ((0, False), (1, True)):
         with Journal(attempt.rank_journal(rank), durable=False) as journal:
             journal.write(TrainingCompleted(step=9))

@@ -13,6 +13,7 @@ import pytest
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks, thread_use
@@ -52,7 +53,7 @@ class Node:
             node=node,
             hosts={number: f"host{number}" for number in range(8)},
             members=members,
-            ranks_per_node=per_node,
+            ranks_by_node=NodeRanks((per_node,) * len(members)),
             per_node=False,
             hang_after=None,
         )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurmtrain import runtime
 from slurmtrain.model.spec.launcher import NodePlace
+from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.environment.gpus import local_job
 from slurmtrain.runtime.environment.variables import environment_of_tools, scrubbed
 
@@ -117,7 +118,7 @@ def test_tools_are_found_and_speak_english_where_no_path_is_set(monkeypatch: pyt
 
 def test_what_a_launcher_got_does_not_reach_a_job_that_is_submitted_within_its_run() -> None:
     place = NodePlace(
-        node_rank=0, nodes=2, procs_per_node=2, interface="lo", address="10.0.0.1", master_addr="10.0.0.1",
+        node_rank=0, ranks=NodeRanks((2, 2)), interface="lo", address="10.0.0.1", master_addr="10.0.0.1",
         master_port=12345, hostfile="/x",
     )  # fmt: skip
     inherited = {**place.variables("SIGTERM"), **place.own_variables(), "PET_LOG_DIR": "/mine", "PATH": "/bin"}

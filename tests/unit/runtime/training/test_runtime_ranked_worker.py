@@ -10,7 +10,8 @@ import torch.distributed as dist
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 
-NODE = {"SLURMTRAIN_LAUNCHER": "node", "SLURMTRAIN_NODES": "2", "SLURMTRAIN_PROCS_PER_NODE": "2"}
+# The second of two nodes with two processes each.
+NODE = {"SLURMTRAIN_LAUNCHER": "node", "SLURMTRAIN_WORLD_SIZE": "4", "SLURMTRAIN_FIRST_RANK": "2"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_a_process_that_cannot_know_its_rank_is_refused_unless_it_is_the_only_on
     set_variables(monkeypatch, **NODE)
     with pytest.raises(LaunchError, match="not known which rank this process is: with 'launcher: node'"):
         this_ranked_worker()
-    set_variables(monkeypatch, SLURMTRAIN_NODES="1", SLURMTRAIN_PROCS_PER_NODE="1")
+    set_variables(monkeypatch, SLURMTRAIN_WORLD_SIZE="1", SLURMTRAIN_FIRST_RANK="0")
     assert (this_ranked_worker().rank, this_ranked_worker().launched) == (0, False)
 
 

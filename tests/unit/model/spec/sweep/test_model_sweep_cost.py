@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.spec import ResourcesSpec
+from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
 from slurmtrain.model.spec.values import Nodes
 

@@ -14,7 +14,8 @@ import pytest
 from helpers.site import PATIENCE_S
 
 from slurmtrain.model.spec.preflight_checks import BandwidthCheck, PreflightSpec
-from slurmtrain.model.spec.spec import ResourcesSpec, Spec
+from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import Nodes
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import allreduce

@@ -110,6 +110,8 @@ def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None)
         reason = rejection_reason(plan, partitions)
         if reason is not None:
             raise RequestRefused(reason)
+    if any(plan.spec.resources.components for plan in plans) and (reason := scheduler.component_problem()):
+        raise RequestRefused(f"resources.components: {reason}")
 
 
 def _check_pack(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack, partitions: Partitions) -> None:
@@ -138,7 +140,8 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
         request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
     )
     environ = {**_umask_of(request.plan), **environment}
-    return _launch(job, {"submission": str(request.submission.path)}, [request.lock], environ)
+    work = {"submission": str(request.submission.path), "parts": list(job.parts)}
+    return _launch(job, work, [request.lock], environ)
 
 
 def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:

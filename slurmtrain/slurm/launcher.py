@@ -26,15 +26,16 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.runtime.environment.file_limit import restore_limit
-from slurmtrain.slurm.request import element_command, pack_command
+from slurmtrain.slurm.components import join_parts
+from slurmtrain.slurm.request import agent_command, element_command, pack_command
 from slurmtrain.slurm.task import run_element, run_node, run_packed
 
 
-class _ArrayExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
-    """Submits a job array with a single pickle, whose elements work in the folders of their own runs."""
+class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]
+    """Submits a job, or a job array with a single pickle, whose elements work in the folders of their own runs."""
 
     def __init__(self, folder: Path, command: str) -> None:
-        """``folder``: the array's; ``command``: what each task runs."""
+        """``folder``: the job's, or the array's; ``command``: what each task runs, with what follows it in the srun."""
         super().__init__(folder=folder)
         self._command = command
 
@@ -66,11 +67,12 @@ def main() -> None:
 def _prepare(request: Mapping[str, Any], folder: Path) -> tuple[submitit.SlurmExecutor, tuple[Any, ...]]:
     """What submits the job, and the function that its tasks call, with its argument. Raises RuntimeError."""
     if "array" not in request:
-        return submitit.SlurmExecutor(folder=folder), (run_node, request["submission"])
+        command = join_parts(agent_command(sys.executable, folder), request.get("parts", ()))
+        return _Executor(folder, command), (run_node, request["submission"])
     array = ArrayDir(Path(request["array"]))
     elements, packed = str(array.elements), bool(request.get("packed"))
     command = pack_command(sys.executable, array) if packed else element_command(sys.executable)
-    return _ArrayExecutor(folder, command), (run_packed if packed else run_element, elements)
+    return _Executor(folder, command), (run_packed if packed else run_element, elements)
 
 
 def _has_answered(error: FailedJobError) -> bool:

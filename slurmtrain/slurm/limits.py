@@ -38,7 +38,17 @@ class NodeChoice:
 
 
 def rejection_reason(plan: Plan, partitions: Partitions) -> str | None:
-    """Why none of the plan's partitions, or the default partition, can ever run it; None if one might."""
+    """Why none of the plan's partitions, or the default partition, can ever run it; None if one might.
+
+    Of a heterogeneous job, that of the first component that has one.
+    """
+    if plan.spec.resources.components:
+        reasons = enumerate(_rejection_reason(part, partitions) for part in plan.components)
+        return next((f"component {number}: {reason}" for number, reason in reasons if reason), None)
+    return _rejection_reason(plan, partitions)
+
+
+def _rejection_reason(plan: Plan, partitions: Partitions) -> str | None:
     names = _named_partitions(plan, partitions)
     for name in names:
         if name not in partitions:
@@ -76,7 +86,7 @@ def _runs_on(node: NodeInfo, resources: ResourcesSpec, pack: Pack) -> int:
     """How many runs of a pack one node is large enough for."""
     counts = [pack.runs]
     if node.cpus is not None:
-        counts.append(node.cpus // (resources.cpus_per_proc * resources.local_world_size))
+        counts.append(node.cpus // resources.cpus_per_node)
     if node.memory is not None and resources.mem:
         counts.append(node.memory // resources.mem)
     if resources.gpus_per_node and not pack.share_gpu:
@@ -86,14 +96,21 @@ def _runs_on(node: NodeInfo, resources: ResourcesSpec, pack: Pack) -> int:
 
 def partition_names(plan: Plan, partitions: Partitions) -> str:
     """The partitions that a plan may run in, sorted and joined by commas: its own, or the default one."""
-    return ",".join(sorted(_named_partitions(plan, partitions)))
+    return ",".join(sorted({name for part in plan.components for name in _named_partitions(part, partitions)}))
 
 
 def grace_s(plan: Plan, partitions: Partitions) -> float | None:
     """How many seconds a job of this plan keeps running after preemption: the minimum GraceTime of its partitions.
 
-    None if preemption ends jobs in none of them, or if the plan names a QOS, which may have its own grace time.
+    None if preemption ends jobs in none of them, or if the plan names a QOS, which may have its own grace time. A
+    heterogeneous job can be preempted only if all of its components can (src/interfaces/preempt.c of Slurm).
     """
+    times = [_grace_s(part, partitions) for part in plan.components]
+    ending = [seconds for seconds in times if seconds is not None]
+    return min(ending) if len(ending) == len(times) else None
+
+
+def _grace_s(plan: Plan, partitions: Partitions) -> float | None:
     if plan.spec.slurm.get("qos"):
         return None
     candidates = [partitions[name] for name in _named_partitions(plan, partitions) if name in partitions]
@@ -121,7 +138,8 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
     # A value with a slash is a file of names to sbatch; no names can be added to it.
     if "/" in options.get("exclude", ""):
         return NodeChoice(needed=dict.fromkeys(candidates, "slurm.exclude is a file"))
-    if (reason := _undecidable(options)) is not None:
+    reason = "only Slurm knows the nodes of each component" if plan.spec.resources.components else _undecidable(options)
+    if reason is not None:
         return NodeChoice(needed=dict.fromkeys(candidates, reason), is_decidable=False)
     try:
         excluded, named = (
@@ -169,7 +187,7 @@ def _fits(node: NodeInfo, plan: Plan, options: Mapping[str, str]) -> bool:
     resources = plan.spec.resources
     if not _has_features(node.features, options.get("constraint", "")):
         return False
-    if node.cpus is not None and node.cpus < resources.cpus_per_proc * resources.local_world_size:
+    if node.cpus is not None and node.cpus < resources.cpus_per_node:
         return False
     if node.memory is not None and node.memory < (resources.mem or 0):
         return False

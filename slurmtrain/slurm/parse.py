@@ -65,18 +65,24 @@ def queue_format() -> str:
 def read_queue(text: str) -> dict[str, Job]:
     """Jobs by id, from ``squeue --noheader --Format``; lines that are too short are skipped.
 
-    Ids of an array's elements are ``ARRAY_INDEX``.
+    Ids of an array's elements are ``ARRAY_INDEX``. A heterogeneous job has a row for each component, ``LEADER+0`` being
+    that of its leader: it is one job, whose state is that of the leader, on the nodes of all.
     """
-    jobs = {}
+    jobs: dict[str, Job] = {}
+    nodes: dict[str, dict[int, str]] = {}
     for line in text.split("\n"):  # a name may contain characters that splitlines() treats as line ends
         row, rest = {}, line
         for name, width in QUEUE_FIELDS:
             row[name], rest = rest[:width].strip(), rest[width:]
         if not row["JobArrayID"] or not row["State"]:
             continue
+        job_id, component = _component(row["JobArrayID"])
+        nodes.setdefault(job_id, {})[component] = "" if row["NodeList"].lower() in _NULLS else row["NodeList"]
+        if component:
+            continue
         code, signal = _exit_code(row["exit_code"])
-        jobs[row["JobArrayID"]] = Job(
-            id=row["JobArrayID"],
+        jobs[job_id] = Job(
+            id=job_id,
             name=row["Name"],
             state=row["State"],
             reason="" if row["Reason"].lower() in _NULLS else row["Reason"],
@@ -87,16 +93,15 @@ def read_queue(text: str) -> dict[str, Job]:
             exit_code=code,
             signal=signal,
             priority=_number(row["PriorityLong"]),
-            nodes="" if row["NodeList"].lower() in _NULLS else row["NodeList"],
         )
-    return jobs
+    return {job_id: replace(job, nodes=_joined(nodes[job_id])) for job_id, job in jobs.items()}
 
 
 def read_accounting(text: str) -> dict[str, list[Job]]:
     """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` including steps.
 
     Elements of an array that wait, or that ended before they began, share a row: it is listed by the array's id, and
-    names them (``Job.elements``).
+    names them (``Job.elements``). A heterogeneous job is one job, as for :func:`read_queue`.
 
     If a step ran out of memory, so did its job, also if the job's own row says that it failed or completed: the kernel
     kills a step's process, and the batch script ends with its own exit code. A job that a person cancelled was
@@ -109,9 +114,16 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             continue
         row = dict(zip(ACCOUNTING_FIELDS, cells, strict=True))
         job_id, _, step = row["JobID"].partition(".")
+        job_id, component = _component(job_id)
         job_id, _, elements = job_id.partition("_[")
         if not step:
-            starts.setdefault(job_id, []).append(replace(_start(job_id, row), elements=_indices(elements)))
+            start = replace(_start(job_id, row), elements=_indices(elements))
+            if not component:
+                starts.setdefault(job_id, []).append(start)
+            elif starts.get(job_id):
+                # The rows of a start follow one another, that of the leader first.
+                leader = starts[job_id][-1]
+                starts[job_id][-1] = replace(leader, nodes=_joined({0: leader.nodes, 1: start.nodes}))
         elif base(row["State"]) == "OUT_OF_MEMORY" and starts.get(job_id):
             last = starts[job_id][-1]
             if base(last.state) in ("FAILED", "COMPLETED"):
@@ -219,6 +231,17 @@ def _start(job_id: str, row: Mapping[str, str]) -> Job:
         signal=signal,
         nodes="" if row["NodeList"].lower() in _NULLS else row["NodeList"],
     )
+
+
+def _component(job_id: str) -> tuple[str, int]:
+    """The id of a job, and of which component of a heterogeneous job: ``7+1`` is component 1 of job 7."""
+    leader, _, number = job_id.partition("+")
+    return leader, int(number) if number.isdecimal() else 0
+
+
+def _joined(nodes: Mapping[int, str]) -> str:
+    """Slurm's lists of the nodes of all components, by their numbers, as one."""
+    return ",".join(nodes[number] for number in sorted(nodes) if nodes[number])
 
 
 def _indices(text: str) -> tuple[range, ...]:

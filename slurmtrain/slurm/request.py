@@ -18,6 +18,7 @@ from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.environment import network_profile
+from slurmtrain.slurm.components import het_group, join_parts, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
@@ -43,10 +44,14 @@ _PACK_SRUN = ("--kill-on-bad-exit=0", "--wait=0")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Parameters of submitit's SlurmExecutor, and the folder for its files."""
+    """Parameters of submitit's SlurmExecutor, and the folder for its files.
+
+    ``parts``: the other parts of the srun of a heterogeneous job (:func:`.components.step_parts`).
+    """
 
     folder: Path
     parameters: Mapping[str, Any]
+    parts: Sequence[str] = ()
 
     def script(self, command: str) -> str:
         """The batch script that submitit sends for these parameters; needs no Slurm on this machine.
@@ -56,7 +61,7 @@ class Request:
         # A private function of submitit, but the only way to get the text without calling sbatch.
         from submitit.slurm.slurm import _make_sbatch_string
 
-        return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
+        return str(_make_sbatch_string(command=join_parts(command, self.parts), folder=self.folder, **self.parameters))
 
 
 def make_request(
@@ -78,9 +83,16 @@ def make_request(
     """
     run = submission.run
     # The run's id in the job's name is how the job of a killed submission is found.
-    job = _Job(f"{plan.spec.name}-{run.id}", run.path, prologue(plan, submission), epilogue(submission))
-    options = _options(plan, excluded_nodes, dependency_of(plan, after, singleton=singleton))
-    return Request(folder=submission.submitit, parameters=_parameters(plan, job, options))
+    first, *others = plan.components
+    # sbatch reads its options up to the first command: those of other components must precede the prologue.
+    lines = sbatch_lines([each.spec for each in others], run.id)
+    job = _Job(f"{plan.spec.name}-{run.id}", run.path, lines + prologue(plan, submission), epilogue(submission))
+    options = _options(first, excluded_nodes, dependency_of(plan, after, singleton=singleton))
+    parameters = _parameters(first, job, options)
+    if others:
+        parameters["srun_args"] = [het_group(0), *parameters["srun_args"]]
+    parts = step_parts([_srun_options(each) for each in others], submission.submitit)
+    return Request(folder=submission.submitit, parameters=parameters, parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +177,7 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
         "job_name": job.name,
         "nodes": resources.allocated.max,
         **({} if _is_range(resources) else {"ntasks_per_node": 1}),
-        "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
+        "cpus_per_task": resources.cpus_per_node,
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": f"{resources.mem}M" if resources.mem else None,
         "time": math.ceil(resources.time / 60) if resources.time else None,
@@ -174,8 +186,7 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
         "wckey": options.pop("wckey", None),
         "setup": job.prologue.rstrip("\n").split("\n"),
         "teardown": job.epilogue.rstrip("\n").split("\n"),
-        # The last of two options wins: those of the spec come first.
-        "srun_args": [*plan.spec.slurm.get(SRUN, ()), *_srun_options(resources)],
+        "srun_args": _srun_options(plan),
     }
     # Slurm itself requeues a preempted job that may be requeued, whatever the run's policy says.
     literal: dict[str, Any] = {
@@ -227,9 +238,12 @@ def _is_range(resources: ResourcesSpec) -> bool:
     return resources.allocated.min < resources.allocated.max
 
 
-def _srun_options(resources: ResourcesSpec) -> list[str]:
+def _srun_options(plan: Plan) -> list[str]:
     """Options of the srun that starts the node agents."""
+    resources = plan.spec.resources
     return [
+        # The last of two options wins: those of the spec come first.
+        *plan.spec.slurm.get(SRUN, ()),
         # Variables exported by setup reach the tasks even if a site's sbatch exports nothing, which srun would inherit
         # (sbatch(1), --export).
         "--export=ALL",
@@ -237,7 +251,7 @@ def _srun_options(resources: ResourcesSpec) -> list[str]:
         *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
         f"--wait={0 if resources.elastic else _LAST_TASKS_S}",
         # Since Slurm 22.05, srun no longer inherits it from sbatch (srun(1)).
-        f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
+        f"--cpus-per-task={resources.cpus_per_node}",
         *(("--ntasks-per-node=1",) if _is_range(resources) else ()),
     ]
 

@@ -123,7 +123,9 @@ def _queued_of(job_ids: Sequence[str]) -> list[str]:
     if not job_ids:
         return []
     with contextlib.suppress(SlurmDown):
-        queued = set(_ask("squeue", "--me", "--noheader", "--array", "--format=%i").split())
+        # The leader of a heterogeneous job is listed as 7+0.
+        listed = _ask("squeue", "--me", "--noheader", "--array", "--format=%i").split()
+        queued = {job_id.removesuffix("+0") for job_id in listed}
         return [job_id for job_id in job_ids if job_id in queued]
     return []
 

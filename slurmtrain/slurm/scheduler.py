@@ -184,6 +184,15 @@ class Scheduler:
                 return MAX_ARRAY_SIZE
         return self._max_array_size
 
+    def component_problem(self) -> str:
+        """Why this site runs no step over all components of a heterogeneous job; empty if it does, or does not say."""
+        from slurmtrain.slurm.site import read_component_problem
+
+        try:
+            return read_component_problem()
+        except SlurmDown:
+            return ""
+
     def nodes(self) -> list[NodeInfo]:
         """Every node, once for each of its partitions. Raises SlurmDown."""
         now = time.time()

@@ -89,6 +89,19 @@ def read_max_array_size() -> int:
     return min(size, int(tasks[1])) if tasks else size
 
 
+def read_component_problem() -> str:
+    """Why this site runs no step over all components of a heterogeneous job; empty if it does. Raises SlurmDown."""
+    config = read_config(run_command("scontrol", "show", "config"))
+    parameters = _flags(config.get("SchedulerParameters", ""))
+    scheduler = _plugin(config.get("SchedulerType", ""))
+    if "DISABLE_HETJOB_STEPS" in parameters:
+        return "this site allows no job step over several components (SchedulerParameters=disable_hetjob_steps)"
+    # slurm.conf(5): only the backfill scheduler starts heterogeneous jobs.
+    if scheduler != "backfill" and "SchedulerType" in config:
+        return f"this site starts no heterogeneous jobs: that takes SchedulerType=sched/backfill, and it is {scheduler}"
+    return ""
+
+
 def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:
     return run_command("sacctmgr", "--parsable2", "--noheader", "show", entity, *more, f"format={','.join(fields)}")
 

@@ -83,6 +83,11 @@ LINES: list[tuple[str, str, str]] = [
     ("slurm-auth", "srun: error: Task launch for StepId=7.0 failed on node n3: Protocol authentication error", "munge"),
     ("slurm-auth", "slurm_receive_msg: Zero Bytes were transmitted or received", "munge"),
     ("stale-job", "srun: error: Unable to confirm allocation for job 71: Invalid job id specified", "another job"),
+    (
+        "component-steps",
+        "srun: fatal: Job steps that span multiple components of a heterogeneous job are not currently supported",
+        "several components",
+    ),
     ("no-such-nodes", "sbatch: error: Batch job submission failed: Requested node configuration is not available",
      "no node of the partition"),
     ("gres", "sbatch: error: Invalid generic resource (gres) specification", "no such GPUs"),

@@ -23,6 +23,7 @@ PROJECT = Path("/slurmtrain-golden/project")
 RUNS = {
     "one-node": PROJECT / "runs",
     "four-nodes": PROJECT / "runs",
+    "components": PROJECT / "runs",
     "setup-lines": PROJECT / "runs",
     "odd-characters": Path('/slurmtrain-golden/runs of it\'s "odd" $HOME `x` ünï;&'),
 }

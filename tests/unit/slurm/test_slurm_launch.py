@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import Call, SlurmCommands
+from helpers.fakeslurm import PARTITIONS, Call, SlurmCommands
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
@@ -248,6 +248,34 @@ def test_a_slurm_that_does_not_answer_is_an_error_before_anything_is_created(slu
 def test_a_plan_that_slurm_can_never_run_is_refused(slurm: SlurmCommands) -> None:
     with pytest.raises(RequestRefused, match="gives a job 4 nodes at most, not 5"):
         check([plan(), plan(resources={"nodes": 5})], once())
+
+
+TWO_COMPONENTS = {"components": [{"nodes": 1}, {"nodes": 1}]}
+CONFIG = "SchedulerType = sched/{type}\nSchedulerParameters = bf_interval=1{more}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (CONFIG.format(type="backfill", more=",disable_hetjob_steps"), "allows no job step over several components"),
+        (CONFIG.format(type="builtin", more=""), "that takes SchedulerType=sched/backfill, and it is builtin"),
+    ],
+)
+def test_a_site_that_runs_no_heterogeneous_jobs_refuses_components(
+    slurm: SlurmCommands, config: str, message: str
+) -> None:
+    slurm.replies("scontrol", PARTITIONS + config)
+    check([plan()], once())
+    with pytest.raises(RequestRefused, match=rf"resources.components: .*{message}"):
+        check([plan(resources=TWO_COMPONENTS)], once())
+    slurm.replies("scontrol", PARTITIONS + CONFIG.format(type="backfill", more=""))
+    check([plan(resources=TWO_COMPONENTS)], once())
+
+
+def test_a_component_that_no_partition_can_ever_run_is_named(slurm: SlurmCommands) -> None:
+    too_many = {"components": [{"nodes": 1}, {"nodes": 5}]}
+    with pytest.raises(RequestRefused, match=r"component 1: .*gives a job 4 nodes at most, not 5"):
+        check([plan(resources=too_many)], once())
 
 
 # --- who may still submit ---------------------------------------------------------------------------------------

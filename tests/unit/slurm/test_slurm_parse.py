@@ -138,6 +138,21 @@ def test_no_text_of_squeue_is_an_error(text: str) -> None:
     assert all(job_id == job.id and job.state for job_id, job in read_queue(text).items())
 
 
+def test_a_heterogeneous_job_is_one_job_in_the_state_of_its_leader_on_the_nodes_of_all_components() -> None:
+    # In this order, as squeue of 22.05.8 lists them.
+    lines = [
+        queue_line("3+1", *RUNNING[1:9], "node[0-1]", RUNNING[10]),
+        queue_line("3+0", "COMPLETING", *RUNNING[2:9], "node2", RUNNING[10]),
+        queue_line(*PENDING),
+    ]
+    jobs = read_queue("\n".join(lines))
+    assert {job.id: (job.state, job.nodes) for job in jobs.values()} == {
+        "3": ("COMPLETING", "node2,node[0-1]"),
+        "10": ("PENDING", ""),
+    }
+    assert list(jobs) == [job.id for job in jobs.values()]
+
+
 # --- sacct ------------------------------------------------------------------------------------------------------
 
 # sacct --parsable2 --noheader --duplicates of Slurm 22.05.8, seconds since 1970.
@@ -221,6 +236,16 @@ def test_a_step_without_memory_does_not_explain_away_what_slurm_or_a_person_did_
 def test_a_step_belongs_to_the_start_that_stands_before_it() -> None:
     text = row("7", "FAILED", "10") + row("7.0", "OUT_OF_MEMORY") + row("7", "FAILED", "40") + row("7.0", "FAILED")
     assert [job.state for job in read_accounting(text)["7"]] == ["OUT_OF_MEMORY", "FAILED"]
+
+
+def test_the_starts_of_a_heterogeneous_job_are_those_of_its_leader_also_if_a_step_elsewhere_had_no_memory() -> None:
+    text = row("3+0", "REQUEUED") + row("3+1", "REQUEUED") + row("3+0", "FAILED", "15")
+    text += row("3+1", "FAILED", "15").replace("node0", "node1") + row("3+1.0", "OUT_OF_MEMORY", "15")
+    [starts] = read_accounting(text).values()
+    assert [(start.id, start.state, start.nodes) for start in starts] == [
+        ("3", "REQUEUED", "node0,node0"),
+        ("3", "OUT_OF_MEMORY", "node0,node1"),
+    ]
 
 
 def test_a_step_without_its_job_is_passed_over() -> None:

@@ -46,6 +46,10 @@ def flags(job: Request) -> dict[str, str | None]:
     return options
 
 
+def test_the_number_of_switches_is_an_option_of_slurms() -> None:
+    assert flags(request(slurm={"switches": "1@00:10:00"}))["switches"] == "1@00:10:00"
+
+
 # --- submitit ---------------------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,10 @@ from slurmtrain.model.spec.sweep.pack import Pack
 T = TypeVar("T")
 
 
-def request_key(plan: Plan, secrets: Mapping[str, str], upstreams: Sequence[Upstream] = ()) -> str:
+def request_key(plan: Plan, secrets: Mapping[str, str], upstreams: Sequence[Upstream] = ()) -> str | None:
     """What a run requests from Slurm, as text: two runs with the same text can share a batch script.
+
+    None: it cannot share one, since heterogeneous jobs cannot be elements of an array (sbatch(1)).
 
     Args:
         plan: the run's plan.
@@ -22,22 +24,24 @@ def request_key(plan: Plan, secrets: Mapping[str, str], upstreams: Sequence[Upst
         upstreams: the runs that it starts after.
     """
     spec = plan.spec
+    if spec.resources.components:
+        return None
     script = (spec.resources, sorted(spec.slurm.items()), spec.setup, spec.requeue.enabled, spec.network.profile)
     after = [upstream.run for upstream in upstreams]
     return repr((script, spec.preflight.exclude, spec.tracking.mlflow, sorted(secrets.items()), after))
 
 
-def split_groups(keyed: Iterable[tuple[str, T]], largest: int, pack: int = 1) -> list[Sequence[T]]:
+def split_groups(keyed: Iterable[tuple[str | None, T]], largest: int, pack: int = 1) -> list[Sequence[T]]:
     """Groups of what has the same key, each in the given order, by their first members.
 
     Args:
-        keyed: what to group, with its key.
+        keyed: what to group, with its key; None: it is a group of its own.
         largest: how many jobs a group may be; with less than 2 there are only groups of one job.
         pack: how many members share a job. Those of a group fill all of its jobs, or are fewer than fill one.
     """
-    groups: dict[str, list[T]] = {}
-    for key, member in keyed:
-        groups.setdefault(key, []).append(member)
+    groups: dict[str | int, list[T]] = {}
+    for number, (key, member) in enumerate(keyed):
+        groups.setdefault(number if key is None else key, []).append(member)
     size = max(1, largest) * pack
     parts: list[Sequence[T]] = []
     for group in groups.values():

@@ -1,0 +1,75 @@
+"""What the batch script of a heterogeneous job has for each of its components after the first.
+
+Seen on 22.05: a step over all components is one srun with a part for each, ``--het-group=0 ... : --het-group=1 ...``:
+its tasks and nodes are counted through, in the order of the components, and SLURM_JOB_ID is the leader's everywhere.
+But ``%j`` in the name of a log is the id of the component's own job, and SLURM_STEP_NODELIST is sorted by name.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.spec.resources.components import OPTIONS_OF_COMPONENTS
+from slurmtrain.model.spec.sbatch import named_options
+from slurmtrain.model.spec.spec import Spec
+
+
+def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:
+    """The lines of a batch script that request components after the first, which precede all of its commands.
+
+    Args:
+        others: what each of these components requests.
+        run_id: the run's id, in which the names of its jobs end.
+    """
+    lines = []
+    for number, spec in enumerate(others, start=1):
+        resources = spec.resources
+        options: dict[str, Any] = {
+            # A name of its own: '--dependency=singleton' holds for all components. With the same name this one would
+            # wait for the end of the first one, which starts together with it.
+            "job-name": f"{spec.name}-{number}-{run_id}",
+            "nodes": resources.nodes.max,
+            "ntasks-per-node": 1,
+            "cpus-per-task": resources.cpus_per_node,
+            "gpus-per-node": resources.gpus_per_node or None,
+            "mem": f"{resources.mem}M" if resources.mem else None,
+            # What Slurm resets for each component; it takes the others from the first one (slurm_opt.c).
+            **{name: value for name, value in named_options(spec.slurm).items() if name in OPTIONS_OF_COMPONENTS},
+        }
+        lines += [f"# component {number}", "#SBATCH hetjob", *_lines(options)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(options: Mapping[str, Any]) -> list[str]:
+    return [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
+        for name, value in sorted(options.items())
+        if value is not None
+    ]
+
+
+def step_parts(others: Sequence[Sequence[str]], folder: Path) -> list[str]:
+    """For each component after the first, what precedes the command of its tasks in the srun over all components.
+
+    Args:
+        others: the options of srun for each of these components.
+        folder: that of the logs.
+    """
+    log = f'{shlex.quote(str(folder))}/"${{SLURM_JOB_ID}}_%t_log.out"'
+    return [
+        f"{shlex.join([het_group(number), '--unbuffered', *options])} --output {log}"
+        for number, options in enumerate(others, start=1)
+    ]
+
+
+def het_group(number: int) -> str:
+    """The option of srun for the component with this ``number``."""
+    return f"--het-group={number}"
+
+
+def join_parts(command: str, parts: Sequence[str]) -> str:
+    """What follows the options of the first component in the srun of a job: the ``command`` of tasks, for each part."""
+    return " : ".join([command, *(f"{part} {command}" for part in parts)])

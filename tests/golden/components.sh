@@ -1,0 +1,66 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=team
+#SBATCH --chdir=/slurmtrain-golden/project/runs/RUN-ID
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=two-kinds-of-gpus-RUN-ID
+#SBATCH --mem=131072M
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_0_log.out
+#SBATCH --partition=a100
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=720
+
+# setup
+# component 1
+#SBATCH hetjob
+#SBATCH --constraint='rtx3090&ib'
+#SBATCH --cpus-per-task=16
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=8
+#SBATCH --job-name=two-kinds-of-gpus-1-RUN-ID
+#SBATCH --mem=65536M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=rtx
+# slurmtrain run RUN-ID, plan ca76a784bfe5
+export SLURMTRAIN_RUN_ID=RUN-ID
+export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
+# submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well
+for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pkl; do
+  target=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID:-}_submitted.pkl"
+  [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
+done
+# whoever can write to a directory above may have put another one here since the job was submitted
+for place in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit "$target"; do
+  if [ -e "$place" ] && [ ! -O "$place" ]; then
+    echo "slurmtrain: $place does not belong to the user of this job: nothing of it is run" >&2
+    exit 1
+  fi
+done
+unset pickle target place
+# the first node's addresses and port, for all nodes
+invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.preflight.announce)" && eval "$invitation"
+unset invitation
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --het-group=0 --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=8 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit : --het-group=1 --unbuffered --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID}_%t_log.out" '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+
+
+# teardown
+code=$?
+# an agent without scontrol, as in a container, asks through these files for a requeue, or that there be none
+attempt=/slurmtrain-golden/project/runs/RUN-ID/attempts/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+if [ -e "$attempt/requeue" ]; then
+  scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
+elif [ -e "$attempt/no-requeue" ]; then
+  scontrol update JobId="$SLURM_JOB_ID" Requeue=0
+fi
+exit "$code"

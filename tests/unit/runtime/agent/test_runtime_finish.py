@@ -2,139 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.ending_attempts import (
+    COMPLETED,
+    CRASH,
+    NODE,
+    PREEMPTED,
+    PREFLIGHT,
+    REQUEUED,
+    RULES,
+    RUNS_ON,
+    SIGTERM,
+    End,
+    next_start,
+)
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
-from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
-from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.run import Attempt
-from slurmtrain.model.spec.oom import OomSpec
-from slurmtrain.model.spec.spec import RequeueSpec, ResourcesSpec, Spec, write_requeue
-from slurmtrain.model.spec.sweep.pack import Pack
-from slurmtrain.ops.shared.current_plan import after_oom_overrides
+from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.chain.files import write_upstreams
-from slurmtrain.runtime.environment.launch import Launch
-from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.job import lease, run_reader
-from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.job import lease
 from slurmtrain.system.journal import Journal
-
-RULES = RequeueSpec()
-NODE = Node(
-    index=0, count=2, host="n0", job_id="7", restart=0, executor="slurm", submission=1, launch=Launch(attempt=1)
-)
-COMPLETED = ExitReport(cause="completed", reason="")
-CRASH = ExitReport(cause="crash", reason="rank 0 exited with code 1", failed_at=5.0)
-SIGTERM = report_signal("SIGTERM", at=5.0)
-PREFLIGHT = ExitReport(cause="preflight", reason="n1 has no GPU", failed_at=5.0, without=("n1",))
-# What Slurm says of a job at the moments that matter; its times are words where they do not.
-PREEMPTED = {"JobState": "PREEMPTED"}
-RUNS_ON = {"JobState": "RUNNING", "PreemptTime": "None"}
-REQUEUED = {"JobState": "COMPLETING", "EndTime": "9999999999"}
-
-
-@dataclass
-class Queue:
-    """Slurm, as an agent asks it for its own job. ``log``: what the journal held when it was last asked."""
-
-    journal: Path
-    fields: Mapping[str, str] = field(default_factory=dict)
-    problem: str | None = None
-    down: bool = False
-    requeued: list[tuple[list[str], float]] = field(default_factory=list)
-    after: Sequence[str] = ()
-    forbidden: int = 0
-    log: list[str] = field(default_factory=list)
-
-    def record(self, job_id: str) -> Mapping[str, str]:
-        assert job_id == "7"
-        return self.fields
-
-    def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
-        assert (job_id, list(without)) == ("7", ["n1"])
-        return self.problem
-
-    def put_back(self, job_id: str, after: Sequence[str], delay_s: float, intent: Path) -> None:
-        self.requeue_job(job_id, (), delay_s, intent)
-        self.after = after
-
-    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        assert (job_id, intent.parent.resolve()) == ("7", self.journal.parent)
-        if self.down:
-            raise SlurmDown("scontrol: Unable to contact slurm controller")
-        self.log = [event["kind"] for event in read(self.journal)]
-        self.requeued.append((list(without), delay_s))
-
-    def forbid_requeue(self, job_id: str, intent: Path) -> None:
-        assert (job_id, intent.parent.resolve(), intent.name) == ("7", self.journal.parent, "no-requeue")
-        if self.down:
-            raise SlurmDown("scontrol: Unable to contact slurm controller")
-        self.log = [event["kind"] for event in read(self.journal)]
-        self.forbidden += 1
-
-
-def read(journal: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in journal.read_text().splitlines()]
-
-
-class End:
-    """The end of the first start of a job."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        node: Node = NODE,
-        resources: Mapping[str, Any] | None = None,
-        rules: RequeueSpec = RULES,
-        pack: Pack | None = None,
-        **queue: Any,
-    ) -> None:
-        self.run = SimulatedRun(RunDir(path), spec={}).created(resources=resources or {})
-        self.run.submitted(requeue=write_requeue(rules), pack=pack.to_dict() if pack else None)
-        self.directory = RunDir(path)
-        self.attempt = self.directory.attempt("7", 0)
-        self.attempt.path.mkdir(parents=True)
-        assert lease.acquire(self.attempt, node.submission)
-        self.node = node
-        self.path = self.attempt.node_journal(node.index)
-        self.queue = Queue(self.path, **queue)
-
-    def finish(self, own: ExitReport, attempt: ExitReport | None = None, **more: Any) -> bool:
-        """Whether the job starts again after these reports."""
-        queue = self.queue if self.node.executor == "slurm" else None
-        query = JobQuery((lambda: self.queue.record("7")) if queue and self.node.index == 0 else None, None)
-        settings = {"requeue": RULES, "began": Newest(), "find_newest": lambda: Newest(20), **more}
-        with Journal(self.path) as journal:
-            finish = AttemptFinish(self.attempt, self.node, journal, queue, query)
-            return finish.finish(AttemptOutcome(own, own if attempt is None else attempt), **settings)
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return read(self.path)
-
-    @property
-    def end(self) -> dict[str, Any]:
-        """The event that every node writes last."""
-        assert self.events[-1]["kind"] == "end"
-        return self.events[-1]
-
 
 # --- putting the job back -------------------------------------------------------------------------------------------
 
@@ -243,11 +142,6 @@ def test_a_final_end_is_final_though_slurm_does_not_answer(tmp_path: Path) -> No
 # --- a start of a run that is over ------------------------------------------------------------------------------------
 
 
-def next_start(end: End, index: int = 0) -> str | None:
-    """What an agent of the job's next start finds: the state of the run, if that is over."""
-    return state_of_finished_run(end.directory.attempt("7", 1), replace(NODE, index=index, restart=1))
-
-
 @pytest.mark.parametrize(("report", "state"), [(COMPLETED, "completed"), (replace(CRASH, cause="oom"), "failed")])
 def test_a_start_after_a_final_end_is_surplus_on_every_node(tmp_path: Path, report: ExitReport, state: str) -> None:
     end = End(tmp_path)
@@ -322,168 +216,6 @@ def test_where_slurm_ends_nothing_a_missing_node_is_the_cause(tmp_path: Path) ->
     assert end.finish(report_signal("SIGTERM", at=5.0, missing=["n1"]))
     assert end.end["cause"] == "node_fail"
     assert end.queue.requeued[0][0] == ["n1"]
-
-
-# --- a run that goes on with another job ----------------------------------------------------------------------------
-
-PACKED = replace(NODE, count=1, launch=Launch(attempt=1, array=("A", 0), pack=Pack(2)))
-MORE = replace(RULES, oom=OomSpec(at_most=8192))
-OOM = replace(CRASH, cause="oom")
-
-
-def kinds(end: End) -> list[str]:
-    return [event["kind"] for event in end.events]
-
-
-def start_of(end: End) -> Attempt:
-    """The attempt, as commands see it."""
-    run = with_next_start(run_reader.read_run(end.directory))
-    assert (run.state, len(run.attempts)) == ("requeued", 1)
-    return run.attempts[0]
-
-
-@pytest.mark.parametrize("node", [NODE, PACKED], ids=["alone", "packed"])
-def test_a_run_that_needs_more_memory_leaves_its_job_for_good_and_commands_start_it_at_once(
-    tmp_path: Path, node: Node
-) -> None:
-    end = End(tmp_path, node=node, resources={"mem": "4096M"}, rules=MORE)
-    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    assert not end.finish(OOM, requeue=MORE)
-    assert (kinds(end), end.end["cause"], end.end.get("over")) == (["agent", "replaced", "end"], "oom", None)
-    assert (end.queue.requeued, end.queue.forbidden, end.queue.log[1:]) == ([], 1, ["replaced", "end"])
-    assert next_start(end) == lease.REPLACED
-    assert start_of(end).restarted_by == "sync"
-
-
-def test_a_run_of_a_pack_that_must_not_start_on_a_node_leaves_the_job_to_the_others(tmp_path: Path) -> None:
-    end = End(tmp_path, node=PACKED)
-    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    assert not end.finish(PREFLIGHT)
-    assert kinds(end) == ["agent", "requeue", "replaced", "end"]
-    assert (end.queue.requeued, next_start(end)) == ([], lease.REPLACED)
-    attempt = start_of(end)
-    assert (attempt.restarted_by, attempt.excluded, attempt.requeue_problem) == ("sync", ("n1",), "")
-
-
-GPU_OOM = replace(OOM, failures=[{"rank": 0, "last_lines": ["torch.OutOfMemoryError: CUDA out of memory"]}])
-
-
-@pytest.mark.parametrize(
-    ("report", "share_gpu", "again"), [(OOM, False, True), (GPU_OOM, False, False), (GPU_OOM, True, True)]
-)
-def test_a_run_that_shared_the_memory_that_it_ran_out_of_has_another_chance_in_a_job_of_its_own(
-    tmp_path: Path, report: ExitReport, share_gpu: bool, again: bool
-) -> None:
-    pack = Pack(2, share_gpu=share_gpu)
-    end = End(tmp_path, node=replace(PACKED, launch=replace(PACKED.launch, pack=pack)), pack=pack)
-    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    assert not end.finish(report)
-    assert next_start(end) == (lease.REPLACED if again else "failed")
-    run = with_next_start(run_reader.read_run(end.directory))
-    assert (run.attempts[0].restarted_by, run.state) == (("sync", "requeued") if again else (None, "failed"))
-    assert after_oom_overrides(run) == []
-
-
-def test_a_pack_whose_run_crashed_is_put_back_and_the_run_stays_in_it(tmp_path: Path) -> None:
-    end = End(tmp_path, node=PACKED)
-    assert end.finish(CRASH)
-    assert (next_start(end), len(end.queue.requeued)) == (None, 1)
-
-
-@pytest.mark.parametrize("written", range(3))
-def test_an_agent_that_is_killed_while_its_run_leaves_the_job_costs_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
-) -> None:
-    """After each of its events; before the first one, the lease alone is closed."""
-    end = End(tmp_path, node=PACKED)
-    writes = Journal.write
-
-    def die(journal: Journal, payload: Payload) -> None:
-        if len(read(end.path) if end.path.exists() else ()) == written:
-            raise KeyboardInterrupt
-        writes(journal, payload)
-
-    monkeypatch.setattr(Journal, "write", die)
-    with pytest.raises(KeyboardInterrupt):
-        end.finish(PREFLIGHT)
-    monkeypatch.undo()
-    # Another run of the pack has the job started again.
-    assert next_start(end) == lease.REPLACED
-    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    end.run.node("surplus", 0, 1, why="the run goes on with another job")
-    end.run.look(end.run.queue(), end.run.accounting(end.run.slurm("REQUEUED"), end.run.slurm("COMPLETED")))
-    attempt = start_of(end)
-    assert attempt.restarted_by == "sync"
-
-
-def test_an_agent_that_outlived_its_attempt_leaves_the_lease_to_the_later_one(tmp_path: Path) -> None:
-    end = End(tmp_path, resources={"mem": "4096M"})
-    assert lease.acquire(end.directory.attempt("7", 1), 1)
-    assert not end.finish(OOM, requeue=MORE)
-    assert (kinds(end), lease.final_state(end.directory, 1)) == (["end"], None)
-
-
-# --- nodes that are kept --------------------------------------------------------------------------------------------
-
-KEPT = Spec(name="x", command="true", requeue=RequeueSpec(keep_nodes=600))
-
-
-def keep(end: End, report: ExitReport, spec: Spec = KEPT, *, signalled: bool = False) -> StopFlag:
-    """Keep the nodes after this report; a look at whether that is still right brings a signal."""
-    flag = StopFlag()
-    flag.raised = signal.SIGTERM if signalled else None
-    queue = end.queue if end.node.executor == "slurm" else None
-
-    def look(_s: float) -> None:
-        assert end.events[-1]["kind"] == "kept"
-        flag.raised = signal.SIGUSR2
-
-    with Journal(end.path) as journal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slurmtrain.runtime.agent.finish.time.sleep", look)
-        AttemptFinish(end.attempt, end.node, journal, queue, JobQuery(None, None)).keep_nodes(
-            report, spec, time.monotonic(), flag
-        )
-    return flag
-
-
-def test_a_job_keeps_its_nodes_after_a_failure_until_a_signal_and_says_how_to_get_there(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    assert keep(end, CRASH).raised == signal.SIGUSR2
-    [kept] = [event for event in end.events if event["kind"] == "kept"]
-    assert (kept["cause"], 590 < kept["until"] - kept["t"] <= 600) == ("crash", True)
-    run = with_next_start(run_reader.read_run(end.directory))
-    assert run.state == "running"
-    assert "its nodes are kept until" in run.attempts[0].reason
-    assert "'srun --jobid=7 --overlap --pty bash' enters" in run.attempts[0].reason
-    end.finish(CRASH)
-    assert "kept" not in with_next_start(run_reader.read_run(end.directory)).attempts[0].reason
-
-
-@pytest.mark.parametrize(
-    ("node", "report", "spec", "signalled"),
-    [
-        pytest.param(NODE, CRASH, replace(KEPT, requeue=RequeueSpec()), False, id="not asked for"),
-        pytest.param(NODE, CRASH, replace(KEPT, resources=ResourcesSpec(time=20)), False, id="near the time limit"),
-        pytest.param(NODE, CRASH, KEPT, True, id="asked to stop"),
-        pytest.param(NODE, COMPLETED, KEPT, False, id="completed"),
-        pytest.param(NODE, SIGTERM, KEPT, False, id="preempted"),
-        pytest.param(replace(NODE, index=1), CRASH, KEPT, False, id="another node"),
-        pytest.param(replace(NODE, executor="local"), CRASH, KEPT, False, id="on this machine"),
-    ],
-)
-def test_otherwise_no_nodes_are_kept(
-    tmp_path: Path, node: Node, report: ExitReport, spec: Spec, signalled: bool
-) -> None:
-    end = End(tmp_path, node=node)
-    keep(end, report, spec, signalled=signalled)
-    assert not end.path.exists() or end.events == []
-
-
-def test_nodes_are_let_go_when_a_command_has_given_the_run_away(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    lease.close(end.directory, 1, "cancelled")
-    assert keep(end, CRASH).raised is None
 
 
 # --- other nodes, local runs ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Neighbouring ranks, which are on the same node, are in the last dimension.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -71,19 +72,42 @@ def data_parallel(mesh: DeviceMesh) -> DeviceMesh:
     return mesh[names]
 
 
+def across_nodes(nodes: Sequence[int], device: torch.device, key: str) -> DeviceMesh | None:
+    """All ranks by their nodes: a mesh with the dimension ``replicate``, across nodes, and ``shard``, within each.
+
+    Args:
+        nodes: The number of each rank's node, by rank.
+        device: Where this rank computes.
+        key: What the spec has that needs the mesh, for the error.
+
+    Returns:
+        The mesh; None if there is only one node, or one rank on each.
+
+    Raises:
+        StrategyError: Nodes have different numbers of ranks.
+    """
+    per_node = _ranks_per_node(nodes, key)
+    if per_node in (1, len(nodes)):
+        return None
+    return DeviceMesh(device.type, torch.arange(len(nodes)).view(-1, per_node), mesh_dim_names=(REPLICATE, SHARD))
+
+
 def _within_nodes(nodes: Sequence[int], sizes: MeshSpec) -> tuple[list[int], list[str]]:
-    ranks: dict[int, int] = {}
-    for node in nodes:
-        ranks[node] = ranks.get(node, 0) + 1
-    if len(ranks) == 1:
+    per_node = _ranks_per_node(nodes, f"strategy: {HSDP}")
+    if per_node == len(nodes):
         return [sizes.dp], [SHARD]
-    if len(set(ranks.values())) > 1:
-        counts = ", ".join(f"{count} on node {node}" for node, count in ranks.items())
-        raise StrategyError(f"'strategy: hsdp' needs the same number of processes on each node, and there are {counts}")
-    per_node = next(iter(ranks.values()))
     if per_node % sizes.tp:
         raise StrategyError(
             f"'strategy.mesh': 'hsdp' shards within each node, whose {per_node} processes are not a multiple of "
             f"tp {sizes.tp}"
         )
-    return [len(ranks), per_node // sizes.tp], [REPLICATE, SHARD]
+    return [len(nodes) // per_node, per_node // sizes.tp], [REPLICATE, SHARD]
+
+
+def _ranks_per_node(nodes: Sequence[int], key: str) -> int:
+    """How many ranks each node has. Raises StrategyError if it is not the same number; the spec has this ``key``."""
+    ranks = Counter(nodes)
+    if len(set(ranks.values())) > 1:
+        counts = ", ".join(f"{count} on node {node}" for node, count in ranks.items())
+        raise StrategyError(f"'{key}' needs the same number of processes on each node, and there are {counts}")
+    return len(nodes) // len(ranks)

@@ -10,24 +10,29 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.hook import POWERSGD, TOPK
+from slurmtrain.model.spec.strategy.hook import HIERARCHICAL, POWERSGD, TOPK
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.buckets import make_buckets
 from slurmtrain.runtime.strategies.hooks.casts import CASTS
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
+from slurmtrain.runtime.strategies.hooks.hierarchical import Hierarchical, reduce_by_layers
+from slurmtrain.runtime.strategies.mesh import across_nodes
 
 
-def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> tuple[nn.Module, FeedbackHook | None]:
+def replicate(
+    model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int
+) -> tuple[nn.Module, FeedbackHook | None]:
     """The ``model`` on the device of these ``ranks``, in DistributedDataParallel with the options of ``spec``.
 
-    With a single process, or without a parameter to train, there is nothing to reduce, and it stays as it is.
+    With a single process, or without a parameter to train, there is nothing to reduce, and it stays as it is. This rank
+    is on the given ``node``.
 
     Returns:
         The model, and its communication hook if that has a state.
 
     Raises:
-        StrategyError: The hook cannot compress the gradients of the model.
+        StrategyError: The hook cannot compress the gradients of the model, or does not suit the nodes.
     """
     model = model.to(ranks.device)
     if ranks.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
@@ -44,7 +49,9 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup) -> tuple[n
     if hook is not None:
         hook.register(replica)
         return replica, hook
-    if spec.hook is not None:
+    if spec.hook == HIERARCHICAL:
+        _reduce_by_layers(replica, ranks, node)
+    elif spec.hook is not None:
         replica.register_comm_hook(None, CASTS[spec.hook])
     # With the former it keeps its first buckets, which depend on the model alone; with the latter it takes the first
     # step as the example of all others, so that there cannot be another one before it.
@@ -78,3 +85,10 @@ def _feedback(model: nn.Module, spec: StrategySpec) -> FeedbackHook | None:
 
         return TopK(model, spec)
     return None
+
+
+def _reduce_by_layers(replica: DistributedDataParallel, ranks: RankGroup, node: int) -> None:
+    """Let a ``replica`` reduce its gradients within nodes first; with one rank on each, or one node, as it does."""
+    mesh = across_nodes(ranks.gather(node), ranks.device, f"hook: {HIERARCHICAL}")
+    if mesh is not None:
+        replica.register_comm_hook(Hierarchical(mesh, ranks.device), reduce_by_layers)

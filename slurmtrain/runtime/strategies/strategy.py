@@ -80,7 +80,7 @@ class Strategy:
             recompute(model, self._spec.activation_checkpointing)
             if self._spec.mixed_precision is not None:
                 compute_in(model, DTYPES[self._spec.mixed_precision], self._ranks.device)
-            replica, hook = replicated.replicate(model, self._spec, self._ranks)
+            replica, hook = replicated.replicate(model, self._spec, self._ranks, self._node)
             self._hooks += [] if hook is None else [hook]
             self._parameters += map(weakref.ref, replica.parameters())
             return replica

@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from slurmtrain.model.spec.strategy.hook import POWERSGD
 from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.runtime.strategies.hooks.backend import has_nccl
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook, completed
 
 _COUNTERS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
@@ -53,7 +54,7 @@ class PowerSgd(FeedbackHook):
         future = powerSGD_hook(self._state, bucket)
         # Its callbacks wait for collectives. With gloo these need the threads that run the callbacks: those of two
         # buckets would wait for each other.
-        return future if _has_nccl(buffer.device) else completed(future.wait())
+        return future if has_nccl(buffer.device) else completed(future.wait())
 
     def _more_state(self) -> dict[str, Any]:
         state = self._state
@@ -78,9 +79,3 @@ class PowerSgd(FeedbackHook):
         # Without factors, PowerSGD begins with new ones.
         fit = all(state[key] == getattr(self._state, key) for key in _SIZES)
         self._factors = {tuple(names): (first, second) for names, first, second in state[_FACTORS] if fit}
-
-
-def _has_nccl(device: torch.device) -> bool:
-    """Whether collectives of tensors on a ``device`` use NCCL."""
-    backends = dict(part.split(":") for part in dist.get_backend_config().split(","))
-    return backends.get(device.type) == dist.Backend.NCCL

@@ -10,6 +10,7 @@ import torch
 from helpers.ranks import CPU, Attempt, Pair, alone
 from helpers.rare import rare
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,8 +107,9 @@ def losses_with(ranks: RankGroup, spec: StrategySpec, per_node: int) -> list[flo
         (StrategySpec(name="fsdp", mixed_precision="bf16"), IN_BF16),
         (StrategySpec(name="hsdp", reduce_dtype="fp32"), SAME),
         (StrategySpec(name="zero1", find_unused_parameters=True), SAME),
+        (StrategySpec(name="zero1", hook="hierarchical", bucket_cap_mb=0.001, gradient_as_bucket_view=True), SAME),
     ],
-    ids=["ddp", "ddp_bf16", "zero1_fp16", "zero3", "zero2", "offload", "bf16", "hsdp", "zero1"],
+    ids=["ddp", "ddp_bf16", "zero1_fp16", "zero3", "zero2", "offload", "bf16", "hsdp", "zero1", "hierarchical"],
 )
 def test_four_processes_train_as_one_does(four: Pair, spec: StrategySpec, tolerance: float) -> None:
     losses, *others = four.run(losses_with, spec, 2)
@@ -126,6 +128,54 @@ def shapes_of_shards(ranks: RankGroup, name: str) -> tuple[tuple[int, ...], int]
 def test_hsdp_shards_within_a_node_and_replicates_across_nodes(four: Pair) -> None:
     assert four.run(shapes_of_shards, "hsdp") == [((2, 2), 7), ((2, 2), 6)] * 2
     assert four.run(shapes_of_shards, "fsdp") == [((4,), 4), ((4,), 4), ((4,), 4), ((4,), 1)]
+
+
+def sums_of(ranks: RankGroup, per_node: int) -> tuple[int, list[tuple[list[int], int]]]:
+    """The number of gradients, and of each sum over ranks in a step: over which, and of how many numbers."""
+    spec = StrategySpec(name="ddp", hook="hierarchical", bucket_cap_mb=0.001)
+    objects = objects_of(Strategy(spec, ranks, ranks.rank // per_node), seed=1)
+    sums = []
+
+    def all_reduce(tensor: Tensor, *args: Any, group: Any = None, **more: Any) -> Any:
+        sums.append((dist.get_process_group_ranks(group), tensor.numel()))
+        return plain(tensor, *args, group=group, **more)
+
+    plain, dist.all_reduce = dist.all_reduce, all_reduce
+    try:
+        train(ranks, objects, 0, 1)
+    finally:
+        dist.all_reduce = plain
+    return sum(each.numel() for each in objects["model"].parameters()), sums
+
+
+def test_by_layers_each_rank_sums_its_part_of_the_gradients_over_nodes(four: Pair) -> None:
+    for rank, (gradients, sums) in enumerate(four.run(sums_of, 2)):
+        assert len(sums) > 1
+        assert [over for over, _ in sums] == [[rank % 2, rank % 2 + 2]] * len(sums)
+        # One number more for each bucket that cannot be halved.
+        assert gradients <= 2 * sum(numbers for _, numbers in sums) <= gradients + len(sums)
+    # With one rank on each node, or one node, nothing is different from torch's own.
+    assert [sums for _, sums in four.run(sums_of, 1) + four.run(sums_of, 4)] == [[]] * 8
+
+
+def failure_of(ranks: RankGroup) -> str:
+    model = Strategy(StrategySpec(name="ddp", hook="hierarchical"), ranks, ranks.rank // 2).parallelize(Net())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("connection reset by peer")
+
+    plain, dist.all_reduce = dist.all_reduce, fail
+    try:
+        model(torch.ones(1, WIDTH)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        dist.all_reduce = plain
+    return ""
+
+
+def test_a_collective_that_fails_between_layers_ends_the_backward_pass(four: Pair) -> None:
+    assert all("connection reset by peer" in problem for problem in four.run(failure_of))
 
 
 def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
@@ -164,9 +214,10 @@ def test_a_model_in_data_parallel_is_saved_like_any_other(tmp_path: Path) -> Non
     "spec",
     [
         StrategySpec(name="ddp", bucket_cap_mb=0.001),
+        StrategySpec(name="ddp", bucket_cap_mb=0.001, hook="hierarchical"),
         pytest.param(StrategySpec(name="zero1", bucket_cap_mb=0.001, hook="fp16"), marks=rare),
     ],
-    ids=["ddp", "zero1-fp16-hook"],
+    ids=["ddp", "hierarchical", "zero1-fp16-hook"],
 )
 def test_replicas_go_on_from_a_checkpoint_bit_for_bit(four: Pair, tmp_path: Path, spec: StrategySpec) -> None:
     # More than one bucket, and more than two ranks: the order of summation depends on the buckets.
@@ -196,6 +247,9 @@ def test_what_does_not_fit_the_model_or_the_nodes_is_refused_on_all_ranks(four: 
     assert "name its elements" in problem
     [problem, *others] = four.run(problem_of, StrategySpec(name="hsdp"), [0, 0, 0, 3])
     assert "there are 3 on node 0, 1 on node 3" in problem
+    [problem, *others] = four.run(problem_of, StrategySpec(hook="hierarchical"), [0, 0, 0, 3])
+    assert "'hook: hierarchical' needs the same number of processes on each node" in problem
+    assert others == [problem] * 3
     [problem, *others] = four.run(problem_of, StrategySpec(name="fsdp"), [0, 0, 0, 0], True)
     assert "'optimizer' was made before run.parallelize(model)" in problem
     assert four.run(problem_of, StrategySpec(name="ddp"), [0, 0, 0, 0], True) == [""] * 4

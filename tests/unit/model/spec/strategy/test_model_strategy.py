@@ -149,6 +149,8 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"name": "dp", "mixed_precision": "bf16"}, {}, "strategy.mixed_precision", "no effect on 'dp'; it belongs to"),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),
         ("hsdp", {"nodes": 2}, "strategy", "which has only one process: use 'ddp' or 'fsdp'"),
+        ({"hook": "hierarchical"}, {"procs_per_node": 2}, "strategy", "there is only one node: leave it out"),
+        ({"hook": "hierarchical"}, {"nodes": 2}, "strategy", "each node has only one process: leave it out"),
     ],
 )
 def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any], key: str, message: str) -> None:

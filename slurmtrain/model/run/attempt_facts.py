@@ -20,7 +20,7 @@ from slurmtrain.model.run.events.checkpoint import (
     SaveIntervalChosen,
 )
 from slurmtrain.model.run.events.command import SaveRequested
-from slurmtrain.model.run.events.rank import StateRegistered, TrainingCompleted
+from slurmtrain.model.run.events.rank import RankMeasured, StateRegistered, TrainingCompleted
 from slurmtrain.model.run.layout import node_of
 
 # Sorts before every event.
@@ -30,7 +30,7 @@ Order = tuple[float, str, int]
 # Events that are not kept individually: their effect is summarised here and in the list of checkpoints.
 _SUMMARISED: tuple[type[Payload], ...] = (
     CheckpointSaved, SaveFailed, SaveIntervalChosen, CheckpointPruned, CheckpointRejected, CheckpointVerified,
-    CheckpointFound, QuotaExceeded, StateRegistered, TrainingCompleted, SaveRequested, UnknownEvent,
+    CheckpointFound, QuotaExceeded, StateRegistered, TrainingCompleted, RankMeasured, SaveRequested, UnknownEvent,
 )  # fmt: skip
 
 

@@ -23,11 +23,18 @@ from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.rank import RankStopped, SessionStarted, TrainingCompleted, TrainingStarted
+from slurmtrain.model.run.events.rank import (
+    RankMeasured,
+    RankStopped,
+    SessionStarted,
+    TrainingCompleted,
+    TrainingStarted,
+)
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
+from slurmtrain.runtime.job.peak_memory import peak_memory
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
@@ -263,6 +270,7 @@ class Loop:
             if ranks is not None:
                 # Nobody leaves before all ranks have saved: the agent gives the others only seconds.
                 ranks.greatest(0)
+            self._write_measured()
             if self.worker.rank == 0:
                 self._write(RankStopped(step=self.step))
             self._close()
@@ -298,6 +306,7 @@ class Loop:
         """Journal, once, that the work of this rank is done: exit code 0 then means that the run is completed."""
         if self.is_active and not self._is_complete and not self._is_stopping:
             self._is_complete = True
+            self._write_measured()
             self._write(TrainingCompleted(step=self.step))
             self.beat(Phase.READY)
 
@@ -401,6 +410,10 @@ class Loop:
             cpu = torch.device("cpu")
             self._ranks = RankGroup(distributed.get_rank(), distributed.get_world_size(), cpu)
         return self._ranks
+
+    def _write_measured(self) -> None:
+        peak_bytes, memory = peak_memory()
+        self._write(RankMeasured(peak_bytes=peak_bytes, memory=memory))
 
     def _write_if_first(self, event: Payload) -> None:
         if self.worker.rank == 0:

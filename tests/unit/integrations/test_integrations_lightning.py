@@ -74,7 +74,7 @@ def test_steps_metrics_and_the_end_are_reported(rank: OneRank) -> None:
         logger.log_metrics({"loss": 0.5}, step=17)
     trainer.call("on_train_end")
     assert rank.lines()[-2:] == [(6, {}), (6, {"loss": 0.5})]
-    assert rank.kinds() == ["session", "total", "finished"]
+    assert rank.kinds() == ["session", "total", "measured", "finished"]
     assert (logger.name, logger.version) == ("slurmtrain", "0123456789")
 
 

@@ -54,7 +54,7 @@ def test_steps_logs_and_the_end_are_reported(rank: OneRank) -> None:
     trainer.call("on_log", logs={"loss": 0.5, "note": "x"})
     trainer.call("on_train_end")
     assert rank.lines()[-2:] == [(6, {}), (6, {"loss": 0.5})]
-    assert rank.kinds() == ["session", "total", "finished"]
+    assert rank.kinds() == ["session", "total", "measured", "finished"]
     assert rank.beat.phase is Phase.READY
 
 

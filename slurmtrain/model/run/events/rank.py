@@ -6,9 +6,10 @@ Those about checkpoints are in :mod:`.checkpoint`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import ClassVar
 
-from slurmtrain.model.run.events.base import Payload, payload
+from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 
 
 @payload
@@ -55,6 +56,9 @@ class SharesChosen(Payload):
     """Finished steps."""
     shares: Sequence[int] = ()
     """The samples of a batch that each rank gets, by rank."""
+    limits: Sequence[int] = ()
+    """How many of them fit into the memory of each rank at once, 0 where that is unknown; more are divided into
+    microbatches."""
     fixed_s: Sequence[float] = ()
     """Seconds that each rank takes for a step without samples."""
     sample_s: Sequence[float] = ()
@@ -63,6 +67,22 @@ class SharesChosen(Payload):
     """Seconds that the slowest rank computes in a step with these shares, by these speeds."""
     before_s: float | None = None
     """The same with the shares before."""
+
+
+@payload
+class HardwareCompared(Payload):
+    """The ranks have told each other what they compute on, since that decides how they compute."""
+
+    KIND: ClassVar[str] = "hardware"
+
+    names: Sequence[str] = ()
+    """The name of each rank's GPU, or ``CPU``, by rank."""
+    precisions: Sequence[str] = ()
+    """In which precision each rank computes forward and backward passes, by rank; empty if the spec has one for all."""
+    backend: str = ""
+    """Which of torch's backends reduces gradients, if the ranks have elected it: ``nccl`` or ``gloo``."""
+    backend_why: str = ""
+    """Why, as a phrase."""
 
 
 @payload
@@ -86,6 +106,24 @@ class TrainingCompleted(Payload):
 
 
 @payload
+class RankMeasured(Payload):
+    """What the rank has needed since it was started, as its work is done or it stops."""
+
+    KIND: ClassVar[str] = "measured"
+
+    steps: int | None = field(default=None, metadata=OMIT_NONE)
+    """How many steps it has finished since then; None: unknown."""
+    samples: int | None = field(default=None, metadata=OMIT_NONE)
+    """The samples of the batches of these steps, of all ranks together; None: the script divides batches itself."""
+    epoch_samples: int | None = field(default=None, metadata=OMIT_NONE)
+    """The samples of an epoch of the only ``run.loader`` that steps have gone through; None: there is none."""
+    peak_bytes: int | None = None
+    """The most memory that it has used at once; None: unknown."""
+    memory: str = ""
+    """Which memory that is. ``gpu``: what torch had allocated on one GPU. ``process``: what was resident of it."""
+
+
+@payload
 class ExceptionRaised(Payload):
     """The script raised an exception."""
 
@@ -98,5 +136,7 @@ class ExceptionRaised(Payload):
 
 
 RANK_EVENTS: Sequence[type[Payload]] = (
-    SessionStarted, StateRegistered, TrainingStarted, SharesChosen, RankStopped, TrainingCompleted, ExceptionRaised,
+    SessionStarted, StateRegistered, TrainingStarted, SharesChosen, HardwareCompared, RankStopped, TrainingCompleted,
+    RankMeasured,
+    ExceptionRaised,
 )  # fmt: skip

@@ -70,8 +70,13 @@ def test_steps_metrics_and_the_end_are_recorded(rank: OneRank) -> None:
     assert [(event["kind"], event.get("step", event.get("total_steps"))) for event in rank.events()] == [
         ("session", 5),
         ("total", 7),
+        ("measured", None),
         ("finished", 7),
     ]
+    measured = rank.events()[-2]
+    # This process has torch in it, and a limit that no test has.
+    assert measured["memory"] == "process"
+    assert 2**26 < measured["peak_bytes"] < 2**36
 
 
 def test_a_step_without_metrics_is_recorded_too(rank: OneRank) -> None:
@@ -303,9 +308,11 @@ def test_ranks_stop_after_the_same_step_if_only_one_of_them_gets_a_signal(
     assert [json.loads(line)["kind"] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()] == [
         "session",
         "total",
+        "measured",
         "stopped",
     ]
-    assert not (tmp_path / "rank-1.jsonl").exists()
+    [line] = (tmp_path / "rank-1.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "measured"
 
 
 def leaves_late(ranks: RankGroup, directory: str) -> bool:

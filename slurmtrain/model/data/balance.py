@@ -7,15 +7,22 @@ part cannot be told; it then counts as zero, which moves too much at first.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-# Shares change only for a step that becomes shorter by this part of its time; otherwise they would follow noise.
+from slurmtrain.model.data.pace import Pace
+
+# Shares change only for a step that becomes shorter by this part of its time.
 DEAD_BAND = 0.05
+# What noise makes of the gain of a step with two ranks or more, in standard errors: so much, and what the greatest of
+# as many values has (B. S. Everitt, A. Skrondal, The Cambridge Dictionary of Statistics: extreme values).
+_NOISE = 2.0
 # The most of a rank's time that counts as fixed: numbers of samples that are close together say little about it.
 _MOST_FIXED = 0.8
-# Numbers of samples that differ by less than this part say nothing about it.
-_LEAST_SPREAD = 0.1
+# The standard deviation of the assumption that nothing is fixed, as a part of the time of a sample.
+_ASSUMED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +41,27 @@ class Speed:
         return Speed(self.fixed_s * factor, self.sample_s * factor)
 
 
-def fit_speed(times: Mapping[int, float]) -> Speed:
-    """The speed of a rank by its ``times``: seconds by numbers of samples, both positive, the latest last."""
-    samples, seconds = list(times.items())[-1]
-    others = [each for each in times if abs(each - samples) >= max(1, _LEAST_SPREAD * samples)]
-    if not others:
-        return Speed(0.0, seconds / samples)
-    other = max(others, key=lambda each: abs(each - samples))
-    sample_s = (seconds - times[other]) / (samples - other)
-    # Noise may make more samples faster.
-    sample_s = min(max(sample_s, (1 - _MOST_FIXED) * seconds / samples), seconds / samples)
-    return Speed(seconds - sample_s * samples, sample_s)
+def fit_speed(paces: Mapping[int, Pace]) -> Speed:
+    """The speed of a rank by its ``paces``, by numbers of samples, which are positive; the latest last.
+
+    Two numbers of samples tell the time of a sample the better, the further apart they are and the less their times
+    scatter. The less they tell, the more does the assumption count that nothing is fixed: both are estimates, weighted
+    by the inverses of their variances.
+    """
+    samples, pace = list(paces.items())[-1]
+    at_most = pace.seconds / samples
+    sample_s = at_most
+    others = [each for each in paces if each != samples]
+    if others:
+        other = max(others, key=lambda each: abs(each - samples))
+        before = paces[other]
+        apart = samples - other
+        error_s = math.hypot(pace.seconds * pace.error, before.seconds * before.error) / abs(apart)
+        weight = 1 / (1 + (error_s / (_ASSUMED * at_most)) ** 2)
+        sample_s = weight * (pace.seconds - before.seconds) / apart + (1 - weight) * at_most
+        # Noise may make more samples faster.
+        sample_s = min(max(sample_s, (1 - _MOST_FIXED) * at_most), at_most)
+    return Speed(pace.seconds - sample_s * samples, sample_s)
 
 
 def slowest_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
@@ -52,43 +69,67 @@ def slowest_s(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
     return max(speed.seconds(share) for speed, share in zip(speeds, shares, strict=True))
 
 
-def balance(
-    speeds: Sequence[Speed], batch_size: int, *, unit: int = 1, most: Sequence[int | None] = ()
-) -> tuple[int, ...] | None:
-    """The shares of a batch with which the slowest rank is as fast as possible, each of at least one unit.
+def balance(speeds: Sequence[Speed], batch_size: int, *, most: Sequence[int | None] = ()) -> tuple[int, ...] | None:
+    """The shares of a batch with which the slowest rank is as fast as possible, each of at least one sample.
 
-    One unit after the other goes to the rank that would then be done first, which is optimal, since more samples never
-    make a rank faster.
+    One sample after the other goes to the rank that would then be done first, which is optimal, since more samples
+    never make a rank faster.
 
     Args:
         speeds: By rank.
         batch_size: How many samples there are.
-        unit: Shares are multiples of it, as accumulation in equal parts needs, if it divides ``batch_size``.
-        most: How many samples fit into the memory of each rank; None if that is unknown.
+        most: How many samples each rank can have; None if that is unknown.
 
     Returns:
-        The shares, by rank; None if there are fewer units than ranks, or more samples than fit.
+        The shares, by rank; None if there are fewer samples than ranks, or more than these can have.
     """
-    unit = unit if batch_size % unit == 0 else 1
     limits = [batch_size if limit is None else limit for limit in most] or [batch_size] * len(speeds)
-    if batch_size < unit * len(speeds) or any(limit < unit for limit in limits):
+    if batch_size < len(speeds):
         return None
-    shares = [unit] * len(speeds)
-    nexts = [(speed.seconds(2 * unit), rank) for rank, speed in enumerate(speeds) if limits[rank] >= 2 * unit]
+    shares = [1] * len(speeds)
+    nexts = [(speed.seconds(2), rank) for rank, speed in enumerate(speeds) if limits[rank] >= 2]
     heapq.heapify(nexts)
-    for _ in range(batch_size // unit - len(speeds)):
+    for _ in range(batch_size - len(speeds)):
         if not nexts:
             return None
         _, rank = heapq.heappop(nexts)
-        shares[rank] += unit
-        if shares[rank] + unit <= limits[rank]:
-            heapq.heappush(nexts, (speeds[rank].seconds(shares[rank] + unit), rank))
+        shares[rank] += 1
+        if shares[rank] < limits[rank]:
+            heapq.heappush(nexts, (speeds[rank].seconds(shares[rank] + 1), rank))
     return tuple(shares)
 
 
-def is_better(speeds: Sequence[Speed], shares: Sequence[int], current: Sequence[int]) -> bool:
-    """Whether a step is shorter with these ``shares`` than with the ``current`` ones by more than the dead band.
+class ShareAdvice(Enum):
+    """What to do with the shares that suit the speeds of ranks as far as these are known."""
 
-    ``speeds``: of the ranks.
+    CHANGE = "change"
+    """Divide batches by them."""
+    KEEP = "keep"
+    """Leave the current ones, which are as good."""
+    WAIT = "wait"
+    """Measure more steps: what they gain may be noise."""
+
+
+def judge(
+    speeds: Sequence[Speed], errors: Sequence[float], shares: Sequence[int], current: Sequence[int]
+) -> ShareAdvice:
+    """Whether to replace the ``current`` shares by the ``shares`` that :func:`balance` has chosen for ``speeds``.
+
+    The step takes as long as the rank that is the slowest now. With the other shares all take as long, about the mean
+    of their times by samples: so the error of that rank counts as far as it does not in the mean, and those of others
+    as they do there. With more ranks the slowest of equal ones is further away from the mean.
+
+    Args:
+        speeds: Of the ranks.
+        errors: The standard errors of their times, as parts of these.
+        shares: Those to choose, by rank.
+        current: Those that the ranks have.
     """
-    return slowest_s(speeds, shares) < (1 - DEAD_BAND) * slowest_s(speeds, current)
+    before, after = slowest_s(speeds, current), slowest_s(speeds, shares)
+    if after >= (1 - DEAD_BAND) * before:
+        return ShareAdvice.KEEP
+    slowest = max(range(len(speeds)), key=lambda rank: speeds[rank].seconds(current[rank]))
+    parts = [share / sum(shares) for share in shares]
+    error = math.hypot(*(((rank == slowest) - parts[rank]) * each for rank, each in enumerate(errors)))
+    noise = (_NOISE + math.sqrt(2 * math.log(len(speeds)))) * error
+    return ShareAdvice.CHANGE if math.log(before / after) > noise else ShareAdvice.WAIT

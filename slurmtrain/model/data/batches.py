@@ -55,6 +55,11 @@ class Division:
         full, rest = divmod(self.length, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
+    @property
+    def samples(self) -> int:
+        """The number of samples of an epoch."""
+        return self.steps * self.batch_size if self.drop_last else self.length
+
     def next_batch(self, position: DataPosition) -> StepBatch:
         """The batch that comes after a ``position``. An epoch must have at least one."""
         if self.is_end(position):

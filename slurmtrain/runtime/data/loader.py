@@ -97,6 +97,11 @@ class Loader:
         return self._division.batch_size
 
     @property
+    def epoch_samples(self) -> int:
+        """The number of samples of an epoch, of all ranks together."""
+        return self._division.samples
+
+    @property
     def epoch(self) -> int:
         """The epoch, from 0, of the batch that :meth:`run.steps` has returned last."""
         return self._position.epoch

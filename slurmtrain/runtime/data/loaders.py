@@ -101,6 +101,11 @@ class Loaders:
         return self._current is not None
 
     @property
+    def epoch_samples(self) -> int | None:
+        """The samples of an epoch of the loader that steps have gone through; None: there is none, or several."""
+        return self._loaders[min(self._stepped)].epoch_samples if len(self._stepped) == 1 else None
+
+    @property
     def weight(self) -> float:
         """The weight of the batch of the current step; 1 if it has none."""
         return 1.0 if self._current is None else self._current.weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -32,10 +32,23 @@ from slurmtrain.runtime.strategies.step.scaler import LossScaler
 class Strategy:
     """Distributes the models of a script as its spec says."""
 
-    def __init__(self, spec: StrategySpec | None, ranks: RankGroup, node: int, microbatches: int = 1) -> None:
-        """Apply ``spec``, by default DistributedDataParallel, on these ``ranks``; this one is on the given ``node``.
+    def __init__(
+        self,
+        spec: StrategySpec | None,
+        ranks: RankGroup,
+        node: int,
+        microbatches: int = 1,
+        *,
+        mixed: bool = False,
+    ) -> None:
+        """Call it on all ranks.
 
-        A step has so many ``microbatches``.
+        Args:
+            spec: What to apply; None: DistributedDataParallel.
+            ranks: On which.
+            node: That of this rank.
+            microbatches: How many a step has.
+            mixed: Whether some ranks may have more of them.
         """
         self._spec = spec or StrategySpec(name=DDP)
         self._demanded = spec is not None
@@ -49,7 +62,7 @@ class Strategy:
         self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
         self._scaler = LossScaler(ranks) if self._spec.mixed_precision == FP16 else None
-        self.gradients = Gradients(microbatches, self._scaler)
+        self.gradients = Gradients(microbatches, self._scaler, differ=mixed)
         """Those of the current step."""
         # Parameters that have been replaced by their shards, as far as something still refers to them.
         self._replaced: list[weakref.ref[nn.Parameter]] = []
@@ -106,21 +119,29 @@ class Strategy:
         return optimizer
 
     def forward_backward(
-        self, model: nn.Module, loss_of: LossOf, inputs: Any, targets: Any, step: int, microbatches: int
+        self,
+        model: nn.Module,
+        loss_of: LossOf,
+        batch: tuple[Any, Tensor],
+        step: int,
+        *,
+        microbatches: int,
+        divide: Callable[[int], Sequence[int]],
     ) -> Tensor:
         """The gradients of a whole step, and its mean loss. Raises StrategyError.
 
         Args:
             model: What :meth:`parallelize` has returned.
             loss_of: The mean loss of a microbatch, of the model's output and the targets.
-            inputs: Of this rank's part of the batch: a tensor, or several in a tuple.
-            targets: A tensor with as many rows.
+            batch: The inputs of this rank's part of the batch, a tensor or several in a tuple, and its targets, a
+                tensor with as many rows.
             step: The number of finished steps.
-            microbatches: Into how many each part of the batch, or each microbatch of a pipeline, is divided.
+            microbatches: Into how many each microbatch of a pipeline is divided.
+            divide: The sizes of the microbatches of so many rows, without a pipeline.
         """
         if isinstance(model, PipelinedModel):
-            return model.pipeline.forward_backward(self.gradients, loss_of, inputs, targets, microbatches)
-        return accumulated(self.gradients, model, loss_of, (inputs, targets), step, microbatches)
+            return model.pipeline.forward_backward(self.gradients, loss_of, *batch, microbatches)
+        return accumulated(self.gradients, model, loss_of, batch, step, divide(len(batch[1])))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what the script computes outside of the model's forward pass, in the same precision."""

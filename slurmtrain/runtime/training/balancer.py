@@ -1,69 +1,106 @@
 """Shares of a batch that suit the speeds of ranks: measured in the steps of the training itself.
 
 The first steps have equal shares, then such that are in proportion to the speeds of these. With two numbers of samples
-the fixed part of the time is known, too. After that the shares stay, until a rank needs another time than expected. A
-rank says so in the ranks' vote; only if one has, all exchange their speeds, and each computes the same shares.
+the fixed part of the time is known, too. Each step is measured until other shares would gain no more than noise
+explains. After that only some steps are, and the shares stay until a rank needs another time than expected. A rank says
+so in the ranks' vote; only if one has, all exchange their speeds, and each computes the same shares.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from statistics import median
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.data.balance import Speed, balance, fit_speed, is_better, slowest_s
+from slurmtrain.model.data.balance import ShareAdvice, Speed, balance, fit_speed, judge, slowest_s
+from slurmtrain.model.data.pace import LEAST_TIMES, MOST_TIMES, Pace, pace_of, since_change
+from slurmtrain.model.interruption.recorded_shares import RecordedShares, recorded_shares
 from slurmtrain.model.run.events.rank import SharesChosen
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.data.shares import Shares
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training.compute_time import ComputeTime, samples_that_fit
+from slurmtrain.runtime.job.run_reader import read_run
+from slurmtrain.runtime.training.compute_time import ComputeTime
+from slurmtrain.runtime.training.sample_memory import SampleMemory
 
-# The median of so many steps is a rank's time.
-STEPS = 5
 # At first so many are not measured: they warm up, or load their data anew.
 _WARM_UP = 2
-# How often shares are chosen before they stay.
-_ROUNDS = 3
-# A rank whose time differs by this part from the expected one calls for other shares.
-_DRIFT = 0.25
+# Where ranks are not sure, they measure so many times as many steps in addition before they choose again.
+_LONGER = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What a rank tells the others: ``count`` steps with its samples of the ``batch`` have its ``pace``."""
+
+    speed: Speed | None
+    pace: Pace | None
+    batch: tuple[int, int] | None
+    count: int
+    most: int | None
+    has_microbatches: bool
 
 
 class Balancer:
     """Measures this rank, and chooses the shares together with the others."""
 
-    def __init__(self, shares: Shares, ranks: RankGroup, unit: int) -> None:
-        """``shares``: which it changes. ``ranks``: of the session. ``unit``: shares are multiples of it if possible."""
+    def __init__(self, shares: Shares, ranks: RankGroup, run: RunDir | None = None) -> None:
+        """``shares``: which it changes. ``ranks``: of the session. ``run``: where choices are journaled."""
         self._shares = shares
         self._ranks = ranks
-        self._unit = unit
         self._clock = ComputeTime(ranks.device)
-        self._times: deque[float] = deque(maxlen=STEPS)
-        # The seconds of a step by numbers of samples, the latest last.
-        self._points: dict[int, float] = {}
+        self._memory = SampleMemory(ranks.device)
+        # Of the latest steps with the current share.
+        self._times: list[float] = []
+        # By numbers of samples, the latest last.
+        self._paces: dict[int, Pace] = {}
         self._speed: Speed | None = None
-        self._rounds = _ROUNDS
+        # The pace for which the shares have been chosen; None: they have yet to be.
+        self._expected: Pace | None = None
+        # How many more steps are measured before this rank calls for a choice.
+        self._remaining = 0
         self._skipped = _WARM_UP
         self._batch: tuple[int, int] | None = None
-        self._allocated = 0
-        self._most: tuple[int, int | None] = (0, None)
+        self._has_told = False
+        self._run = run
+        self._recorded = RecordedShares()
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Measure until the gradients of these ``parameters`` are there."""
         self._clock.watch(parameters)
 
-    def begin(self, *, due: bool) -> None:
-        """Begin a step; ``due``: ranks agree after it. During the first rounds, each step is measured."""
-        if self._rounds or due:
-            self._shares.samples_taken = None
-            if self._ranks.device.type == "cuda":
-                self._allocated = torch.cuda.memory_allocated(self._ranks.device)
+    def repeat(self, step: int) -> None:
+        """Divide the batches after ``step`` finished steps as before, if they are repeated. Call it on all ranks."""
+        recorded = RecordedShares()
+        if self._run is not None and self._ranks.rank == 0:
+            recorded = recorded_shares(read_run(self._run).attempts, step, self._ranks.world_size)
+        self._recorded = self._ranks.broadcast(recorded)
+
+    def begin(self, step: int, *, due: bool) -> None:
+        """Begin a step, after ``step`` finished ones; ``due``: ranks agree after it.
+
+        As long as shares are being chosen, each step is measured; none is that is repeated.
+        """
+        if step >= self._recorded.until and (self._expected is None or due):
+            self._shares.samples_taken = self._shares.at_once = None
+            self._memory.begin()
             self._clock.begin()
 
-    def end(self) -> None:
-        """End a step. Raises StrategyError if the script has not taken its share."""
+    def end(self, step: int) -> SharesChosen | None:
+        """End a step, of now ``step`` finished ones. Returns what to journal, if it is followed by other shares again.
+
+        Raises StrategyError if the script has not taken its share.
+        """
+        self._measure()
+        chosen = self._recorded.choices.get(step)
+        if chosen is not None:
+            self._shares.change(chosen.shares, [limit or None for limit in chosen.limits])
+        return chosen
+
+    def _measure(self) -> None:
         seconds, batch = self._clock.end(), self._shares.samples_taken
         if seconds is None:
             return
@@ -72,67 +109,88 @@ class Balancer:
                 "the spec has 'resources.mixed: true', and the script gives each process as much: take the samples of "
                 "this one by run.share(batch), or load them with run.loader(...)"
             )
+        # A rank without samples computes with one.
+        batch = max(1, batch[0]), batch[1]
         if self._batch is None or (batch != self._batch and batch[1] >= self._batch[1]):
             self._batch = batch
-            self._times.clear()
+            self._times = []
         if self._skipped:
             self._skipped -= 1
         elif batch == self._batch:
-            self._times.append(seconds)
-            if batch[0] >= self._most[0]:
-                self._most = batch[0], samples_that_fit(self._ranks.device, self._allocated, batch[0])
+            self._times = since_change([*self._times, seconds][-MOST_TIMES:])
+            self._remaining -= 1
+            self._memory.end(self._shares.at_once or batch[0])
 
     @property
     def calls(self) -> bool:
         """Whether this rank calls for shares to be chosen now."""
-        if len(self._times) < STEPS or self._batch is None:
+        if self._batch is None or len(self._times) < LEAST_TIMES:
             return False
-        if self._rounds or self._speed is None:
-            return True
-        return abs(median(self._times) / self._speed.seconds(self._batch[0]) - 1) > _DRIFT
+        if self._expected is None:
+            return self._remaining <= 0
+        return pace_of(self._times).differs_from(self._expected)
 
     def choose(self, step: int) -> SharesChosen | None:
         """Choose shares after ``step`` finished steps; call it on all ranks. Returns what to journal, if anything."""
-        own = self._measured_speed()
-        gathered = self._ranks.gather((own, self._batch, self._most[1]))
-        speeds = [speed for speed, _, _ in gathered if speed is not None]
-        batches = [batch for _, batch, _ in gathered if batch is not None]
+        return self._decide(step, self._ranks.gather(self._measured()))
+
+    def close(self) -> None:
+        """Stop measuring."""
+        self._clock.close()
+
+    def _decide(self, step: int, gathered: Sequence[_Measured]) -> SharesChosen | None:
+        speeds = [each.speed for each in gathered if each.speed is not None]
+        paces = [each.pace for each in gathered if each.pace is not None]
+        batches = [each.batch for each in gathered if each.batch is not None]
         # The script may have given ranks different batches.
-        if len(speeds) < len(gathered) or len(batches) < len(gathered) or len({size for _, size in batches}) != 1:
+        if min(len(speeds), len(paces), len(batches)) < len(gathered) or len({size for _, size in batches}) != 1:
             return None
         current, size = tuple(samples for samples, _ in batches), batches[0][1]
-        self._speed = own
-        self._times.clear()
-        better = balance(speeds, size, unit=self._unit, most=[most for _, _, most in gathered])
-        changes = better is not None and is_better(speeds, better, current)
-        is_settled = not self._rounds
-        self._rounds = max(0, self._rounds - 1) if changes else 0
-        if better is not None and changes:
-            self._shares.change(better)
-            self._batch, self._skipped = None, 1
-        elif is_settled:
+        better = balance(speeds, size, most=[None if each.has_microbatches else each.most for each in gathered])
+        errors = [each.error for each in paces]
+        advice = ShareAdvice.KEEP if better is None else judge(speeds, errors, better, current)
+        count = min(each.count for each in gathered)
+        if better is not None and advice is ShareAdvice.CHANGE:
+            self._change(better, [each.most for each in gathered])
+        elif advice is ShareAdvice.WAIT:
+            self._expected, self._remaining = None, math.ceil(_LONGER * count)
             return None
-        shares = better if better is not None and changes else current
+        else:
+            self._expected = paces[self._ranks.rank]
+            if self._has_told:
+                return None
+        self._has_told = advice is not ShareAdvice.CHANGE
+        shares = better if better is not None and advice is ShareAdvice.CHANGE else current
         return SharesChosen(
             step=step,
             shares=shares,
+            limits=self._shares.limits,
             fixed_s=[round(speed.fixed_s, 6) for speed in speeds],
             sample_s=[round(speed.sample_s, 9) for speed in speeds],
             step_s=round(slowest_s(speeds, shares), 6),
             before_s=round(slowest_s(speeds, current), 6),
         )
 
-    def close(self) -> None:
-        """Stop measuring."""
-        self._clock.close()
+    def _change(self, shares: Sequence[int], limits: Sequence[int | None]) -> None:
+        self._shares.change(shares, limits)
+        self._times, self._batch, self._expected = [], None, None
+        self._remaining, self._skipped = 0, 1
 
-    def _measured_speed(self) -> Speed | None:
-        if not self._times or self._batch is None:
-            return self._speed
-        samples, seconds = self._batch[0], median(self._times)
-        if self._speed is not None and not self._rounds:
+    def _measured(self) -> _Measured:
+        """What this rank tells the others, with its speed by its pace."""
+        pace = self._expected
+        if len(self._times) >= LEAST_TIMES and self._batch is not None:
+            pace = pace_of(self._times)
+            self._learn(self._batch[0], pace)
+        # Microbatches hold what does not fit at once, if the script has any.
+        has_microbatches = self._shares.at_once is not None
+        return _Measured(self._speed, pace, self._batch, len(self._times), self._memory.most, has_microbatches)
+
+    def _learn(self, samples: int, pace: Pace) -> None:
+        if self._speed is not None and list(self._paces)[-1] == samples:
             # All of the rank became slower or faster.
-            return self._speed.scaled(seconds / self._speed.seconds(samples))
-        self._points.pop(samples, None)
-        self._points[samples] = seconds
-        return fit_speed(self._points)
+            factor = pace.seconds / self._paces[samples].seconds
+            self._paces = {each: Pace(factor * old.seconds, old.error) for each, old in self._paces.items()}
+        self._paces.pop(samples, None)
+        self._paces[samples] = pace
+        self._speed = fit_speed(self._paces)

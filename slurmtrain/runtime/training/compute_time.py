@@ -87,22 +87,3 @@ class ComputeTime:
             return float(until - since)
         until.synchronize()
         return float(since.elapsed_time(until)) / 1e3
-
-
-def samples_that_fit(device: torch.device, before: int, samples: int) -> int | None:
-    """How many samples fit into the memory of a GPU; None on the CPU, or if that is unknown.
-
-    Args:
-        device: Where the rank computes.
-        before: Bytes that were allocated before a step with the most samples so far.
-        samples: How many these were.
-    """
-    if device.type != "cuda":
-        return None
-    of_sample = (torch.cuda.max_memory_allocated(device) - before) / samples
-    usable = _USABLE * torch.cuda.get_device_properties(device).total_memory - before
-    return max(samples, int(usable / of_sample)) if of_sample > 0 else None
-
-
-# The allocator needs more than what is allocated, and so do CUDA and NCCL themselves.
-_USABLE = 0.85

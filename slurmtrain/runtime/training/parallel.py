@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from slurmtrain.model.diagnosis.hang import PAUSE_S
+from slurmtrain.runtime.data.shares import samples_of
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ class ParallelTraining:
 
     accumulation: int
     step: int
+    device: torch.device
     _strategy: Strategy
     _shares: Shares
     _loaders: Loaders
@@ -87,9 +93,11 @@ class ParallelTraining:
 
     @property
     def weight(self) -> float:
-        """By what :meth:`backward` multiplies the mean loss of what :meth:`share` or a loader has returned.
+        """By what :meth:`backward` multiplies the mean loss of what :meth:`share` or a loader has returned last.
 
-        Gradients are then those of the mean over the whole batch. It is 1 if all ranks have as many samples.
+        Gradients are then those of the mean over the whole batch. It is 1 if all ranks have as many samples, and for
+        those that the script divides itself: what was shared in a step counts in that step only, and what was shared
+        before the loop over steps in all of them.
         """
         return self._shares.weight
 
@@ -112,8 +120,8 @@ class ParallelTraining:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Compute the gradients of a loss, in place of ``loss.backward()``.
 
-        Within :meth:`accumulate` the loss is divided by :attr:`accumulation`; with ``mixed_precision: fp16`` it is
-        scaled. Where ranks have different numbers of samples, by :meth:`share` or a loader, it is multiplied by
+        Within :meth:`accumulate` it counts as that of a part of the step; with ``mixed_precision: fp16`` it is scaled.
+        Where ranks have different numbers of samples, by :meth:`share` or a loader, it is multiplied by
         :attr:`weight`.
 
         Args:
@@ -128,7 +136,7 @@ class ParallelTraining:
     ) -> Tensor:
         """Compute the gradients of a whole step, under every strategy; a pipeline can be trained by this alone.
 
-        The batch is divided into :attr:`accumulation` microbatches, and by a pipeline into its own ones. As in
+        The batch is divided as by :meth:`microbatches`, and by a pipeline into its own ones. As in
         :meth:`backward`, gradients are weighted where ranks have different numbers of samples::
 
             loss = run.forward_backward(model, cross_entropy, inputs, targets)
@@ -145,7 +153,8 @@ class ParallelTraining:
             The mean loss over this part of the batch, without its graph; on all stages of a pipeline.
 
         Raises:
-            StrategyError: The rows cannot be divided into microbatches evenly.
+            StrategyError: The rows cannot be divided into the microbatches of a pipeline evenly.
+            DataError: There are fewer rows than microbatches.
         """
         weight = self.weight
 
@@ -153,15 +162,50 @@ class ParallelTraining:
             return weight * loss_of(output, targets)
 
         chosen = loss_of if weight == 1.0 else weighted
-        mean = self._strategy.forward_backward(model, chosen, inputs, targets, self.step, self.accumulation)
+        mean = self._strategy.forward_backward(
+            model,
+            chosen,
+            (inputs, targets),
+            self.step,
+            microbatches=self.accumulation,
+            divide=self._shares.microbatches,
+        )
         return mean / weight if weight else mean
 
+    @abstractmethod
+    def pause(
+        self, activity: str = "", limit: timedelta = timedelta(seconds=PAUSE_S)
+    ) -> contextlib.AbstractContextManager[None]:
+        """Pause training for an ``activity`` that takes longer than a step, and at most as long as ``limit``."""
+
+    def microbatches(self, *parts: Any) -> Iterator[Any]:
+        """Divide this rank's samples of the batch of a step into microbatches, for :meth:`accumulate`.
+
+        There are :attr:`accumulation`, whose sizes differ by at most one sample. With the spec's ``resources.mixed`` a
+        rank has more of them if its samples do not fit into the memory of its GPU, and fewer if it has fewer samples.
+
+        Args:
+            parts: Tensors or sequences with the same number of samples, their first dimension.
+
+        Returns:
+            An iterator over microbatches: a list of their samples of each part, or with a single part these samples.
+
+        Raises:
+            DataError: The parts have different numbers of samples, or fewer than there are microbatches.
+            StrategyError: Not all microbatches of the step before have been computed.
+        """
+        sizes = self._shares.microbatches(samples_of(parts, "run.microbatches()"))
+        self._strategy.gradients.divide(sizes)
+        stops = itertools.accumulate(sizes)
+        own = ([part[stop - size : stop] for part in parts] for size, stop in zip(sizes, stops, strict=True))
+        return own if len(parts) > 1 else (part for [part] in own)
+
     def accumulate(self, *models: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Compute the gradients of a step in :attr:`accumulation` microbatches of equal size.
+        """Compute the gradients of a step in microbatches.
 
         It is the context of one of them::
 
-            for x, y in zip(inputs.chunk(run.accumulation), targets.chunk(run.accumulation)):
+            for x, y in run.microbatches(inputs, targets):
                 with run.accumulate(model):
                     run.backward(loss_of(model(x), y))
                     optimizer.step()
@@ -175,7 +219,7 @@ class ParallelTraining:
 
         Returns:
             A context manager, around forward and backward passes. Entering it raises StrategyError if the step before
-            had fewer microbatches.
+            had fewer microbatches, or if with the spec's ``resources.mixed`` they are not from :meth:`microbatches`.
         """
         return self._strategy.gradients.accumulate(models, self.step)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slurmtrain.errors import StrategyError
 from slurmtrain.runtime.strategies.step.gradients import Gradients
 
 
@@ -18,7 +17,7 @@ def accumulated(
     loss_of: Callable[[Any, Any], Tensor],
     batch: tuple[Any, Tensor],
     step: int,
-    microbatches: int,
+    sizes: Sequence[int],
 ) -> Tensor:
     """Compute the gradients of a step; returns the mean loss of this rank's part of the batch.
 
@@ -28,23 +27,18 @@ def accumulated(
         loss_of: The mean loss of a microbatch, of the model's output and the targets.
         batch: Inputs, a tensor or several in a tuple, and targets, with as many rows.
         step: The number of finished steps.
-        microbatches: Into how many the batch is divided.
-
-    Raises:
-        StrategyError: The rows cannot be divided evenly.
+        sizes: How many rows each microbatch has.
     """
     inputs, targets = batch
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    rows = len(targets)
-    if rows % microbatches:
-        raise StrategyError(
-            f"{rows} samples cannot be divided into {microbatches} microbatches evenly: change the batch size, or "
-            "'resources.accumulation'"
-        )
+    gradients.divide(sizes)
     losses = []
-    for *part, target in zip(*(each.chunk(microbatches) for each in (*arguments, targets)), strict=True):
+    for *part, target in zip(*(each.split(list(sizes)) for each in (*arguments, targets)), strict=True):
         with gradients.accumulate([model], step):
             loss = loss_of(model(*part), target)
             gradients.backward(loss)
         losses.append(loss.detach())
-    return torch.stack(losses).mean()
+    stacked = torch.stack(losses)
+    if len(set(sizes)) == 1:
+        return stacked.mean()
+    return (stacked * torch.tensor(sizes, dtype=stacked.dtype, device=stacked.device)).sum() / sum(sizes)

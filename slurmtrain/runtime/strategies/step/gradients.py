@@ -22,12 +22,22 @@ from slurmtrain.runtime.strategies.step.scaler import LossScaler
 class Gradients:
     """The gradients of the current step, and the optimizers that use them."""
 
-    def __init__(self, microbatches: int, scaler: LossScaler | None) -> None:
-        """``microbatches``: in a step. ``scaler``: of the loss; None if it needs no scale."""
+    def __init__(self, microbatches: int, scaler: LossScaler | None, *, differ: bool = False) -> None:
+        """The gradients of steps with ``microbatches`` of equal size, unless :meth:`divide` says otherwise.
+
+        Args:
+            microbatches: How many a step has.
+            scaler: Of the loss; None if it needs no scale.
+            differ: Whether ranks may have different numbers of them, so that each step has to be divided.
+        """
         self.sync = True
         """Whether the next optimizer step has all gradients: not before the last microbatch."""
         self.scaler = scaler
-        self._microbatches = microbatches
+        self._differ = differ
+        self._equal = (1,) * microbatches
+        # The samples of each microbatch of the current step, and whether they are known.
+        self._sizes = self._equal
+        self._is_divided = False
         self._finished = 0
         self._step = 0
         self._is_inside = False
@@ -38,19 +48,30 @@ class Gradients:
 
     # --- microbatches -------------------------------------------------------------------------------------------------
 
+    def divide(self, sizes: Sequence[int]) -> None:
+        """The next microbatches are those of a whole step, and have these ``sizes`` in samples.
+
+        Raises StrategyError if the ones before do not make a whole step.
+        """
+        self._check_finished()
+        self._sizes, self._is_divided = tuple(sizes), True
+
     @contextlib.contextmanager
     def accumulate(self, models: Sequence[nn.Module], step: int) -> Iterator[None]:
         """The context of a microbatch, after ``step`` finished steps; only the last reduces gradients of ``models``.
 
-        Raises StrategyError if the step before had fewer microbatches.
+        Raises StrategyError if the step before had fewer microbatches, or if ranks may have different numbers of them
+        and the step has not been divided.
         """
-        if self._finished and step != self._step:
+        if step != self._step:
+            self._check_finished()
+        if self._differ and not self._is_divided:
             raise StrategyError(
-                f"step {self._step} ended after {self._finished} of {self._microbatches} microbatches: use "
-                "run.accumulate(model) run.accumulation times in each step"
+                "the spec has 'resources.mixed: true', with which processes may have different numbers of "
+                "microbatches: take them from run.microbatches(inputs, targets)"
             )
         self._step = step
-        self.sync = self._finished + 1 == self._microbatches
+        self.sync = self._finished + 1 == len(self._sizes)
         self._is_inside = True
         try:
             with contextlib.ExitStack() as stack:
@@ -59,13 +80,28 @@ class Gradients:
                 yield
         finally:
             self._is_inside = False
-        self._finished = 0 if self.sync else self._finished + 1
+        self._finished += 1
+        if self.sync:
+            self._finished, self._sizes, self._is_divided = 0, self._equal, False
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """The backward pass of a ``loss``, scaled as its microbatch needs, with ``options`` of ``Tensor.backward``."""
-        self.scaled(loss / self._microbatches if self._is_inside and self._microbatches > 1 else loss).backward(
-            **options
-        )
+        self.scaled(self._of_step(loss) if self._is_inside else loss).backward(**options)
+
+    def _of_step(self, loss: Tensor) -> Tensor:
+        """What the mean ``loss`` of the current microbatch adds to that of the step."""
+        count, own = len(self._sizes), self._sizes[self._finished]
+        if count == 1:
+            return loss
+        # As scripts divide it that know of equal sizes only, to the same bits.
+        return loss / count if len(set(self._sizes)) == 1 else loss * (own / sum(self._sizes))
+
+    def _check_finished(self) -> None:
+        if self._finished:
+            raise StrategyError(
+                f"step {self._step} ended after {self._finished} of {len(self._sizes)} microbatches: use "
+                "run.accumulate(model) for each of them"
+            )
 
     def scaled(self, loss: Any) -> Any:
         """The ``loss`` whose backward pass follows, with the scale of fp16."""
@@ -76,7 +112,7 @@ class Gradients:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an ``optimizer`` make its steps with whole, unscaled gradients, which plain steps have anyway."""
-        if self.scaler is None and self._microbatches == 1:
+        if self.scaler is None and len(self._equal) == 1 and not self._differ:
             return
         self._optimizers.append(weakref.ref(optimizer))
         gradients, step, zero_grad = self, optimizer.step, optimizer.zero_grad
@@ -118,8 +154,8 @@ class Gradients:
             if self._is_inside:
                 return None
             raise StrategyError(
-                f"optimizer.step() after {self._finished} of {self._microbatches} microbatches: use "
-                "run.accumulate(model) run.accumulation times in each step"
+                f"optimizer.step() after {self._finished} of {len(self._sizes)} microbatches: use "
+                "run.accumulate(model) for each of them"
             )
         if optimizer not in self._ready and (self._is_inside or self.scaler is not None):
             raise StrategyError("optimizer.step() without gradients: call run.backward(loss), not loss.backward()")

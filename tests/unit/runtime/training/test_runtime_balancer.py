@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import DataError, StrategyError
+from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.data.loader import DataRank
 from slurmtrain.runtime.data.loaders import Loaders
 from slurmtrain.runtime.data.shares import Shares
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training.balancer import STEPS, Balancer
+from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.training.balancer import Balancer
 from slurmtrain.runtime.training.compute_time import ComputeTime
+from slurmtrain.runtime.training.parallel import ParallelTraining
 
 BATCH = 24
 
@@ -48,8 +51,8 @@ def make_layer() -> nn.Module:
     return nn.Linear(4, 2)
 
 
-def make_shares(rank: int, ranks: int) -> Shares:
-    return Shares(rank, ranks, Loaders(DataRank(rank, ranks, CPU, lambda: None), 0))
+def make_shares(rank: int, ranks: int, **options: Any) -> Shares:
+    return Shares(rank, ranks, Loaders(DataRank(rank, ranks, CPU, lambda: None), 0), **options)
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
@@ -63,13 +66,13 @@ def train(model: nn.Module, steps: range, shares: Shares, balancer: Balancer | N
     events = []
     for step in steps:
         if balancer is not None:
-            balancer.begin(due=True)
+            balancer.begin(step, due=True)
         inputs, targets = shares.part_of(batch_of(step))
         optimizer.zero_grad()
         (shares.weight * nn.functional.mse_loss(model(inputs), targets)).backward()
         optimizer.step()
         if balancer is not None:
-            balancer.end()
+            balancer.end(step + 1)
             if max(balancer._ranks.gather(balancer.calls)):
                 event = balancer.choose(step + 1)
                 events += [] if event is None else [event.to_json()]
@@ -79,12 +82,12 @@ def train(model: nn.Module, steps: range, shares: Shares, balancer: Balancer | N
 def train_balanced(ranks: RankGroup, seconds: list[float], steps: int) -> Any:
     model = DistributedDataParallel(make_layer())
     shares = make_shares(ranks.rank, ranks.world_size)
-    balancer = Balancer(shares, ranks, 1)
+    balancer = Balancer(shares, ranks)
     balancer._clock = clock = SampleClock(shares, seconds[ranks.rank])
     balancer.watch(model.parameters())
     events = train(model, range(steps), shares, balancer)
     clock.sample_s = seconds[-1]
-    events += train(model, range(steps, steps + 3 * STEPS), shares, balancer)
+    events += train(model, range(steps, steps + 30), shares, balancer)
     balancer.close()
     return events, shares.current
 
@@ -103,6 +106,19 @@ def of_one_process(steps: int) -> list[Tensor]:
     return list(layer.parameters())
 
 
+def losses_of_one_process(steps: int) -> list[float]:
+    layer, losses = make_layer(), []
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        inputs, targets = batch_of(step)
+        loss = nn.functional.mse_loss(layer(inputs), targets)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
 def test_faster_ranks_get_more_samples_until_they_become_slower_and_the_gradients_are_those_of_one_process(
     three: Pair,
 ) -> None:
@@ -118,13 +134,91 @@ def test_faster_ranks_get_more_samples_until_they_become_slower_and_the_gradient
     assert (slow, *fast) in ((3, 11, 10), (3, 10, 11), (2, 11, 11))
     assert before[0]["step_s"] < before[0]["before_s"]
     assert final == (8, 8, 8)
-    expected = of_one_process(2 * STEPS)
-    weights = three.run(train_with, (2, 9, 13), 2 * STEPS)
+    expected = of_one_process(10)
+    weights = three.run(train_with, (2, 9, 13), 10)
     for parameters in weights:
         for parameter, whole in zip(parameters, expected, strict=True):
             torch.testing.assert_close(parameter, whole, rtol=1e-5, atol=1e-7)
-    again = three.run(train_with, (2, 9, 13), 2 * STEPS)
+    again = three.run(train_with, (2, 9, 13), 10)
     assert all(torch.equal(*pair) for pair in zip(weights[0], again[0], strict=True))
+
+
+class Training(ParallelTraining):
+    """What a session does in a step, without one."""
+
+    def __init__(self, ranks: RankGroup, shares: Shares, name: str, accumulation: int) -> None:
+        self.accumulation, self.step = accumulation, 0
+        self._strategy = Strategy(StrategySpec(name=name), ranks, 0, accumulation, mixed=True)
+        self._shares = shares
+
+
+def train_in_microbatches(
+    ranks: RankGroup, name: str, shares: tuple[int, ...], limits: tuple[int | None, ...], least: int, at_once: bool
+) -> tuple[list[Tensor], list[float], int]:
+    """The weights after ten steps, the losses, and how many microbatches this rank had in the last one."""
+    own = make_shares(ranks.rank, ranks.world_size, microbatches=least, differ=True)
+    own.change(shares, limits)
+    run = Training(ranks, own, name, least)
+    layer = make_layer()
+    model = run.parallelize(layer)
+    optimizer = run.optimizer(torch.optim.SGD, model.parameters(), lr=0.1, momentum=0.9)
+    losses, count = [], 0
+    for run.step in range(10):
+        inputs, targets = run.share(*batch_of(run.step))
+        mean, count = 0.0, 0
+        if at_once:
+            mean = run.forward_backward(model, nn.functional.mse_loss, inputs, targets).item()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            for x, y in run.microbatches(inputs, targets):
+                with run.accumulate(model):
+                    loss = nn.functional.mse_loss(model(x), y)
+                    run.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                mean += loss.item() * len(x) / len(inputs)
+                count += 1
+        losses.append(mean * run.weight)
+    return [each.detach().clone() for each in layer.parameters()], losses, count
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1"])
+def test_ranks_with_different_numbers_of_microbatches_compute_the_gradients_of_one_process(
+    three: Pair, name: str
+) -> None:
+    expected, whole = of_one_process(10), losses_of_one_process(10)
+    for shares, limits, least, counts in (
+        ((2, 9, 13), (None, 4, 5), 1, [1, 3, 3]),
+        ((1, 16, 7), (None, 3, None), 2, [1, 6, 2]),
+    ):
+        for at_once in (False, True):
+            results = three.run(train_in_microbatches, name, shares, limits, least, at_once)
+            assert at_once or [count for _, _, count in results] == counts
+            for weights, *_ in results:
+                for parameter, other in zip(weights, expected, strict=True):
+                    torch.testing.assert_close(parameter, other, rtol=1e-5, atol=1e-7)
+            means = [sum(each) / 3 for each in zip(*(losses for _, losses, _ in results), strict=True)]
+            assert means == pytest.approx(whole, rel=1e-5)
+
+
+def test_microbatches_that_the_script_divides_itself_are_refused() -> None:
+    shares = make_shares(0, 1, microbatches=2, differ=True)
+    run = Training(RankGroup(0, 1, CPU), shares, "ddp", 2)
+    model = run.parallelize(make_layer())
+    with pytest.raises(StrategyError, match=r"take them from run\.microbatches"), run.accumulate(model):
+        pass
+    list(run.microbatches(torch.ones(4, 4)))
+    with run.accumulate(model):
+        run.backward(model(torch.ones(2, 4)).sum())
+    with pytest.raises(StrategyError, match="ended after 1 of 2 microbatches"):
+        run.microbatches(torch.ones(4, 4))
+
+
+def test_samples_that_are_too_few_for_microbatches_are_refused() -> None:
+    with pytest.raises(DataError, match="3 samples cannot be divided into 4 microbatches"):
+        make_shares(0, 1, microbatches=4).microbatches(3)
+    assert make_shares(0, 1, microbatches=4, differ=True).microbatches(3) == (1, 1, 1)
 
 
 def test_equal_ranks_keep_equal_shares(three: Pair) -> None:
@@ -158,12 +252,12 @@ def test_parts_that_are_not_of_one_batch_are_refused(parts: tuple[list[int], ...
 
 def test_a_script_that_takes_no_share_is_refused() -> None:
     model, shares = make_layer(), make_shares(0, 1)
-    balancer = Balancer(shares, RankGroup(0, 1, CPU), 1)
+    balancer = Balancer(shares, RankGroup(0, 1, CPU))
     balancer.watch(model.parameters())
-    balancer.begin(due=True)
+    balancer.begin(0, due=True)
     model(torch.ones(1, 4)).sum().backward()
     with pytest.raises(StrategyError, match=r"run\.share\(batch\)"):
-        balancer.end()
+        balancer.end(1)
 
 
 def test_waiting_after_the_last_gradient_does_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -20,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import slurmtrain
 from slurmtrain.errors import CheckpointError, DataError
@@ -127,7 +129,8 @@ def test_steps_are_counted_logged_and_saved(run: RunDir, start: Start) -> None:
     assert lines(attempt)[0]["metrics"] == {"loss": 0.0, "skipped": 2.0, "val/acc": 1}
     assert lines(attempt)[-1]["metrics"] == {"final": 9}
     assert steps_on_disk(run) == [4, 5]
-    assert kinds(attempt) == ["session", "registered", "total", "saved", "saved", "saved", "finished", "pruned"]
+    began, saves, ended = ["session", "registered", "total"], 3 * ["saved"], ["measured", "finished", "pruned"]
+    assert kinds(attempt) == [*began, *saves, *ended]
     saved = [event for event in events(attempt) if event["kind"] == "saved"]
     assert [(event["step"], event["why"]) for event in saved] == [(2, "steps"), (4, "steps"), (5, "end")]
     assert saved[0]["metrics"] == {"loss": 1.0, "skipped": 2.0, "val/acc": 1.0}
@@ -140,7 +143,7 @@ def test_a_pause_is_no_part_of_a_step_and_ends_with_its_block(start: Start, monk
     monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr("slurmtrain.runtime.training.session.time", clock)
+    monkeypatch.setattr("slurmtrain.runtime.training.steps.time", clock)
     phases: list[Any] = []
     with slurmtrain.session() as session:
         with session.pause():
@@ -242,7 +245,31 @@ def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: S
             session.checkpoint(counter=Counter())
             finished = list(session.steps(3))
     assert finished == []
-    assert kinds(attempt) == ["session", "registered", "restored", "total", "interval", "finished"]
+    assert kinds(attempt) == ["session", "registered", "restored", "total", "interval", "measured", "finished"]
+
+
+def test_what_a_rank_needed_is_noted_when_it_stops_and_when_it_ends(start: Start) -> None:
+    dataset = TensorDataset(torch.arange(10.0))
+    attempts = []
+    for _ in range(2):
+        attempts.append(start())
+        with contextlib.suppress(SystemExit), slurmtrain.session() as session:
+            loader = session.loader(dataset, 4, drop_last=True)
+            model = session.parallelize(nn.Linear(1, 1))
+            session.checkpoint(counter=Counter())
+            for step, _batch in session.steps(7, loader):
+                shared = (session.share(torch.ones(100, 1), torch.ones(100, 1)) for _ in range(2))
+                session.evaluate(model, nn.functional.mse_loss, shared)
+                if step == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            session.share(range(100))
+    stopped, ended = (next(event for event in events(attempt) if event["kind"] == "measured") for attempt in attempts)
+    assert [(each["steps"], each["samples"], each["epoch_samples"]) for each in (stopped, ended)] == [
+        (3, 12, 8),
+        (4, 16, 8),
+    ]
+    assert stopped["memory"] == "process"
+    assert stopped["peak_bytes"] > 2**26
 
 
 def test_from_the_start_means_without_a_checkpoint(run: RunDir, start: Start) -> None:
@@ -267,7 +294,7 @@ def test_a_stop_signal_saves_and_leaves_between_steps(run: RunDir, start: Start)
                 os.kill(os.getpid(), signal.SIGTERM)
         after.append("not reached")
     assert (left.value.code, after) == (STOPPED, [])
-    assert kinds(attempt)[-2:] == ["saved", "stopped"]
+    assert kinds(attempt)[-3:] == ["saved", "measured", "stopped"]
     assert steps_on_disk(run) == [events(attempt)[-1]["step"]]
 
 
@@ -623,6 +650,52 @@ def test_backward_weighs_the_loss_of_a_batch_only_in_steps_of_its_loader() -> No
             break
         gradients.append(gradient(session))
     assert gradients == [0.5, 0.5, 0.5, 2.0, 1.0, 2.0]
+
+
+def test_the_weight_of_shared_samples_counts_in_their_step_alone() -> None:
+    with slurmtrain.session() as session:
+        loader = session.loader([1, 2, 3], 2)
+        # Two of three ranks have a sample of two, this one is among them.
+        session._shares._ranks = 3
+        weights = []
+        for step in session.steps(3):
+            if step == 1:
+                session.share([1, 2])
+            weights.append(session.weight)
+        for step, _ in session.steps(5, loader):
+            if step == 4:
+                session.share([1, 2])
+            weights.append(session.weight)
+        assert weights == [1.0, 1.5, 1.0, 1.0, 1.5]
+        session.share([1, 2])
+        assert [session.weight for _ in session.steps(7)] == [1.5, 1.5]
+        assert [session.weight for _ in session.steps(9, loader)] == [1.0, 1.0]
+
+
+def test_an_evaluation_leaves_the_step_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    phases, numbers = [], []
+
+    def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        phases.append((session._pulse.phase, model.training, output.requires_grad))
+        return (output - targets).abs().mean() + torch.rand(()) + random.random() + np.random.random()
+
+    with slurmtrain.session() as session:
+        session._shares._ranks = 3
+        for evaluates in (True, False):
+            torch.manual_seed(1)
+            random.seed(1)
+            np.random.seed(1)
+            for _ in session.steps(session.step + 1):
+                session.share([1, 2])
+                if evaluates:
+                    batches = (session.share(torch.ones(size, 1), torch.ones(size, 1)) for size in (3, 4))
+                    assert session.evaluate(model, loss_of, batches).isfinite()
+                numbers.append((session.weight, torch.rand(()), random.random(), np.random.random()))
+    assert phases == [(Phase.PAUSED, False, False)] * 2
+    assert numbers[0] == numbers[1]
+    assert numbers[0][0] == 1.5
+    assert model.training
 
 
 @pytest.mark.parametrize(("weight", "mean"), [(1.0, 3.0), (0.25, 3.0), (0.0, 0.0)])

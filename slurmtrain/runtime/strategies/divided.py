@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from slurmtrain.model.spec.strategy.section import ON_PARTS, SEQUENCE, StrategySpec
-from slurmtrain.runtime.strategies import pipeline, sharded, tensor
+from slurmtrain.runtime.strategies import pipeline, sharded, stages, tensor
 from slurmtrain.runtime.strategies.mesh import PP, TP, data_parallel
 from slurmtrain.runtime.strategies.same_inputs import check_first_inputs
 from slurmtrain.runtime.strategies.step.activations import recompute
@@ -36,26 +36,37 @@ def divide(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, device: torch
     units = sharded.units_of(model, spec.wrap)
     styles = tensor.styles_of(model, spec, mesh[TP].size()) if spec.is_tensor_parallel else {}
     parts: dict[str, nn.Module] = {}
-    stages: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     if spec.is_pipeline:
-        parts = pipeline.parts_of(model)
-        stages = dict(pipeline.divide(parts, spec, mesh[PP].get_local_rank(), mesh[PP].size()))
+        parts = stages.parts_of(model)
+        names_of = dict(stages.divide(parts, spec, mesh[PP].get_local_rank(), mesh[PP].size()))
     sharded.share_weights(model)
-    own = [name for names in stages.values() for name in names]
+    own = [name for names in names_of.values() for name in names]
     if styles:
         tensor.divide(model, _within(styles, own), mesh[TP], sequence_parallel=spec.sequence_parallel)
     recompute(model, spec.activation_checkpointing)
     if not spec.is_pipeline:
         if styles:
             _check_inputs(model, styles, mesh[TP], sequence_parallel=spec.sequence_parallel)
-        return sharded.shard(model, spec, data_parallel(mesh), units)
+        return _reduce(model, spec, data_parallel(mesh), units, device)
     modules = {}
-    for index, names in stages.items():
-        stage = pipeline.StageModule([parts[name] for name in names]).to(device)
+    for index, names in names_of.items():
+        stage = pipeline.StageModule([parts[name] for name in names])
         inside = set(stage.modules())
-        modules[index] = sharded.shard(stage, spec, data_parallel(mesh), [unit for unit in units if unit in inside])
+        own_units = [unit for unit in units if unit in inside]
+        modules[index] = _reduce(stage, spec, data_parallel(mesh), own_units, device)
     line = pipeline.Pipeline(modules, spec, mesh[PP].get_group(), device)
     return pipeline.PipelinedModel({name: parts[name] for name in own}, line)
+
+
+def _reduce(
+    model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, units: Sequence[nn.Module], device: torch.device
+) -> nn.Module:
+    """Have gradients reduced over the ranks of ``mesh``, and shards, offload and precision as ``spec`` says."""
+    if mesh.size() == 1 and not spec.offload and spec.mixed_precision is None:
+        # fully_shard would only copy parameters and gradients: measured, a tenth of a step on CPUs.
+        return model.to(device)
+    return sharded.shard(model.to(device) if spec.is_pipeline else model, spec, mesh, units)
 
 
 def _within(styles: Mapping[str, str | ParallelStyle], parts: Sequence[str]) -> dict[str, str | ParallelStyle]:

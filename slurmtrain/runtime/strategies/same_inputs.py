@@ -23,7 +23,7 @@ _ROUNDING = 0.01
 
 
 def check_first_inputs(module: nn.Module, mesh: DeviceMesh, problem: str) -> None:
-    """Compare the inputs of a module when it is called for the first time, and not compiled.
+    """Compare the inputs of a module when it is called for the first time with gradients, and not compiled.
 
     Args:
         module: It gets a hook, which raises StrategyError.
@@ -34,7 +34,7 @@ def check_first_inputs(module: nn.Module, mesh: DeviceMesh, problem: str) -> Non
 
     def compare(_module: nn.Module, args: Any, options: Any) -> None:
         nonlocal is_first
-        if not is_first or torch.compiler.is_compiling():
+        if not is_first or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         is_first = False
         hook.remove()

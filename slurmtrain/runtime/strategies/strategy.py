@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.precision import FP16
@@ -24,6 +25,7 @@ from slurmtrain.runtime.strategies.pipeline import LossOf, PipelinedModel
 from slurmtrain.runtime.strategies.step.accumulation import accumulated
 from slurmtrain.runtime.strategies.step.activations import recompute
 from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
+from slurmtrain.runtime.strategies.step.evaluation import MeanLoss, evaluating
 from slurmtrain.runtime.strategies.step.gradients import Gradients
 from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in
 from slurmtrain.runtime.strategies.step.scaler import LossScaler
@@ -143,6 +145,27 @@ class Strategy:
             return model.pipeline.forward_backward(self.gradients, loss_of, *batch, microbatches)
         return accumulated(self.gradients, model, loss_of, batch, step, divide(len(batch[1])))
 
+    def evaluate(self, model: nn.Module, loss_of: LossOf, batches: Iterable[tuple[Any, Any, bool]]) -> Tensor:
+        """The mean loss over ``batches`` of all ranks, without gradients. Raises DataError.
+
+        Args:
+            model: What :meth:`parallelize` has returned.
+            loss_of: The mean loss of samples, of the model's output and the targets; or several figures in a tensor.
+            batches: This rank's part of each, as for a step: inputs, targets, and whether its samples count.
+        """
+        line = model.pipeline if isinstance(model, PipelinedModel) else None
+        mean = MeanLoss()
+        with evaluating([model] if line is None else line.stages):
+            for inputs, targets, counts in batches:
+                arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+                if line is None:
+                    total: Tensor | None = len(targets) * loss_of(model(*arguments), targets)
+                else:
+                    total = line.evaluate(loss_of, arguments, targets, self._ranks.greatest(len(targets))[0])
+                if total is not None and counts:
+                    mean.add(total, len(targets))
+        return mean.over(self._ranks)
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what the script computes outside of the model's forward pass, in the same precision."""
         # What shards return is float32, and so is what follows.
@@ -209,8 +232,9 @@ def _check(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
         raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")
-    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
-    if isinstance(model, wrappers) or sharded.is_sharded(model):
+    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel, PipelinedModel
+    is_divided = sharded.is_sharded(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if isinstance(model, wrappers) or is_divided:
         raise StrategyError(
             f"the model is distributed already ({type(model).__name__}): call run.parallelize() with the module itself"
         )

@@ -1,6 +1,7 @@
 """Modules of which each rank has all parameters, beside layers that are divided over ranks.
 
-Their parameters are DTensors, as those of divided layers are.
+Their parameters are DTensors, as those of divided layers are, so that optimizers, norms and checkpoints meet one kind
+of tensor. They compute with plain tensors: each operation on DTensors costs about as much as a small layer does.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from slurmtrain.runtime.job.torch_private import map_tree
@@ -22,52 +23,45 @@ class Whole(ParallelStyle):
     """Each rank computes all of the module: ranks have the same inputs, and the same gradients."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, _replicate, _to_dtensors, _to_locals)
+        return _compute_locally(module, device_mesh, Replicate())
 
 
 class WholeOnParts(ParallelStyle):
     """Each rank computes a part of the features, such as its heads: gradients are the sum of those of all ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, part in module.named_modules():
-            _replicate(name, part, device_mesh)
-        wrap_forward(module, partial(_with_local_parameters, module))
-        return module
+        return _compute_locally(module, device_mesh, Partial())
 
 
-def _replicate(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    for own, parameter in list(module.named_parameters(recurse=False)):
-        whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
-        module.register_parameter(own, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+def _compute_locally(module: nn.Module, mesh: DeviceMesh, of_gradients: Placement) -> nn.Module:
+    for part in module.modules():
+        for own, parameter in list(part.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
+            part.register_parameter(own, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+    wrap_forward(module, partial(_with_local_parameters, module, of_gradients))
+    return module
 
 
-def _to_dtensors(_module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-    def convert(value: Any) -> Any:
-        if isinstance(value, Tensor) and not isinstance(value, DTensor):
-            return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-        return value
-
-    return map_tree(convert, inputs)
-
-
-def _to_locals(_module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
-    def convert(value: Any) -> Any:
-        return value.redistribute(mesh, [Replicate()]).to_local() if isinstance(value, DTensor) else value
-
-    return map_tree(convert, outputs)
-
-
-def _with_local_parameters(module: nn.Module, forward: Callable[..., Any], *args: Any, **more: Any) -> Any:
-    """Call ``forward``, whose ``module`` has plain tensors meanwhile; their gradients are parts of a sum."""
+def _with_local_parameters(
+    module: nn.Module, of_gradients: Placement, forward: Callable[..., Any], *args: Any, **more: Any
+) -> Any:
+    """Call ``forward``, whose ``module`` has plain tensors meanwhile; ``of_gradients``: how ranks have theirs."""
     hidden = []
     for part in module.modules():
         for own, parameter in part.named_parameters(recurse=False):
             # Attributes in the dictionary come before parameters, which stay what optimizers know.
             if isinstance(parameter, DTensor):
-                part.__dict__[own] = parameter.to_local(grad_placements=[Partial()])
+                part.__dict__[own] = parameter.to_local(grad_placements=[of_gradients])
                 hidden.append((part, own))
     try:
-        return forward(*args, **more)
+        return forward(*map_tree(_whole, args), **map_tree(_whole, more))
     finally:
         for part, own in hidden:
             del part.__dict__[own]
+
+
+def _whole(value: Any) -> Any:
+    """A plain tensor instead of a DTensor, which a torch style before this module may have made."""
+    if not isinstance(value, DTensor):
+        return value
+    return value.redistribute(value.device_mesh, [Replicate()]).to_local()

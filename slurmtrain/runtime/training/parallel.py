@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slurmtrain.model.diagnosis.hang import PAUSE_S
+from slurmtrain.runtime.checkpoint.states import rng
 from slurmtrain.runtime.data.shares import samples_of
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 
@@ -171,6 +172,41 @@ class ParallelTraining:
             divide=self._shares.microbatches,
         )
         return mean / weight if weight else mean
+
+    def evaluate(
+        self, model: nn.Module, loss_of: Callable[[Any, Any], Tensor], batches: Iterable[tuple[Any, Tensor]]
+    ) -> Tensor:
+        """Compute the loss of a model over batches that it is not trained with, under every strategy.
+
+        Call it on all ranks, with as many batches::
+
+            loss = run.evaluate(model, cross_entropy, ((x.to(run.device), y.to(run.device)) for x, y in loader))
+            run.log(val_loss=loss)
+
+        The model is in eval mode and has no gradients meanwhile, and training goes on as if nothing had been evaluated,
+        with the same random numbers. It is a :meth:`pause`. Sizes of batches may differ, also between ranks.
+
+        Args:
+            model: What :meth:`parallelize` has returned.
+            loss_of: The mean loss of samples, called with the model's output and their targets; to have the mean of
+                other figures, too, return all in a tensor. In a pipeline the last stage calls it, with a microbatch.
+            batches: This rank's part of each (see :attr:`dp_rank`), such as from :meth:`share` or a :meth:`loader`:
+                inputs, a tensor or several in a tuple, and targets, with as many rows. They are not divided further,
+                but by a pipeline.
+
+        Returns:
+            The mean over the samples of all batches and ranks, the same on all ranks.
+
+        Raises:
+            DataError: There is no batch.
+        """
+        states = rng.capture(self.device)
+        try:
+            with self.pause("evaluation"), self._shares.kept():
+                counted = ((inputs, targets, self._shares.has_samples) for inputs, targets in batches)
+                return self._strategy.evaluate(model, loss_of, counted)
+        finally:
+            rng.restore(states, self.device)
 
     @abstractmethod
     def pause(

@@ -19,6 +19,11 @@ class PipelineSchedule:
     per_rank: int = 1
     fills: bool = False
 
+    @property
+    def forward(self) -> str:
+        """The schedule for forward passes alone, whose order is that of all others: for any number of microbatches."""
+        return "GPipe" if self.per_rank == 1 else "LoopedBFS"
+
     def stages_of(self, rank: int, ranks: int) -> list[int]:
         """The stages of a ``rank`` among so many ``ranks`` of a pipeline, in order."""
         return list(range(rank, ranks * self.per_rank, ranks))

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import Attempt, Pair, alone
+from helpers.ranks import Pair, alone
 from helpers.rare import rare
+from helpers.word_training import (
+    BATCH,
+    LENGTH,
+    SAME,
+    WORDS,
+    continue_with,
+    expected,
+    objects_of,
+    strategy_of,
+    train,
+)
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -19,11 +30,10 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.strategies.sharded import is_sharded
 from slurmtrain.runtime.strategies.strategy import Strategy
 
-WORDS, WIDTH, LENGTH, BATCH, STEPS = 12, 8, 4, 8, 3
-# In float32 the order of summation differs: over these few steps by some units in the last place.
-SAME = 1e-6
+WIDTH = 8
 PLAN = {
     "embed": "rowwise", "places": "rowwise", "blocks.*.norm": "sequence_parallel", "blocks.*.up": "colwise",
     "blocks.*.each": "replicated_with_grad_allreduce", "blocks.*.down": "rowwise",
@@ -48,7 +58,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Predicts words of a text."""
 
-    def __init__(self, plan: Mapping[str, Any] = PLAN, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, plan: Mapping[str, Any] = PLAN) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embed = nn.Embedding(WORDS, WIDTH)
@@ -71,46 +81,12 @@ class Net(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
-def objects_of(strategy: Strategy, model: nn.Module) -> dict[str, Any]:
-    model = strategy.parallelize(model)
-    return {"model": model, "optimizer": strategy.optimizer(torch.optim.AdamW, model.parameters(), {"lr": 0.02})}
-
-
-def train(ranks: RankGroup, strategy: Strategy, objects: dict[str, Any], first: int, last: int) -> list[Any]:
-    """The losses of the whole batch at these steps, and the norms of their gradients, which are clipped."""
-    figures = []
-    for step in range(first, last):
-        words = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
-        share = words[strategy.dp_rank :: strategy.dp_size]
-        objects["optimizer"].zero_grad()
-        logits = objects["model"](share[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), share[:, 1:].flatten())
-        loss.backward()
-        norm: Any = torch.nn.utils.clip_grad_norm_(objects["model"].parameters(), 0.5)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        objects["optimizer"].step()
-        figures += [sum(ranks.gather(loss.item())) / ranks.world_size, norm.item()]
-    return figures
-
-
-def expected() -> list[float]:
-    strategy = Strategy(None, alone(), 0)
-    return train(alone(), strategy, objects_of(strategy, Net()), 0, STEPS)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Pair]:
-    ranks = Pair(4)
-    yield ranks
-    ranks.close()
-
-
 def figures_with(ranks: RankGroup, spec: StrategySpec) -> tuple[list[float], bool]:
-    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    strategy = strategy_of(ranks, spec)
     # Each rank makes other weights: all must begin with rank 0's.
     objects = objects_of(strategy, Net(seed=1 + ranks.rank))
     whole = all(isinstance(parameter, DTensor) for parameter in objects["model"].parameters())
-    return train(ranks, strategy, objects, 0, STEPS), whole
+    return train(ranks, strategy, objects, plain=True), whole
 
 
 SOME = {
@@ -134,21 +110,7 @@ def test_divided_layers_train_as_on_one_process(four: Pair, spec: StrategySpec) 
     (figures, whole), *others = four.run(figures_with, spec)
     assert all(other[0] == figures for other in others)
     assert whole == spec.is_sharded
-    assert figures == pytest.approx(expected(), rel=SAME)
-
-
-def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: StrategySpec) -> list[float]:
-    """Train with one strategy, save, and go on with another one."""
-    strategy = Strategy(before, ranks, ranks.rank // 2)
-    objects = objects_of(strategy, Net())
-    figures = train(ranks, strategy, objects, 0, 2)
-    with Attempt(root, ranks, objects) as attempt:
-        assert attempt.save(2) == ""
-    strategy = Strategy(after, ranks, ranks.rank // 2)
-    others = objects_of(strategy, Net(seed=9))
-    with Attempt(root, ranks, others, restart=1) as attempt:
-        assert attempt.restore() is not None
-    return figures + train(ranks, strategy, others, 2, STEPS)
+    assert figures == pytest.approx(expected(Net), rel=SAME)
 
 
 TENSOR, BOTH, FSDP_TP = (
@@ -171,8 +133,8 @@ TENSOR, BOTH, FSDP_TP = (
 def test_a_checkpoint_of_divided_layers_is_restored_under_other_strategies_and_the_reverse(
     four: Pair, tmp_path: Path, before: StrategySpec, after: StrategySpec
 ) -> None:
-    figures = four.run(continue_with, tmp_path, before, after)[0]
-    assert figures == pytest.approx(expected(), rel=SAME)
+    figures = four.run(continue_with, tmp_path, Net, before, after, True)[0]
+    assert figures == pytest.approx(expected(Net), rel=SAME)
 
 
 def tied_figures(ranks: RankGroup, spec: StrategySpec | None) -> tuple[list[float], bool, list[str]]:
@@ -181,9 +143,8 @@ def tied_figures(ranks: RankGroup, spec: StrategySpec | None) -> tuple[list[floa
     model.head.weight = model.embed.weight
     for norm in (model.norm, model.blocks[0].norm, model.blocks[0].each):
         norm.requires_grad_(False)
-    strategy = Strategy(spec, ranks, ranks.rank // 2)
-    objects = objects_of(strategy, model)
-    figures = train(ranks, strategy, objects, 0, STEPS)
+    strategy = strategy_of(ranks, spec)
+    figures = train(ranks, strategy, objects_of(strategy, model), plain=True)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     return figures, model.head.weight is model.embed.weight, frozen
 
@@ -207,7 +168,7 @@ def test_divided_weights_stay_tied_and_frozen(four: Pair, spec: StrategySpec) ->
 
 
 def problem_of(ranks: RankGroup, spec: StrategySpec, plan: Mapping[str, Any], tied: bool = False) -> str:
-    model = Net(plan)
+    model = Net(plan=plan)
     if tied:
         model.head.weight = model.embed.weight
     try:
@@ -257,7 +218,7 @@ def test_what_cannot_be_divided_evenly_is_refused_with_the_figures(four: Pair) -
 def problem_of_call(ranks: RankGroup, plan: Mapping[str, Any], wrong_batch: bool) -> tuple[str, str]:
     """What the first and the second call of a divided model raise."""
     strategy = Strategy(BOTH, ranks, 0)
-    model = strategy.parallelize(Net(plan))
+    model = strategy.parallelize(Net(plan=plan))
     words = torch.randint(WORDS, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
     words = words[ranks.rank :: ranks.world_size] if wrong_batch else words[strategy.dp_rank :: strategy.dp_size]
     problems = []
@@ -282,6 +243,23 @@ def test_ranks_that_divide_layers_must_compute_everything_else_alike(four: Pair)
     assert four.run(problem_of_call, PLAN, False) == [("", "")] * 4
 
 
+def divided_twice(ranks: RankGroup) -> tuple[bool, str]:
+    """Whether fully_shard was applied to a model whose replica is the only one, and what dividing it again raises."""
+    strategy = Strategy(TENSOR, ranks, 0)
+    model = strategy.parallelize(Net())
+    try:
+        strategy.parallelize(model)
+    except StrategyError as error:
+        return is_sharded(model), str(error)
+    return is_sharded(model), ""
+
+
+def test_a_model_without_replicas_is_divided_once_and_not_wrapped_for_reductions(four: Pair) -> None:
+    [(wrapped, problem), *_] = four.run(divided_twice)
+    assert not wrapped
+    assert problem == ("the model is distributed already (Net): call run.parallelize() with the module itself")
+
+
 # --- models of transformers -----------------------------------------------------------------------------------------
 
 
@@ -295,7 +273,7 @@ def qwen() -> Any:
 
 
 def figures_of_transformers(ranks: RankGroup, spec: StrategySpec | None) -> list[float]:
-    strategy = Strategy(spec, ranks, ranks.rank // 2)
+    strategy = strategy_of(ranks, spec)
     model = strategy.parallelize(qwen())
 
     def logits(words: Tensor) -> Any:
@@ -304,7 +282,7 @@ def figures_of_transformers(ranks: RankGroup, spec: StrategySpec | None) -> list
     logits.parameters = model.parameters  # type: ignore[attr-defined]
     # AdamW makes steps of the same size with gradients that are nothing but rounding.
     optimizer = strategy.optimizer(torch.optim.SGD, model.parameters(), {"lr": 0.3})
-    return train(ranks, strategy, {"model": logits, "optimizer": optimizer}, 0, STEPS)
+    return train(ranks, strategy, {"model": logits, "optimizer": optimizer}, plain=True)
 
 
 def problem_of_heads(ranks: RankGroup) -> str:

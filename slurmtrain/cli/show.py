@@ -229,6 +229,8 @@ def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "checks", check_tables.describe_count(attempt["checks"])
     yield "saves", formatting.interval(attempt["interval"])
     yield "shares", formatting.shares(attempt.get("shares"))
+    yield "backend", formatting.backend(attempt.get("hardware"))
+    yield "precision", formatting.precisions(attempt.get("hardware"))
 
 
 def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 10
+VERSION = 11
 
 metadata = sa.MetaData()
 
@@ -120,6 +120,7 @@ attempt = sa.Table(
     sa.Column("requeue_problem", TEXT, nullable=False),
     sa.Column("interval", Json, nullable=False),
     sa.Column("shares", Json, nullable=False),
+    sa.Column("hardware", Json, nullable=False),
     sa.Column("save_problem", TEXT, nullable=False),
     sa.Column("restarts", Json, nullable=False),
     sa.Column("last_word", sa.Boolean, nullable=False),

@@ -154,3 +154,6 @@ def test_the_runs_on_the_pages_about_steps_mixed_hardware_and_trainers_complete(
         assert run["step"] == run["total_steps"] is not None, log
         assert run["checkpoint"]["complete"], log
         assert "loss" in run["metrics"]
+        if page == MIXED:
+            hardware = site.show(run["id"])["attempts"][-1]["hardware"]
+            assert (hardware["backend"], hardware["backend_why"]) == ("gloo", "no process has a GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,19 @@ def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
     changes = sum(each["step_s"] != each["before_s"] for each in choices)
     change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
     return f"{counts} samples by rank since step {newest['step']}, {newest['step_s'] * 1e3:.3g} ms ({change})"
+
+
+def precisions(hardware: Mapping[str, Any] | None) -> str:
+    """In which precision the ranks of an attempt compute, from the data of its ``hardware`` event; empty without it."""
+    if not hardware:
+        return ""
+    counts = Counter(zip(hardware["precisions"], hardware["names"], strict=False))
+    return ", ".join(f"{precision} on {count} x {name}" for (precision, name), count in counts.items())
+
+
+def backend(hardware: Mapping[str, Any] | None) -> str:
+    """By what the ranks of an attempt communicate, and why, if they have elected it; empty otherwise."""
+    return f"{hardware['backend']}: {hardware['backend_why']}" if hardware and hardware.get("backend") else ""
 
 
 def interval(event: Mapping[str, Any] | None) -> str:

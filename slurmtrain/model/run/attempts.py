@@ -40,7 +40,7 @@ from slurmtrain.model.run.events.command import (
     Unstarted,
     UpstreamFailed,
 )
-from slurmtrain.model.run.events.rank import SessionStarted, SharesChosen
+from slurmtrain.model.run.events.rank import HardwareCompared, SessionStarted, SharesChosen
 from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
@@ -371,6 +371,11 @@ def _apply_straggler(payload: StragglerDetected, attempt: Attempt, event: AnyEve
 @_apply.register
 def _apply_shares(payload: SharesChosen, attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, shares=(*attempt.shares, {"at": event.time, **payload.known_json()}))
+
+
+@_apply.register
+def _apply_hardware(payload: HardwareCompared, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, hardware=payload.known_json())
 
 
 @_apply.register

@@ -132,6 +132,9 @@ class Attempt:
     shares: Sequence[Mapping[str, Any]] = ()
     """Each time its ranks chose how many samples of a batch each gets: ``at``, ``step``, ``shares``, ``fixed_s``,
     ``sample_s``, ``step_s``, ``before_s``."""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """What its ranks compute on, if that decides how: ``names`` and ``precisions``, by rank; ``backend``,
+    ``backend_why``."""
     save_problem: str = ""
     """Why its last save failed; empty if it succeeded."""
     restarts: Sequence[Mapping[str, Any]] = ()

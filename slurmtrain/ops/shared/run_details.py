@@ -120,6 +120,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
         "interval": dict(attempt.interval) or None,
         "shares": _moments(attempt.shares),
+        "hardware": dict(attempt.hardware) or None,
         "save_problem": attempt.save_problem,
         "without": list(attempt.without),
         "pack": attempt.pack,

@@ -84,7 +84,8 @@ def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisio
         policy = MixedPrecisionPolicy(reduce_dtype=reduced)
         return policy, policy
     # Versions of torch differ in what they reduce in unless told.
-    computed, reduced = DTYPES[spec.mixed_precision], DTYPES[spec.reduce_dtype or FP32]
+    # One for all processes: the spec refuses others.
+    computed, reduced = DTYPES[str(spec.mixed_precision)], DTYPES[spec.reduce_dtype or FP32]
     inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
     return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.precision import FP16
+from slurmtrain.model.run.events.rank import HardwareCompared
+from slurmtrain.model.spec.strategy.precision import FP16, FP32, is_by_hardware, precision_on
 from slurmtrain.model.spec.strategy.section import DDP, DP, ZERO1, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
@@ -27,7 +28,7 @@ from slurmtrain.runtime.strategies.step.activations import recompute
 from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
 from slurmtrain.runtime.strategies.step.evaluation import MeanLoss, evaluating
 from slurmtrain.runtime.strategies.step.gradients import Gradients
-from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in
+from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in, hardware_of
 from slurmtrain.runtime.strategies.step.scaler import LossScaler
 
 
@@ -42,6 +43,7 @@ class Strategy:
         microbatches: int = 1,
         *,
         mixed: bool = False,
+        hardware: tuple[str, bool] | None = None,
     ) -> None:
         """Call it on all ranks.
 
@@ -51,6 +53,7 @@ class Strategy:
             node: That of this rank.
             microbatches: How many a step has.
             mixed: Whether some ranks may have more of them.
+            hardware: What this rank computes on, as :func:`hardware_of` returns it; None: what its device is.
         """
         self._spec = spec or StrategySpec(name=DDP)
         self._demanded = spec is not None
@@ -63,7 +66,16 @@ class Strategy:
         self._parameters: list[weakref.ref[nn.Parameter]] = []
         self._hooks: list[FeedbackHook] = []
         self._optimizers = 0
-        self._scaler = LossScaler(ranks) if self._spec.mixed_precision == FP16 else None
+        precision, (name, has_bf16) = self._spec.mixed_precision, hardware or hardware_of(ranks.device)
+        self._precision = precision_on(precision, name, has_bf16=has_bf16)
+        self.hardware: HardwareCompared | None = None
+        """What all ranks compute on, and in which precision, if that depends on it."""
+        if is_by_hardware(precision):
+            names, precisions = zip(*ranks.gather((name, self._precision)), strict=True)
+            self.hardware = HardwareCompared(names=names, precisions=precisions)
+        # All ranks have the same scale: gradients are summed before it is removed.
+        is_scaled = FP16 in ([self._precision] if self.hardware is None else self.hardware.precisions)
+        self._scaler = LossScaler(ranks) if is_scaled else None
         self.gradients = Gradients(microbatches, self._scaler, differ=mixed)
         """Those of the current step."""
         # Parameters that have been replaced by their shards, as far as something still refers to them.
@@ -93,8 +105,8 @@ class Strategy:
             return replicated.on_all_gpus(model, self._ranks)
         if not self._spec.is_sharded:
             recompute(model, self._spec.activation_checkpointing)
-            if self._spec.mixed_precision is not None:
-                compute_in(model, DTYPES[self._spec.mixed_precision], self._ranks.device)
+            if self._precision != FP32:
+                compute_in(model, DTYPES[self._precision], self._ranks.device)
             replica, hook = replicated.replicate(model, self._spec, self._ranks, self._node)
             self._hooks += [] if hook is None else [hook]
             self._parameters += map(weakref.ref, replica.parameters())
@@ -169,8 +181,8 @@ class Strategy:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what the script computes outside of the model's forward pass, in the same precision."""
         # What shards return is float32, and so is what follows.
-        precision = None if self._spec.is_sharded else self._spec.mixed_precision
-        return autocast(None if precision is None else DTYPES[precision], self._ranks.device)
+        is_whole = self._spec.is_sharded or self._precision == FP32
+        return autocast(None if is_whole else DTYPES[self._precision], self._ranks.device)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """As torch's, over all ranks; nothing, and 0, before the last microbatch.
@@ -218,8 +230,8 @@ class Strategy:
             )
         if self._scaler is not None and not self._optimizers:
             raise StrategyError(
-                "the spec has 'strategy.mixed_precision: fp16', whose loss is scaled: make the optimizer with "
-                "run.optimizer(torch.optim.AdamW, model.parameters(), lr=...), and call run.backward(loss)"
+                "by 'strategy.mixed_precision' a process computes in fp16, so losses are scaled: make the optimizer "
+                "with run.optimizer(torch.optim.AdamW, model.parameters(), lr=...), and call run.backward(loss)"
             )
         if self._spec.name == ZERO1 and not self._optimizers:
             raise StrategyError(

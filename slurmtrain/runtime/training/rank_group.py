@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import socket
+from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib import import_module
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from slurmtrain.model.environment.backend import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
+from slurmtrain.model.run.events.rank import HardwareCompared
 from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.strategies.step.precision import hardware_of
 from slurmtrain.system.interpreter import without_collection
+
+_log = logging.getLogger("slurmtrain")
 
 
 def pick_device(local_rank: int) -> torch.device:
@@ -26,25 +37,81 @@ def pick_device(local_rank: int) -> torch.device:
     return device
 
 
-def join_group(worker: Worker, device: torch.device, backend: str | None, timeout: timedelta | None) -> bool:
-    """Join the process group of the run, unless this process is in one; returns whether it has joined it here.
+def join_group(
+    worker: Worker, device: torch.device, backend: str | None, timeout: timedelta | None, *, elects: bool = False
+) -> tuple[bool, ElectedBackend | None]:
+    """Join the process group of the run, unless this process is in one.
 
     Args:
         worker: Where this process runs.
         device: Where it computes.
         backend: torch's name of one; None: gloo, and NCCL for GPUs.
         timeout: How long a collective may take; None: torch's default.
+        elects: Whether processes may have unequal hardware, and so find out first whether all of them can use NCCL.
+
+    Returns:
+        Whether it has joined the group here, and what was elected, if anything.
     """
     if dist.is_initialized():
-        return False
+        return False, None
     if worker.attempt is not None:
         # If imported later, this would keep a reference to the group, whose threads would outlive the group.
         with without_collection():
             import_module("torch.distributed.checkpoint")
-    backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    if worker.launched:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
+    if not worker.launched:
         use_loopback()
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    return True
+        dist.init_process_group(
+            backend or _backend_of(device), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
+        return True, None
+    if backend is not None or not elects or worker.world_size == 1:
+        dist.init_process_group(backend or _backend_of(device), timeout=timeout)
+        return True, None
+    # What init_process_group does itself if it gets no store.
+    store, rank, world_size = next(rendezvous("env://"))
+    own = RankHardware(host=socket.gethostname(), **describe_rank(device))
+    ranks = exchange(dist.PrefixStore("slurmtrain/hardware", store), rank, world_size, own)
+    elected = elect_backend(ranks)
+    if rank == 0 and elected.name == GLOO and any(each.has_gpu for each in ranks):
+        _log.warning("gloo reduces gradients, which is slower than NCCL: %s", elected.why)
+    backend = _backend_of(device) if elected.name == NCCL else GLOO
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    return True, elected
+
+
+def exchange(store: dist.Store, rank: int, world_size: int, own: RankHardware) -> list[RankHardware]:
+    """The hardware of all ranks, by rank; each calls it with its ``own``.
+
+    Args:
+        store: Where all of them leave it, and nothing else is.
+        rank: This one.
+        world_size: How many there are.
+        own: This one's.
+    """
+    keys = [str(number) for number in range(world_size)]
+    store.set(str(rank), json.dumps(asdict(own)))
+    store.wait(keys)
+    return [RankHardware(**json.loads(text)) for text in store.multi_get(keys)]
+
+
+def describe_rank(device: torch.device) -> dict[str, Any]:
+    """What :class:`RankHardware` holds of a rank that computes on a ``device``, but for its host."""
+    if device.type != "cuda":
+        return {"name": hardware_of(device)[0], "has_gpu": False}
+    if not dist.is_nccl_available():
+        return {"name": hardware_of(device)[0], "has_gpu": True}
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    # AMD's library has the same interface, and versions of its own that look alike.
+    library = "NCCL" if torch.version.hip is None else "RCCL"
+    return {"name": hardware_of(device)[0], "has_gpu": True, "library": library, "version": version}
+
+
+def with_backend(compared: HardwareCompared | None, elected: ElectedBackend | None) -> HardwareCompared | None:
+    """What to journal: what was ``compared`` for precisions, with the backend that was ``elected``; None if nothing."""
+    if elected is None:
+        return compared
+    return replace(compared or HardwareCompared(), backend=elected.name, backend_why=elected.why)
+
+
+def _backend_of(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else GLOO

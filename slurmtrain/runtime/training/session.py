@@ -37,7 +37,7 @@ from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.strategies.strategy import Strategy
 from slurmtrain.runtime.training.balancer import Balancer
 from slurmtrain.runtime.training.child_signals import ChildGuard
-from slurmtrain.runtime.training.rank_group import join_group, pick_device
+from slurmtrain.runtime.training.rank_group import join_group, pick_device, with_backend
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
 from slurmtrain.runtime.training.steps import SteppedTraining
@@ -73,7 +73,7 @@ def session(
         params: Values for parameters that the spec does not set, by name; they also apply outside any job. The spec's
             ``params`` win.
         backend: As for ``torch.distributed.init_process_group``. By default, with GPUs, NCCL for tensors on GPUs and
-            gloo for those on CPUs; otherwise gloo.
+            gloo for those on CPUs; otherwise gloo, and also with ``resources.mixed`` if not all can use NCCL.
         timeout: As for ``torch.distributed.init_process_group``: how long a collective may take. By default torch's.
 
     Returns:
@@ -138,7 +138,7 @@ class Session(SteppedTraining):
             stacks.answer()
         self._beat(Phase.JOINING)
         mixed = self._plan is not None and self._plan.spec.resources.mixed
-        self._owns_group = join_group(self._worker, self.device, self._backend, self._timeout)
+        self._owns_group, elected = join_group(self._worker, self.device, self._backend, self._timeout, elects=mixed)
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         strategy = self._plan.spec.strategy if self._plan else None
@@ -160,6 +160,8 @@ class Session(SteppedTraining):
             if self.rank == 0:
                 self._metrics.open(attempt.metrics)
                 self._journal.write(SessionStarted(world_size=self.world_size, device=str(self.device)))
+                if (compared := with_backend(self._strategy.hardware, elected)) is not None:
+                    self._journal.write(compared)
         self._beat(Phase.READY)
         return self
 

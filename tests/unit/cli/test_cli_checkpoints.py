@@ -203,6 +203,20 @@ def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir
     assert ["60", "60.0 MiB", "2023-11-14 22:14", "complete", "checkpoints/step-60"] in lines
 
 
+def test_show_says_by_what_mixed_ranks_communicate_and_in_which_precision_they_compute(
+    run: RunDir, saved: Write, write: Write
+) -> None:
+    saved(50)
+    assert json.loads(call(show.command, run, "@last", "--json").stdout)["run"]["attempts"][0]["hardware"] is None
+    names, precisions = ["NVIDIA A100", "NVIDIA A100", "Tesla V100"], ["bf16", "bf16", "fp16"]
+    write("hardware", names=names, precisions=precisions, backend="nccl", backend_why="all processes have NCCL 2.27.5")
+    [attempt] = json.loads(call(show.command, run, "@last", "--json").stdout)["run"]["attempts"]
+    assert attempt["hardware"]["precisions"] == precisions
+    shown = call(show.command, run, "@last")
+    assert ["backend", "nccl: all processes have NCCL 2.27.5"] in rows(shown)
+    assert "  precision bf16 on 2 x NVIDIA A100, fp16 on 1 x Tesla V100\n" in shown.stdout
+
+
 def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, write: Write) -> None:
     saved(400)
     write("save_failed", step=500, reason=FULL, why="interval")

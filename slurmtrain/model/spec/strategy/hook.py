@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from slurmtrain.model.spec.kinds import Conflict
-from slurmtrain.model.spec.strategy.precision import BF16, FP16
+from slurmtrain.model.spec.strategy.precision import BF16, FP16, may_be
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.strategy.section import StrategySpec
@@ -37,7 +37,7 @@ def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
             yield option.name, f"it has no effect without 'hook: {owner}'"
     if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
         yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
-    if strategy.hook in WITH_FEEDBACK and strategy.mixed_precision == FP16:
+    if strategy.hook in WITH_FEEDBACK and may_be(strategy.mixed_precision, FP16):
         yield "hook", "infinite gradients of 'mixed_precision: fp16' would stay in what the hook has not sent: use bf16"
     remembers = strategy.use_error_feedback or strategy.warm_start
     if strategy.hook == POWERSGD and remembers and strategy.start_powersgd_iter < 2:

@@ -29,7 +29,14 @@ from slurmtrain.model.spec.strategy.activation_checkpointing import (
 from slurmtrain.model.spec.strategy.hook import HOOKS, OPTIONS, hook_conflicts
 from slurmtrain.model.spec.strategy.mesh import REST, MeshSpec
 from slurmtrain.model.spec.strategy.pipeline import DEFAULT_SCHEDULE, SCHEDULES
-from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
+from slurmtrain.model.spec.strategy.precision import (
+    BF16,
+    FP16,
+    FP32,
+    MixedPrecision,
+    MixedPrecisionKind,
+    is_by_hardware,
+)
 
 DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP = "ddp", "fsdp", "hsdp", "zero1", "tensor", "pipeline", "dp"
 STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP)
@@ -120,12 +127,14 @@ class StrategySpec:
         "divided over all processes, or those of the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a "
         "single process, which divides each batch over its GPUs: for comparison, since `ddp` is faster.",
     )
-    mixed_precision: str | None = declare_key(
+    mixed_precision: MixedPrecision = declare_key(
         None,
-        Nullable(kinds.choice(BF16, FP16)),
+        MixedPrecisionKind(),
         "The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and "
         "in checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which "
-        "takes `run.backward(loss)` and `run.optimizer(...)`.",
+        "takes `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that "
+        "has it, `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: "
+        "`{default: bf16, V100: fp16}`, also to `fp32`.",
     )
     activation_checkpointing: ActivationCheckpointing | None = declare_key(
         None,
@@ -287,6 +296,12 @@ class StrategySpec:
                 yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
         if self.name in REPLICATED:
             yield from hook_conflicts(self)
+        if is_by_hardware(self.mixed_precision) and (self.name not in REPLICATED or self.is_sharded):
+            yield (
+                "mixed_precision",
+                "precisions by hardware need gradients that are reduced in float32 whatever they were computed in: "
+                "use 'ddp' or 'zero1' without a 'mesh', or one of bf16 and fp16",
+            )
         if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
             yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
 

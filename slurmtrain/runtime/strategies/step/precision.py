@@ -19,6 +19,18 @@ from slurmtrain.runtime.job.torch_private import map_tree
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}
 
 
+def hardware_of(device: torch.device) -> tuple[str, bool]:
+    """What a ``device`` is: its name, such as ``NVIDIA A100-SXM4-80GB`` or ``CPU``; and whether it computes in bf16.
+
+    A CPU always does: where it has no instructions for that, it computes in float32 and rounds. GPUs before NVIDIA's
+    compute capability 8.0 emulate it, slowly.
+    """
+    if device.type != "cuda":
+        return "CPU", True
+    with torch.cuda.device(device):
+        return torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def autocast(dtype: torch.dtype | None, device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """A context in which operations on ``device`` compute in ``dtype`` where that is safe; None: as they are."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)

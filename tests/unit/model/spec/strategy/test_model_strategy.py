@@ -44,6 +44,10 @@ def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]
         ({"activation_checkpointing": False}, StrategySpec()),
         ({"mixed_precision": "bf16"}, StrategySpec(name="ddp", mixed_precision="bf16")),
         (
+            {"name": "zero1", "mixed_precision": {"default": "bf16", "V100": "fp16"}},
+            StrategySpec(name="zero1", mixed_precision={"default": "bf16", "V100": "fp16"}),
+        ),
+        (
             {"name": "fsdp", "wrap": ["Block"], "mixed_precision": "bf16", "reshard_after_forward": False},
             StrategySpec(name="fsdp", wrap=("Block",), mixed_precision="bf16", reshard_after_forward=False),
         ),
@@ -125,6 +129,26 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
             "strategy.activation_checkpointing",
             "expected a list, found text ('Block')",
         ),
+        ({"mixed_precision": {"V100": "fp16"}}, {}, "strategy.mixed_precision", "expected an entry 'default'"),
+        (
+            {"mixed_precision": {"default": "bf16", "V100": "fp8"}},
+            {},
+            "strategy.mixed_precision.V100",
+            "expected one of bf16, fp16, fp32",
+        ),
+        (
+            {"name": "fsdp", "mixed_precision": {"default": "bf16"}},
+            {},
+            "strategy.mixed_precision",
+            "use 'ddp' or 'zero1' without a 'mesh'",
+        ),
+        (
+            {"mixed_precision": "auto", "mesh": {"tp": 2}},
+            {"nodes": 2},
+            "strategy.mixed_precision",
+            "use 'ddp' or 'zero1' without a 'mesh'",
+        ),
+        ({"hook": "topk", "mixed_precision": "auto"}, {}, "strategy.hook", "would stay in what the hook has not sent"),
         ({"mixed_precision": "fp32"}, {}, "strategy.mixed_precision", "expected one of bf16, fp16"),
         ({"name": "fsdp", "param_dtype": "bf16"}, {}, "strategy.param_dtype", "did you mean 'mixed_precision'?"),
         (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
+from slurmtrain.model.run.events.rank import HardwareCompared
 from slurmtrain.model.spec.strategy.mesh import MeshSpec
 from slurmtrain.model.spec.strategy.section import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -63,6 +64,10 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)  # type: ignore[no-any-return]
+
+
+OLD_GPU, NEW_GPU = ("Tesla V100-SXM2-16GB", False), ("NVIDIA A100-SXM4-80GB", True)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def strategy_of(ranks: RankGroup, spec: StrategySpec, microbatches: int = 1) -> Strategy:
@@ -196,6 +201,47 @@ def test_a_checkpoint_is_restored_with_another_precision(four: Pair, tmp_path: P
         (_, (results, states)), *_ = four.run(continued, tmp_path / root, before, after)
         assert [state["scale"] for state in states] == scales
         assert results
+
+
+# --- precision by hardware ------------------------------------------------------------------------------------------
+
+
+def trained_on(ranks: RankGroup, spec: StrategySpec) -> tuple[list[tuple[float, float]], Any, torch.dtype, bool, float]:
+    """Train on hardware of which rank 1 has an old piece, which multiplies its loss by infinity in the last step.
+
+    Returns the losses and norms before that, what is journaled, what a layer of this rank computed in, whether the last
+    step was skipped, and the sum of the weights after it.
+    """
+    strategy = Strategy(spec, ranks, ranks.rank // 2, hardware=OLD_GPU if ranks.rank == 1 else NEW_GPU)
+    objects = objects_of(strategy)
+    computed: set[torch.dtype] = set()
+    layer = objects["model"].module.head
+    layer.register_forward_hook(lambda module, inputs, output: computed.add(output.dtype))
+    results = train(ranks, strategy, objects, range(STEPS))
+    if strategy.states():
+        train(ranks, strategy, objects, range(STEPS, STEPS + 1), broken=STEPS)
+    [dtype] = computed
+    weights = sum(each.detach().sum().item() for each in objects["model"].parameters())
+    return results, strategy.hardware, dtype, getattr(objects["optimizer"], "step_was_skipped", False), weights
+
+
+@pytest.mark.parametrize(
+    ("mixed", "of_old"),
+    [("auto", "fp16"), ({"default": "bf16", "v100": "fp16", "V100-SXM2-16GB": "fp32", "H100": "fp16"}, "fp32")],
+    ids=["auto", "mapping"],
+)
+def test_each_rank_computes_in_the_precision_of_its_hardware(four: Pair, mixed: Any, of_old: str) -> None:
+    precisions = ("bf16", of_old, "bf16", "bf16")
+    names = tuple(OLD_GPU[0] if rank == 1 else NEW_GPU[0] for rank in range(4))
+    ends = four.run(trained_on, StrategySpec(name="zero1", mixed_precision=mixed))
+    assert [dtype for _, _, dtype, _, _ in ends] == [DTYPES[precision] for precision in precisions]
+    assert all(event == HardwareCompared(names=names, precisions=precisions) for _, event, *_ in ends)
+    # With fp16 anywhere, all scale their losses, and what is infinite on one is left out by all.
+    assert {skipped for _, _, _, skipped, _ in ends} == {of_old == "fp16"}
+    assert len({weights for *_, weights in ends}) == 1
+    expected = trained(alone(), StrategySpec(name="ddp"), 1)
+    for result, in_float32 in zip(ends[0][0], expected, strict=True):
+        assert result == pytest.approx(in_float32, rel=3 * TOLERANCES["bf16"])
 
 
 # --- microbatches ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Compared, SeedGroup
     from slurmtrain.ops.query.compare import Answer
+    from slurmtrain.ops.query.select import Question
+    from slurmtrain.ops.shared.observe import ListedRuns
 
 # Cells of a run in a table with a line for each difference, before it is cut.
 _LEAST_OF_RUN = 16
@@ -45,6 +47,13 @@ _COMMIT = 12
 @click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
 @over_option
 @where_option
+@click.option("--performance", is_flag=True, help="Compare how fast the runs were, and what they needed for it.")
+@click.option(
+    "--baseline",
+    metavar="RUN",
+    shell_complete=complete.complete_run,
+    help="With --performance: the run to compare the others with; by default the one with the fewest GPUs.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
 @options.in_workspace
@@ -56,6 +65,8 @@ def command(
     larger: bool | None,
     over: tuple[str, ...],
     where: tuple[str, ...],
+    performance: bool,
+    baseline: str | None,
     as_csv: bool,
     as_json: bool,
 ) -> int:
@@ -66,9 +77,16 @@ def command(
     seed, or in what --over names, are one line, with the mean of each metric and its standard deviation. A metric's
     newest value is compared; "best" is the best one that remained after interruptions, with its step. METRIC may also
     be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step.
+
+    With --performance: steps and samples in a second, seconds of an epoch, the memory and utilization of GPUs (or
+    processes), GPU-hours for 1000 steps, and the speed-up against the baseline, also as a percentage of the ideal one.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
+    if baseline is not None and not performance:
+        raise click.UsageError("--baseline takes --performance")
+    if performance and (metrics or by or over or larger is not None):
+        raise click.UsageError("--performance excludes --metrics, --by, --over, --max and --min")
     from slurmtrain.ops.query.compare import compare
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import observe
@@ -77,6 +95,8 @@ def command(
     output.warn_about(observed)
     # A run alone cannot be compared with anything.
     question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
+    if performance:
+        return _compare_performance(workspace, observed.runs, question, baseline, as_csv=as_csv, as_json=as_json)
     answer = compare(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
     if as_json:
@@ -85,6 +105,26 @@ def command(
         output.print_csv(_csv_rows(answer))
     else:
         _print(answer)
+    return 0
+
+
+def _compare_performance(
+    workspace: Workspace, runs: ListedRuns, question: Question, baseline: str | None, *, as_csv: bool, as_json: bool
+) -> int:
+    from slurmtrain.cli.describe.performance import PERFORMANCE_COLUMNS, performance_row
+    from slurmtrain.ops.query.performance import compare_performance_of, row_json
+
+    answer = compare_performance_of(workspace, runs, question, baseline)
+    for note in answer.notes:
+        output.note(note)
+    rows = [row_json(each) for each in answer.runs]
+    if as_json:
+        output.print_json(answer.to_json())
+    elif as_csv:
+        output.print_csv([[*rows[0]], *([*row.values()] for row in rows)])
+    else:
+        output.note(f"compared with {answer.baseline.id} ({answer.baseline.name})")
+        run_table.print_rows(PERFORMANCE_COLUMNS, [performance_row(row) for row in rows])
     return 0
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.history.cache import read_blocks
+from slurmtrain.model.metrics.blocks import Block
 from slurmtrain.model.metrics.curves import Curve, CurveBuilder
-from slurmtrain.model.metrics.survival import start_of
+from slurmtrain.model.metrics.survival import Segment, SurvivingLine, start_of
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
@@ -37,10 +38,34 @@ def read_history(
         RunUnreadable: A metrics file is somebody else's, or cannot be read.
     """
     problems: list[str] = []
-    files = [file for file in journal_files(directory, problems) if file.metrics_of is not None]
-    cache = RunsRoot(directory.path.parent).history(run.id)
-    blocks = read_blocks(cache, files, names, ended=run.ended)
+    blocks = _blocks(run, directory, names, problems)
     builder = CurveBuilder(names, keep_superseded=keep_superseded)
     for attempt in run.attempts:
         builder.add_blocks(start_of(attempt), blocks.get(attempt.key, ()))
     return History(builder.curves, tuple(problems))
+
+
+def read_rows(run: Run, directory: RunDir) -> list[Segment]:
+    """When a run has finished its steps, without what was rolled back: rows that have no metrics.
+
+    Args:
+        run: The run, with its attempts.
+        directory: Its directory.
+
+    Raises:
+        RunUnreadable: A metrics file is somebody else's, or cannot be read.
+    """
+    blocks = _blocks(run, directory, (), [])
+    line = SurvivingLine()
+    for attempt in run.attempts:
+        line.add_attempt(start_of(attempt), blocks.get(attempt.key, ()))
+    return line.kept
+
+
+def _blocks(
+    run: Run, directory: RunDir, names: Collection[str] | None, problems: list[str]
+) -> Mapping[str, Sequence[Block]]:
+    """What a run has logged, by the name of the attempt's directory; ``problems`` receives what cannot be read."""
+    files = [file for file in journal_files(directory, problems) if file.metrics_of is not None]
+    cache = RunsRoot(directory.path.parent).history(run.id)
+    return read_blocks(cache, files, names, ended=run.ended)

@@ -16,8 +16,8 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     """A run with this number as its id, which was submitted ``days_ago``.
 
     ``facts``: ``params``, ``metrics``, ``state`` (completed, failed, running, created), ``tags``, ``sweep``, ``host``,
-    ``archived``, ``days_ago``, ``spec`` (further keys of its spec), ``git``, ``versions``, and ``history``: what it had
-    logged before, a mapping of metrics for each step.
+    ``archived``, ``days_ago``, ``spec`` (further keys of its spec), ``git``, ``versions``, ``resources``, and
+    ``history``: what it had logged before, a mapping of metrics for each step.
     """
     params = facts.get("params", {})
     now = time.time() - facts.get("days_ago", 1) * DAY_S
@@ -25,7 +25,8 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     sim = SimulatedRun(
         workspace.root.run(f"{number:010d}"), spec=spec, executor="local", job=f"local-{number}", now=now
     )
-    sim.created(name=name, params=params, sweep=facts.get("sweep"), command="python x.py", git=facts.get("git"))
+    created = {key: facts.get(key) for key in ("sweep", "git")} | {"resources": facts.get("resources", {})}
+    sim.created(name=name, params=params, command="python x.py", **created)
     if tags := facts.get("tags"):
         sim.command("tags", add=tags)
     if facts.get("archived"):

@@ -107,3 +107,26 @@ def test_a_comparison_is_csv_with_a_line_a_run(root: Path, capsys: pytest.Captur
         "0000000004", "0.1", "0.91", "100",
     )  # fmt: skip
     assert call(root, capsys, "compare", SWEEP, "--csv", "--json")[0] == 2
+
+
+def test_performance_is_a_table_csv_and_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(root, capsys, "compare", SWEEP, "--performance")
+    assert code == 0
+    header, *lines = out.splitlines()
+    assert header.split()[:5] == ["ID", "NAME", "NODES", "PROCS", "GPUS"]
+    assert len(lines) == 6
+    assert "no steps per second for 6 of 6 runs: it takes two finished steps" in err
+    rows = list(csv.DictReader(io.StringIO(call(root, capsys, "compare", SWEEP, "--performance", "--csv")[1])))
+    answer = json.loads(call(root, capsys, "compare", SWEEP, "--performance", "--baseline", "0000000002", "--json")[1])
+    assert answer["baseline"] == "0000000002"
+    assert [row["id"] for row in rows] == [run["id"] for run in answer["runs"]]
+    assert rows[0].keys() == answer["runs"][0].keys()
+
+
+@pytest.mark.parametrize("others", [["--baseline", "gpt"], ["--performance", "--by", "acc"]])
+def test_performance_takes_no_metrics_and_a_baseline_is_one_of_performance(
+    root: Path, capsys: pytest.CaptureFixture[str], others: list[str]
+) -> None:
+    code, _, err = call(root, capsys, "compare", "gpt", *others)
+    assert code == 2
+    assert "--performance" in err

@@ -1,0 +1,273 @@
+"""How fast runs were, and what they needed for it, from what their directories hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import PathError, UserError
+from slurmtrain.model.metrics.survival import Segment
+from slurmtrain.model.query.performance import (
+    Performance,
+    PerformanceRow,
+    Stall,
+    choose_baseline,
+    compare_performance,
+    steps_per_second,
+)
+from slurmtrain.model.query.tally import mean_gpus
+from slurmtrain.model.run.events.agent import WorkersStarted
+from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.rank import RankMeasured
+from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.history import read_rows
+from slurmtrain.ops.query.select import Question
+from slurmtrain.ops.query.select import select as select_runs
+from slurmtrain.ops.shared.find import choose_listed
+from slurmtrain.ops.shared.observe import ListedRuns
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
+
+_MEGABYTE = 1e6
+_RANK = re.compile(r"rank-\d+(?:\.(\d+))?\.jsonl")
+_GPU_USE = re.compile(r"gpu_\d+_utilization_percentage")
+_GPU_MEMORY = re.compile(r"gpu_\d+_memory_usage_megabytes")
+_CPU_USE = "cpu_utilization_percentage"
+# Why a column has no value for some runs.
+_REASONS = {
+    "steps_per_second": "it takes two finished steps that a session, slurmtrain.progress() or tracking.metrics reports",
+    "samples_per_second": "run.loader() and run.share() count samples",
+    "epoch_seconds": "the samples of an epoch are those of a run.loader()",
+    "memory_bytes": "ranks note it as they end, if they have a session or call slurmtrain.progress()",
+    "utilization": "nodes note it every 15 s while they train, unless tracking.system_metrics is false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PerformanceAnswer:
+    """Runs compared with a baseline. ``notes``: what cannot be read, and why some values are not known."""
+
+    baseline: Performance
+    runs: Sequence[PerformanceRow]
+    notes: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``compare --performance --json`` prints."""
+        return {"schema": SCHEMA, "baseline": self.baseline.id, "runs": [row_json(each) for each in self.runs]}
+
+
+def row_json(compared: PerformanceRow) -> dict[str, Any]:
+    """A run of the JSON."""
+    return {
+        **asdict(compared.performance),
+        "hours_per_1000_steps": compared.performance.hours_per_1000_steps,
+        "speedup": compared.speedup,
+        "of_ideal": compared.of_ideal,
+    }
+
+
+def compare_performance_of(
+    workspace: Workspace, runs: ListedRuns, question: Question, baseline: str | None
+) -> PerformanceAnswer:
+    """Compare how fast runs were.
+
+    Args:
+        workspace: Where the runs are.
+        runs: All of them, as observed.
+        question: Which to compare.
+        baseline: The id or name of the run to compare them with; None: that with the fewest GPUs.
+
+    Raises:
+        RunNotFound: A name refers to no run.
+        QueryError: The question means nothing.
+        UserError: There is no run.
+    """
+    ids = [str(record["id"]) for record in select_runs(workspace, runs, question).runs]
+    if not ids:
+        raise UserError("there is no run to compare")
+    base_id = None if baseline is None else choose_listed(runs, baseline)
+    notes: list[str] = []
+    chosen = dict.fromkeys([*ids, *([] if base_id is None else [base_id])])
+    loaded = workspace.store.load_all(list(chosen))
+    measured = {run_id: _measure(workspace, loaded[run_id], notes) for run_id in chosen}
+    base = choose_baseline(list(measured.values())) if base_id is None else measured[base_id]
+    rows = compare_performance(list(measured.values()), base)
+    return PerformanceAnswer(base, rows, [*notes, *_missing(list(measured.values()))])
+
+
+def _missing(runs: Sequence[Performance]) -> Iterator[str]:
+    """Why values are not known, a sentence for each column."""
+    for name, why in _REASONS.items():
+        without = sum(getattr(run, name) is None for run in runs)
+        if without:
+            yield f"no {name.replace('_', ' ')} for {without} of {len(runs)} runs: {why}"
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A start of a run's ranks: in an attempt, after so many restarts inside it, with the ``rows`` of its metrics."""
+
+    attempt: Attempt
+    restarts: int
+    rows: Sequence[Segment] = ()
+
+    @property
+    def steps(self) -> list[int]:
+        """The finished steps."""
+        return [step for row in self.rows for step in row.block.steps[row.start : row.stop]]
+
+    @property
+    def times(self) -> list[float]:
+        """When they were finished."""
+        return [time for row in self.rows for time in row.block.times[row.start : row.stop]]
+
+
+def _measure(workspace: Workspace, run: Run, notes: list[str]) -> Performance:
+    """How fast a run was when its ranks made the most steps without being started again."""
+    unknown = Performance(id=run.id, name=run.name, state=run.state)
+    directory = workspace.root.run(run.id)
+    try:
+        start = _longest_start(run, read_rows(run, directory))
+        return unknown if start is None else _of_start(run, directory, start, unknown)
+    except PathError as error:
+        notes.append(f"run {run.id}: {error}")
+        return unknown
+
+
+def _longest_start(run: Run, segments: Iterable[Segment]) -> _Start | None:
+    """The start after which ranks made the most steps; if there are none, the newest; None: there was none at all."""
+    attempts = {attempt.number: attempt for attempt in run.attempts}
+    rows: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        began = segment.block.times[segment.start]
+        restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
+        rows.setdefault((segment.attempt, restarts), []).append(segment)
+    starts = [_Start(attempts[number], restarts, each) for (number, restarts), each in rows.items()]
+    if starts:
+        return max(starts, key=lambda start: start.rows[-1].block.steps[start.rows[-1].stop - 1] - _first_step(start))
+    newest = next((attempt for attempt in reversed(run.attempts) if attempt.hosts), None)
+    return None if newest is None else _Start(newest, len(newest.restarts))
+
+
+def _first_step(start: _Start) -> int:
+    return start.rows[0].block.steps[start.rows[0].start]
+
+
+def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) -> Performance:
+    attempt, steps, times = start.attempt, start.steps, start.times
+    journals = _journals(directory, attempt)
+    workers = _workers(journals, start)
+    processes = sum(len(each.processes) * each.ranks_each for each in workers.values())
+    measured = [event.payload for event in select(_rank_events(journals, start.restarts), RankMeasured)]
+    figures = _Figures.read(directory.attempt(attempt.job_id, attempt.restart), workers, times)
+    on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
+    gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
+    stalls = [
+        Stall(at=each.saved_at - (each.seconds or 0.0), seconds=each.stall_s)
+        for each in run.checkpoints
+        if each.attempt == attempt.number and each.stall_s
+    ]
+    rate = steps_per_second(steps, times, stalls)
+    counted = next((each for each in measured if each.samples and each.steps), None)
+    samples = rate * counted.samples / counted.steps if rate and counted else None  # type: ignore[operator]
+    epoch = counted.epoch_samples if counted else None
+    memory_bytes, memory = _memory(measured, figures)
+    return replace(
+        unknown,
+        nodes=len(workers) or None,
+        processes=processes or None,
+        gpus=gpus,
+        steps_per_second=rate,
+        samples_per_second=samples,
+        epoch_seconds=epoch / samples if epoch and samples else None,
+        total_seconds=run.total_steps / rate if rate and run.total_steps else None,
+        memory_bytes=memory_bytes,
+        memory=memory,
+        utilization=figures.utilization,
+    )
+
+
+def _journals(directory: RunDir, attempt: Attempt) -> list[JournalFile]:
+    folder = f"{ATTEMPTS}/{attempt.key}/"
+    return [each for each in journal_files(directory, []) if each.metrics_of is None and each.name.startswith(folder)]
+
+
+def _workers(journals: Iterable[JournalFile], start: _Start) -> dict[int, WorkersStarted]:
+    """What the agents of the nodes that trained have started, by node."""
+    restarts = start.attempt.restarts
+    until = float(restarts[start.restarts]["at"]) if start.restarts < len(restarts) else float("inf")
+    members = restarts[start.restarts - 1].get("members") if start.restarts else None
+    workers: dict[int, WorkersStarted] = {}
+    for journal in journals:
+        number = node_of(journal.name)
+        if not number or (members is not None and int(number) not in members):
+            continue
+        for event in select(read_events(Path(journal.path), journal.name), WorkersStarted):
+            if event.time < until:
+                workers[int(number)] = event.payload
+    return workers
+
+
+def _rank_events(journals: Iterable[JournalFile], restarts: int) -> Iterator[AnyEvent]:
+    for journal in journals:
+        match = _RANK.fullmatch(journal.name.rpartition("/")[2])
+        if match and int(match[1] or 0) == restarts:
+            yield from read_events(Path(journal.path), journal.name)
+
+
+def _memory(measured: Iterable[RankMeasured], figures: _Figures) -> tuple[int | None, str | None]:
+    """The peak of the rank or GPU that needed the most, and what it is of."""
+    noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
+    on_gpu = [each for each in noted if each[1] == "gpu"]
+    if on_gpu or not figures.memory:
+        return max(on_gpu or noted, default=(None, None))
+    return int(max(figures.memory) * _MEGABYTE), "device"
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """What nodes have measured of themselves while they trained. ``memory``: megabytes of each GPU, at each moment."""
+
+    use: Sequence[float]
+    memory: Sequence[float]
+
+    @property
+    def utilization(self) -> float | None:
+        """The mean, in percent."""
+        return sum(self.use) / len(self.use) if self.use else None
+
+    @classmethod
+    def read(cls, attempt: AttemptDir, nodes: Iterable[int], times: Sequence[float]) -> _Figures:
+        """Read the files of these ``nodes``, as far as their lines are between the first and the last of ``times``."""
+        first, last = (times[0], times[-1]) if times else (0.0, float("inf"))
+        gpus: list[float] = []
+        processors: list[float] = []
+        memory: list[float] = []
+        lines = (line for node in nodes for line in _lines(attempt.system_metrics(node)))
+        for metrics in (metrics for at, metrics in lines if first <= at <= last):
+            gpus += [value for name, value in metrics.items() if _GPU_USE.fullmatch(name)]
+            memory += [value for name, value in metrics.items() if _GPU_MEMORY.fullmatch(name)]
+            processors += [metrics[_CPU_USE]] if _CPU_USE in metrics else []
+        return cls(gpus or processors, memory)
+
+
+def _lines(path: Path) -> Iterator[tuple[float, dict[str, float]]]:
+    """The lines of a node's file: when they were written, and the figures."""
+    with suppress(OSError):
+        file = JournalFile(path.name, str(path), path.stat().st_size)
+        for piece in read_pieces(file):
+            for _, record in piece.reading.records:
+                metrics = record.get("metrics")
+                if isinstance(metrics, dict):
+                    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+                    yield float(record["t"]), numbers

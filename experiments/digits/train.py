@@ -1,6 +1,7 @@
 """Train a small CNN on scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels), on all processes of a run.
 
-Works as a slurmtrain run, under torchrun, and as a plain ``python train.py``.
+How it is distributed is what the spec's ``strategy`` says; by default, each process has the whole model. Works as a
+slurmtrain run, under torchrun, and as a plain ``python train.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import slurmtrain
@@ -45,13 +45,9 @@ def cosine(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images (n, 1, 8, 8) that the model classifies correctly."""
-    model.eval()
-    right = (model(images).argmax(1) == labels).float().mean().item()
-    model.train()
-    return right
+def accuracy_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """The share of images that are classified correctly, from their ``logits`` (n, 10)."""
+    return (logits.argmax(1) == labels).float().mean()
 
 
 def main() -> None:
@@ -59,14 +55,17 @@ def main() -> None:
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
         torch.manual_seed(params["seed"])
-        model = DistributedDataParallel(network().to(run.device))
-        optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+        model = run.parallelize(network())
+        optimizer = run.optimizer(torch.optim.SGD, model.parameters(), lr=params["lr"], momentum=0.9)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, params["steps"]))
         training, test = digits(run.device)
         loader = run.loader(training, params["batch_size"], seed=params["seed"])
         # Same initial weights on all ranks, but different dropout masks from here on.
         torch.manual_seed(params["seed"] + 1 + run.rank)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        def accuracy() -> Tensor:
+            return run.evaluate(model, accuracy_of, (run.share(*test.tensors) for _ in range(1)))
 
         for step, (images, labels) in run.steps(params["steps"], loader):
             loss = nn.functional.cross_entropy(model(images), labels)
@@ -75,14 +74,15 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             run.log(loss=loss.detach(), lr=scheduler.get_last_lr()[0])
-            if run.rank == 0 and (step + 1) % 100 == 0:
-                run.log(test_accuracy=accuracy(model.module, *test.tensors))
-                print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
+            if (step + 1) % 100 == 0:
+                run.log(test_accuracy=accuracy())
+                if run.rank == 0:
+                    print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
 
-        final = accuracy(model.module, *test.tensors)
+        final = accuracy()
         run.log(test_accuracy=final)
         if run.rank == 0:
-            print(f"test accuracy {final:.4f}", flush=True)
+            print(f"test accuracy {final.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

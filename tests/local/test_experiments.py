@@ -7,15 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.rare import rare
 from helpers.site import Site, until
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent.parent / "experiments"
+# Of digits; zero3 is always tested.
+STRATEGIES = ("bf16", "ddp", "zero1")
 
 
 def test_there_is_a_test_for_every_experiment() -> None:
     specs = sorted(path.relative_to(EXPERIMENTS).as_posix() for path in EXPERIMENTS.rglob("*.yaml"))
     # test_experiments_gpt.py says so of those of the GPT.
-    assert [spec for spec in specs if not spec.startswith("gpt/")] == ["digits/digits.yaml", "plain/plain.yaml"]
+    digits = sorted(f"digits/{name}.yaml" for name in ("digits", "zero3", *STRATEGIES))
+    others = [spec for spec in specs if not spec.startswith(("gpt/", "deepspeed/", "megatron/"))]
+    assert others == [*digits, "plain/plain.yaml"]
 
 
 @pytest.mark.slow
@@ -29,6 +34,18 @@ def test_digits_reaches_97_percent_over_two_processes_and_is_mirrored(site: Site
     assert run["checkpoint"]["step"] == run["step"] == run["total_steps"] == 600
     assert run["mlflow_run_id"]
     assert len(list(Path(run["dir"]).glob("attempts/*/logs/rank-*.log"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero3", *(pytest.param(each, marks=rare) for each in STRATEGIES)])
+def test_digits_reaches_it_with_other_strategies(site: Site, name: str) -> None:
+    spec = str(EXPERIMENTS / "digits" / f"{name}.yaml")
+    # All steps in the rare ones; a third of them is enough to see that it learns.
+    steps, least = (600, 0.97) if name in STRATEGIES else (200, 0.95)
+    overrides = (f"params.steps={steps}", "tracking.mlflow.enabled=false", "--executor", "local", "--wait")
+    [run] = site.json("submit", spec, *overrides, cwd=EXPERIMENTS.parent)["runs"]
+    assert (run["name"], run["state"], run["step"]) == (f"digits-{name}", "completed", steps)
+    assert run["metrics"]["test_accuracy"] >= least
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from helpers.gpt import GPT, TOLERANCE, logged_losses, losses_of_one_process
@@ -13,16 +14,18 @@ STEPS = 24
 # bfloat16 has 8 significant bits, so that each number is off by up to 1 part in 256; most of that cancels out.
 TOLERANCES = {"bf16": 0.005, "fp16": 0.001, "bf16-hook": 0.005, "powersgd": 0.1, "topk": 0.2}
 SHORT = (f"params.steps={STEPS}", "tracking.mlflow.enabled=false")
-SLOW = "+params.seconds_per_step=0.1"
+SLOW = "params.seconds_per_step=0.1"
 NAMES = (
     "accumulation",
     "activation-checkpointing",
     "bf16",
     "bf16-hook",
+    "components",
     "ddp",
     "dp",
     "elastic",
     "fp16",
+    "hierarchical",
     "hsdp",
     "interleaved",
     "mesh",
@@ -30,10 +33,13 @@ NAMES = (
     "offload",
     "pipeline",
     "tensor",
+    "topology",
     "zero1",
     "zero2",
     "zero3",
 )
+# Those with scripts of their own.
+OF_OTHERS = {"deepspeed": "deepspeed", "megatron": "torch"}
 # Those whose hooks have a state; PowerSGD begins before the preemption.
 WITH_STATE = {"powersgd": ("strategy.start_powersgd_iter=2",), "topk": ()}
 
@@ -49,8 +55,12 @@ def expected() -> list[float]:
 
 def start(site: Site, name: str, *overrides: str) -> str:
     """Submit a spec, and wait until it has made a few steps. Returns the run's id."""
-    arguments = ("--executor", "local", *SHORT, SLOW, *overrides)
-    [run] = site.json("submit", str(GPT / f"{name}.yaml"), *arguments, cwd=PROJECT)["runs"]
+    return start_spec(site, GPT / f"{name}.yaml", f"+{SLOW}", *overrides)
+
+
+def start_spec(site: Site, spec: Path, *overrides: str) -> str:
+    """The same for any ``spec``."""
+    [run] = site.json("submit", str(spec), "--executor", "local", *SHORT, *overrides, cwd=PROJECT)["runs"]
     until(lambda: len(logged_losses(site.runs / run["id"])) > 3, "the first steps")
     return str(run["id"])
 
@@ -89,6 +99,19 @@ def test_each_is_preempted_and_has_the_losses_of_one_process(site: Site, expecte
     run_id = start(site, name)
     preempt(site, run_id)
     check(site, run_id, expected, TOLERANCES.get(name, TOLERANCE))
+
+
+# test_launchers.py preempts scripts that such launchers start.
+@rare
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "module"), OF_OTHERS.items())
+def test_scripts_of_other_trainers_are_preempted_and_have_them_too(
+    site: Site, expected: list[float], name: str, module: str
+) -> None:
+    pytest.importorskip(module)
+    run_id = start_spec(site, GPT.parent / name / f"{name}.yaml", SLOW)
+    preempt(site, run_id)
+    check(site, run_id, expected, TOLERANCE)
 
 
 # tests/unit/runtime/strategies saves and restores them.

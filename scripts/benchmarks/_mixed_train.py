@@ -19,6 +19,8 @@ import slurmtrain
 _CGROUPS = Path("/sys/fs/cgroup")
 # Short, so that a step has many periods.
 _PERIOD_US = 10_000
+_WIDTH = 256
+_BATCHES = 8
 
 
 def limit(part: float) -> None:
@@ -44,15 +46,18 @@ def main() -> None:
         torch.set_num_threads(1)
         limit(params["parts"][run.rank])
         torch.manual_seed(0)
-        layers = [layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.Tanh())]
-        model = run.parallelize(nn.Sequential(*layers, nn.Linear(512, 1)))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.Tanh())]
+        model = run.parallelize(nn.Sequential(*layers, nn.Linear(_WIDTH, 1)))
         optimizer = run.optimizer(torch.optim.SGD, model.parameters(), lr=0.01)
         run.checkpoint(model=model, optimizer=optimizer)
+        # Drawn beforehand: all ranks have the whole batch, and drawing it would take as long on each.
+        draw = torch.Generator().manual_seed(0)
+        batches = [torch.randn(params["batch"], _WIDTH, generator=draw) for _ in range(_BATCHES)]
         began, loss = 0.0, torch.zeros(())
         for step in run.steps(params["steps"]):
             if step == params["skip"]:
                 began = time.perf_counter()
-            inputs = torch.randn(params["batch"], 512, generator=torch.Generator().manual_seed(step))
+            inputs = batches[step % _BATCHES]
             own, targets = run.share(inputs, inputs.mean(1, keepdim=True))
             loss = nn.functional.mse_loss(model(own), targets)
             optimizer.zero_grad()

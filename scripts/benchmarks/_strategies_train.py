@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from slurmtrain.model.spec.strategy.mesh import MeshSpec
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 RANKS_PER_NODE = 2
@@ -55,6 +57,10 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.001)
 
 
+RANK, BEGIN = 4, 2
+# In MB. torch's PowerSGD may wait for itself on gloo if there are several buckets.
+ONE_BUCKET = 1000
+
 # --- by strategy ---
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -63,7 +69,16 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "zero1": {"name": "zero1"},
     "zero2": {"name": "fsdp", "reshard_after_forward": False},
     "zero3": {"name": "fsdp"},
+    "offload": {"name": "fsdp", "offload": True},
     "hsdp": {"name": "hsdp"},
+    "mesh": {"name": "fsdp", "mesh": MeshSpec(dp=2, tp=2)},
+    "powersgd": {
+        "name": "ddp",
+        "hook": "powersgd",
+        "matrix_approximation_rank": RANK,
+        "start_powersgd_iter": BEGIN,
+        "bucket_cap_mb": ONE_BUCKET,
+    },
     "tensor": {"name": "tensor"},
     "pipeline": {"name": "pipeline", "microbatches": MICROBATCHES},
 }
@@ -81,7 +96,7 @@ def by_strategy(name: str) -> tuple[Step, int, int]:
     optimizer = strategy.optimizer(torch.optim.AdamW, model.parameters(), {"lr": 0.001})
 
     def step(text: Tensor, following: Tensor) -> None:
-        strategy.forward_backward(model, GPT.loss_of, text, following, 0, 1)
+        strategy.forward_backward(model, GPT.loss_of, (text, following), 0, microbatches=1, divide=lambda rows: (rows,))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -104,7 +119,12 @@ def ddp_by_hand(name: str) -> Step:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = DistributedDataParallel(new_model())
+    model = DistributedDataParallel(new_model(), bucket_cap_mb=ONE_BUCKET if name == "powersgd" else None)
+    if name == "powersgd":
+        # Importing it takes NumPy, as torch's random matrices do.
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        model.register_comm_hook(powerSGD_hook.PowerSGDState(None, RANK, BEGIN), powerSGD_hook.powerSGD_hook)
     if name == "ddp-fp16-hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if name == "zero1":
@@ -113,22 +133,24 @@ def ddp_by_hand(name: str) -> Step:
 
 
 def fsdp_by_hand(name: str) -> Step:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     nodes = dist.get_world_size() // RANKS_PER_NODE
     shape = (nodes, RANKS_PER_NODE) if name == "hsdp" else (dist.get_world_size(),)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     model: Any = new_model()
+    offload = CPUOffloadPolicy(pin_memory=False) if name == "offload" else OffloadPolicy()
     for module in (*model.blocks, *model.head, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=False if name == "zero2" else None)
+        fully_shard(module, mesh=mesh, reshard_after_forward=False if name == "zero2" else None, offload_policy=offload)
     return plain_step(model, adam(model))
 
 
-def tensor_by_hand(_name: str) -> Step:
+def tensor_by_hand(name: str) -> Step:
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model = new_model()
+    model: Any = new_model()
     plan = {
         "embedding.bytes": RowwiseParallel(input_layouts=Replicate()),
         "embedding.places": RowwiseParallel(input_layouts=Replicate()),
@@ -136,7 +158,13 @@ def tensor_by_hand(_name: str) -> Step:
         "blocks.*.mlp.1": ColwiseParallel(), "blocks.*.mlp.3": RowwiseParallel(),
         "head.1": ColwiseParallel(output_layouts=Replicate()),
     }  # fmt: skip
-    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    ranks = dist.get_world_size()
+    divided = 2 if name == "mesh" else ranks
+    mesh = init_device_mesh("cpu", (ranks // divided, divided), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, mesh["tp"], plan)
+    if divided < ranks:
+        for module in (*model.blocks, *model.head, model):
+            fully_shard(module, mesh=mesh["dp"])
     return plain_step(model, adam(model))
 
 
@@ -166,9 +194,9 @@ def pipeline_by_hand(_name: str) -> Step:
 
 
 BY_HAND: dict[str, Callable[[str], Step]] = {
-    **dict.fromkeys(("ddp", "ddp-fp16-hook", "zero1"), ddp_by_hand),
-    **dict.fromkeys(("zero2", "zero3", "hsdp"), fsdp_by_hand),
-    "tensor": tensor_by_hand,
+    **dict.fromkeys(("ddp", "ddp-fp16-hook", "powersgd", "zero1"), ddp_by_hand),
+    **dict.fromkeys(("zero2", "zero3", "offload", "hsdp"), fsdp_by_hand),
+    **dict.fromkeys(("tensor", "mesh"), tensor_by_hand),
     "pipeline": pipeline_by_hand,
 }
 
@@ -182,6 +210,36 @@ def by_accelerate() -> Step:
 
     def step(text: Tensor, following: Tensor) -> None:
         accelerator.backward(GPT.loss_of(model(text), following))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def by_lightning(name: str) -> Step:
+    """Lightning Fabric's DDP, or its FSDP2, which leaves what is sharded to a function of the user."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def sharded(model: Any, mesh: Any) -> Any:
+        for module in (*model.blocks, *model.head, model):
+            fully_shard(module, mesh=mesh["data_parallel"])
+        return model
+
+    ranks = dist.get_world_size()
+    strategy = (
+        DDPStrategy()
+        if name == "ddp"
+        else ModelParallelStrategy(sharded, data_parallel_size=ranks, tensor_parallel_size=1)
+    )
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy)
+    fabric.launch()
+    model: Any = fabric.setup_module(new_model())
+    optimizer: Any = fabric.setup_optimizers(adam(model))
+
+    def step(text: Tensor, following: Tensor) -> None:
+        fabric.backward(GPT.loss_of(model(text), following))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -214,6 +272,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, required=True)
     parser.add_argument("--only")
     parser.add_argument("--accelerate", action="store_true")
+    parser.add_argument("--lightning", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -223,12 +282,16 @@ def main() -> None:
     part, parts = 0, 1
     if arguments.only != "hand":
         sides["strategy"], part, parts = by_strategy(name)
+    elif name == "mesh":
+        part, parts = dist.get_rank() // 2, 2
     elif name not in ("tensor", "pipeline"):
         part, parts = dist.get_rank(), dist.get_world_size()
     if arguments.only != "strategy":
         sides["hand"] = BY_HAND[name](name)
     if arguments.accelerate:
         sides["accelerate"] = by_accelerate()
+    if arguments.lightning:
+        sides["lightning"] = by_lightning(name)
     whole = GPT.batch_of(GPT.standard_library(), 0, BATCH, CONTEXT, 0)
     share = (whole[0][part::parts], whole[1][part::parts])
     results: dict[str, dict[str, list[float]]] = {side: {"seconds": [], "bytes": []} for side in sides}

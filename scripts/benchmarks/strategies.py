@@ -12,17 +12,20 @@ from typing import Any
 from _measure import ROOT, Report, run_quietly, say
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_strategies_train.py"
-NAMES = ("ddp", "ddp-fp16-hook", "zero1", "zero2", "zero3", "hsdp", "tensor", "pipeline")
+NAMES = (
+    "ddp", "ddp-fp16-hook", "powersgd", "zero1", "zero2", "zero3", "offload", "hsdp", "tensor", "mesh", "pipeline",
+)  # fmt: skip
 PROCESSES = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="STRATEGY", choices=NAMES, help=f"one of {', '.join(NAMES)}")
+    parser.add_argument("--turns", type=int, metavar="T", help="turns of each side (default: 20; 2 with --quick)")
 
 
 def run(arguments: argparse.Namespace) -> Report:
     report = Report()
-    turns = 2 if arguments.quick else 20
+    turns = arguments.turns or (2 if arguments.quick else 20)
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         for name in [arguments.only] if arguments.only else NAMES:
             compare(report, Path(folder) / "out.json", name, turns)
@@ -32,7 +35,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 def compare(report: Report, out: Path, name: str, turns: int) -> None:
     """Add the figures of a strategy to the report."""
-    more = ["--accelerate"] if name == "ddp" else []
+    more = {"ddp": ["--accelerate", "--lightning"], "zero3": ["--lightning"]}.get(name, [])
     sides = train(out, name, turns, *more)["sides"]
     for side, measured in sides.items():
         report.figure(f"{name}: {side}, step", [value * 1000 for value in measured["seconds"]], "ms")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 
 import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
-from helpers.cluster_runs import events, preempt
+from helpers.cluster_runs import events, preempt, watching
 from helpers.gpt import TOLERANCE, logged_losses, losses_with
 from helpers.rare import rare
-from helpers.site import until
+from helpers.site import PATIENCE_S, seldom, until
 
 STEPS = 200
+# How often the processes of a node are killed while a run grows: more by hand.
+KILLS = int(os.environ.get("TEST_GROWTH_KILLS", "2"))
 
 
 def blocked(cluster: Cluster, nodes: int) -> str:
@@ -173,3 +177,51 @@ def test_a_run_whose_node_0_dies_after_it_has_grown_goes_on_and_leaves_no_job(
     for step, loss in logged_losses(site.runs / run_id):
         assert loss == pytest.approx(expected[step - 1], rel=TOLERANCE)
     until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
+
+
+# Slurm starts a requeued job after two minutes.
+@rare
+@pytest.mark.timeout(600 * (KILLS + 1))
+def test_a_run_that_grows_completes_though_all_processes_of_a_node_are_killed_at_any_moment(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    steps, chance = STEPS * (KILLS + 1), random.Random(int(os.environ.get("TEST_CHAOS_SEED", "1")))
+    others, alone = blocked(cluster, NODES - 2), blocked(cluster, 1)
+    patient = "requeue={max_failures: 50, max_node_failures: 50, restarts_in_place: 5, backoff_s: 0}"
+    requests, moments = 0, []
+    with watching(site):
+        run_id = submit(site, steps, patient, "checkpoint.every={steps: 20}")
+        over = seldom(lambda: site.status(run_id)["state"] in ("completed", "failed", "cancelled", "lost"))
+        for _ in range(KILLS):
+            until(
+                lambda requests=requests: len(events(site, run_id, "nodes_requested")) > requests or over(),
+                f"a request after {moments}",
+                patience_s=4 * PATIENCE_S,
+            )
+            cluster.slurm("scancel", alone)
+            time.sleep(moment := chance.uniform(0, 12))
+            node = chance.choice(sorted(nodes_of(site, run_id)))
+            requests, saved = len(events(site, run_id, "nodes_requested")), len(events(site, run_id, "saved"))
+            cluster.kill_all_of(site.person.uid, node)
+            moments.append((round(moment, 1), node))
+            # So that the run has a single node again, and waits for another one.
+            alone = blocked(cluster, 1)
+            until(
+                lambda saved=saved: len(events(site, run_id, "saved")) > saved or over(),
+                f"a checkpoint after {moments}",
+                patience_s=4 * PATIENCE_S,
+            )
+        cluster.slurm("scancel", alone, others)
+        until(over, f"the end of the run after {moments}", patience_s=4 * PATIENCE_S)
+    run = site.show(run_id)
+    assert (run["state"], run["step"]) == ("completed", steps), moments
+    expected = losses_with(site.python, steps)
+    for step, loss in logged_losses(site.runs / run_id):
+        assert loss == pytest.approx(expected[step - 1], rel=TOLERANCE), step
+    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
+
+
+def nodes_of(site: ClusterSite, run_id: str) -> set[int]:
+    """The nodes that agents of the newest attempt are on."""
+    agents = events(site, run_id, "agent")
+    return {int(event["host"].removeprefix("node")) for event in agents if event["attempt"] == agents[-1]["attempt"]}

@@ -11,8 +11,8 @@ from helpers.rare import rare
 STEPS = 24
 # Those of experiments/gpt that are neither for a single process nor for a changing number of nodes.
 NAMES = (
-    "accumulation", "activation-checkpointing", "bf16", "bf16-hook", "ddp", "fp16", "hsdp", "interleaved", "mesh",
-    "offload", "pipeline", "powersgd", "tensor", "topk", "zero1", "zero2", "zero3",
+    "accumulation", "activation-checkpointing", "bf16", "bf16-hook", "ddp", "fp16", "hierarchical", "hsdp",
+    "interleaved", "mesh", "offload", "pipeline", "powersgd", "tensor", "topk", "zero1", "zero2", "zero3",
 )  # fmt: skip
 # bfloat16 has 8 significant bits, so that each number is off by up to 1 part in 256; most of that cancels out. What
 # PowerSGD and Top-k leave out of the gradients of a step comes with the next ones.
@@ -38,6 +38,18 @@ def losses_of(site: ClusterSite, run_id: str) -> list[float]:
     return list(losses)
 
 
+def losses_of_preempted(site: ClusterSite, cluster: Cluster, name: str, *overrides: str) -> list[float]:
+    """The losses of an experiment that is preempted once and completed."""
+    run_id = submit(site, name, *overrides, "+params.seconds_per_step=0.2")
+    site.until_step(run_id, 4)
+    job = site.job(run_id)
+    preempt(cluster, lambda: cluster.restarts(job) == 1)
+    site.until_state(run_id, "completed")
+    assert len(set(site.show(run_id)["attempts"][-1]["nodes"])) == 2
+    assert len(events(site, run_id, "restored")) == 1
+    return losses_of(site, run_id)
+
+
 @pytest.fixture(scope="module")
 def one_process(person: Person) -> list[float]:
     return losses_with(str(person.python), STEPS)
@@ -52,16 +64,18 @@ def test_each_strategy_over_two_nodes_is_preempted_and_goes_on_bit_for_bit(
     begun_soon = WITH_STATE.get(name, ())
     undisturbed = submit(site, name, *begun_soon)
     site.until_state(undisturbed, "completed")
-    run_id = submit(site, name, *begun_soon, "+params.seconds_per_step=0.2")
-    site.until_step(run_id, 4)
-    job = site.job(run_id)
-    preempt(cluster, lambda: cluster.restarts(job) == 1)
-    site.until_state(run_id, "completed")
-    assert len(set(site.show(run_id)["attempts"][-1]["nodes"])) == 2
-    assert len(events(site, run_id, "restored")) == 1
-    losses = losses_of(site, run_id)
+    losses = losses_of_preempted(site, cluster, name, *begun_soon)
     assert losses == losses_of(site, undisturbed)
     assert losses == pytest.approx(one_process, rel=TOLERANCES.get(name, TOLERANCE))
+
+
+# Times, and so the shares, are not those of another run.
+@rare
+@pytest.mark.slow
+def test_a_run_with_shares_by_speed_is_preempted_and_has_the_losses_of_one_process(
+    site: ClusterSite, cluster: Cluster, one_process: list[float]
+) -> None:
+    assert losses_of_preempted(site, cluster, "mixed") == pytest.approx(one_process, rel=TOLERANCE)
 
 
 # A strategy, and processes on each of two nodes: each goes on from the checkpoint of the one before it.

@@ -18,14 +18,14 @@ GPT = PROJECT / "experiments" / "gpt"
 TOLERANCE = 2e-6
 
 
-def losses_of_one_process(steps: int) -> list[float]:
-    """The losses of a plain loop on one process."""
+def losses_of_one_process(steps: int, **changed: Any) -> list[float]:
+    """The losses of a plain loop on one process. ``changed``: parameters of the script."""
     location = importlib.util.spec_from_file_location("gpt_experiment", GPT / "train.py")
     assert location is not None
     assert location.loader is not None
     script: Any = importlib.util.module_from_spec(location)
     location.loader.exec_module(script)
-    params, text = script.PARAMS, script.standard_library()
+    params, text = {**script.PARAMS, **changed}, script.standard_library()
     # Threads that wait for each other by spinning take many times as long beside other tests on the same cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,9 +44,10 @@ def losses_of_one_process(steps: int) -> list[float]:
     return losses
 
 
-def losses_with(python: str, steps: int) -> list[float]:
+def losses_with(python: str, steps: int, **changed: Any) -> list[float]:
     """The same with another Python, whose standard library is the text."""
-    program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps(f({steps})))"
+    call = f"f({steps}, **{changed!r})"
+    program = f"import json; from helpers.gpt import losses_of_one_process as f; print(json.dumps({call}))"
     environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'tests'}{os.pathsep}{PROJECT}"}
     printed = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=True)
     losses: list[float] = json.loads(printed.stdout)

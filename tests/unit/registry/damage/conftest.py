@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -13,6 +14,8 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.ops.shared.observe import observe
 
+LONG_AGO = 1_700_000_000
+
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,6 +26,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         simulated = SimulatedRun(workspace.root.run(each), spec={"name": f"run-{number}"}, executor="local")
         simulated.created().submitted().started().reached(number)
         simulated.crashed() if number % 2 else simulated.ended("completed")
+        # A command that finds them unchanged for seconds notes that they have settled, whatever else it does.
+        for folder in (runs / each).iterdir():
+            os.utime(folder, (LONG_AGO, LONG_AGO))
     observe(workspace, ask_slurm=False)
     workspace.store.close()
     with sqlite3.connect(runs / "registry.db") as connection:

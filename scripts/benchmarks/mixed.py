@@ -1,6 +1,8 @@
 """Two nodes of which one has half or a quarter of a CPU: shares by their speeds, equal shares, and each node alone.
 
 Both nodes are agents on this machine, with one process each, and a cgroup limits the second one; that takes root.
+Processes that share a machine slow each other down, also if they have nothing to do with each other: so each node
+trains alone twice, once while the other does so too, and once by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,23 +38,45 @@ class Bench:
 
     def samples_per_s(self, parts: Sequence[float], mixed: bool) -> float:
         """The throughput of nodes that have these ``parts`` of a CPU, with shares by their speeds if ``mixed``."""
-        out = self.folder / "out.json"
-        spec = self.folder / "mixed.yaml"
+        return self._train("both", parts, self.steps, _SKIP, mixed=mixed)
+
+    def sum_at_once(self, parts: Sequence[float]) -> float:
+        """The sum of the throughputs of nodes with these ``parts`` of a CPU, each in a run of its own, all at once.
+
+        A slower node makes fewer steps, so that all of them train for about as long.
+        """
+        with ThreadPoolExecutor(len(parts)) as pool:
+            runs = [
+                pool.submit(
+                    self._train, f"node-{node}", [part], round(self.steps * part), round(_SKIP * part), mixed=False
+                )
+                for node, part in enumerate(parts)
+            ]
+            return sum(each.result() for each in runs)
+
+    def _train(self, name: str, parts: Sequence[float], steps: int, skip: int, *, mixed: bool) -> float:
+        """Samples a second of a run of this ``name``, in its ``steps`` without those to ``skip`` at first."""
+        out = self.folder / f"{name}.json"
+        spec = self.folder / f"{name}.yaml"
         spec.write_text(
             json.dumps(
                 {
-                    "name": "bench-mixed",
+                    "name": f"bench-{name}",
                     "command": f"python {ROOT / 'scripts' / 'benchmarks' / '_mixed_train.py'}",
                     "workdir": str(self.folder),
                     "code": "none",
                     "resources": {"nodes": len(parts), "procs_per_node": 1, "mixed": mixed},
                     "params": {
-                        "parts": list(parts), "steps": self.steps, "skip": _SKIP, "batch": self.batch, "out": str(out),
+                        "parts": list(parts),
+                        "steps": steps,
+                        "skip": skip,
+                        "batch": self.batch,
+                        "out": str(out),
                     },
                     "tracking": {"mlflow": {"enabled": False}},
                 }
             )
-        )  # fmt: skip
+        )
         run_quietly(
             command("submit", str(spec), "--executor", "local", "--wait"), SLURMTRAIN_RUNS=str(self.folder / "runs")
         )
@@ -83,36 +108,28 @@ def run(arguments: argparse.Namespace) -> Report:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         bench = Bench(Path(folder), steps, _BATCH)
-        # What this machine can do at most: two nodes that nothing limits share its memory and exchange gradients, too.
-        whole = in_turns(
-            {
-                "both whole": partial(bench.samples_per_s, (1.0, 1.0), mixed=False),
-                "whole alone": partial(bench.samples_per_s, (1.0,), mixed=False),
-            },
-            rounds,
-            warm=0,
-        )
-        report.figure("1 and 1 CPU: equal", whole["both whole"], "samples/s")
-        report.ratio("1 and 1 CPU: equal/sum of both alone", whole["both whole"], [2 * s for s in whole["whole alone"]])
-        for part in _PARTS:
-            speeds = in_turns(
-                {
-                    "balanced": partial(bench.samples_per_s, (1.0, part), mixed=True),
-                    "equal": partial(bench.samples_per_s, (1.0, part), mixed=False),
-                    "whole alone": partial(bench.samples_per_s, (1.0,), mixed=False),
-                    "limited alone": partial(bench.samples_per_s, (part,), mixed=False),
-                },
-                rounds,
-                warm=0,
-            )
+        for part in (1.0, *_PARTS):
+            parts = (1.0, part)
+            sides = {
+                "equal": partial(bench.samples_per_s, parts, mixed=False),
+                "each alone, at once": partial(bench.sum_at_once, parts),
+                "first alone": partial(bench.samples_per_s, (1.0,), mixed=False),
+                "second alone": partial(bench.samples_per_s, (part,), mixed=False),
+            }
+            if part < 1:
+                sides = {"balanced": partial(bench.samples_per_s, parts, mixed=True), **sides}
+            speeds = in_turns(sides, rounds, warm=0)
             say(f"{part}: {speeds}")
             name = f"1 and {part:g} CPU"
             for kind, values in speeds.items():
                 report.figure(f"{name}: {kind}", values, "samples/s")
-            both = [
-                whole + limited for whole, limited in zip(speeds["whole alone"], speeds["limited alone"], strict=True)
+            alone = [
+                first + second for first, second in zip(speeds["first alone"], speeds["second alone"], strict=True)
             ]
-            report.ratio(f"{name}: balanced/equal", speeds["balanced"], speeds["equal"])
-            report.ratio(f"{name}: balanced/sum of both alone", speeds["balanced"], both)
+            for kind in [kind for kind in ("balanced", "equal") if kind in speeds]:
+                report.ratio(f"{name}: {kind}/each alone, at once", speeds[kind], speeds["each alone, at once"])
+                report.ratio(f"{name}: {kind}/sum of both alone", speeds[kind], alone)
+            if part < 1:
+                report.ratio(f"{name}: balanced/equal", speeds["balanced"], speeds["equal"])
         remove_cgroups()
     return report

@@ -15,7 +15,7 @@ from helpers.rare import rare
 from helpers.site import PATIENCE_S, seldom, until
 
 STEPS = 200
-# How often the processes of a node are killed while a run grows: more by hand.
+# How often the processes of a node are killed while a run grows.
 KILLS = int(os.environ.get("TEST_GROWTH_KILLS", "2"))
 
 

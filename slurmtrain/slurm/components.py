@@ -55,19 +55,20 @@ def step_parts(others: Sequence[Sequence[str]], folder: Path) -> list[str]:
     """For each component after the first, what precedes the command of its tasks in the srun over all components.
 
     Args:
-        others: the options of srun for each of these components.
+        others: the options of srun for each of these components, with those of :func:`part_options`.
         folder: that of the logs.
     """
     log = f'{shlex.quote(str(folder))}/"${{SLURM_JOB_ID}}_%t_log.out"'
-    return [
-        f"{shlex.join([het_group(number), '--unbuffered', *options])} --output {log}"
-        for number, options in enumerate(others, start=1)
-    ]
+    return [f"{shlex.join([*options, '--unbuffered'])} --output {log}" for options in others]
 
 
-def het_group(number: int) -> str:
-    """The option of srun for the component with this ``number``."""
-    return f"--het-group={number}"
+def part_options(number: int, nodes: int) -> list[str]:
+    """The options of srun for a part of the step: a task on each of the ``nodes`` of the component ``number``.
+
+    Seen on 24.11: without them, each part has as many nodes and tasks as SLURM_NNODES and SLURM_NTASKS say, which are
+    those of component 0.
+    """
+    return [f"--het-group={number}", f"--nodes={nodes}", f"--ntasks={nodes}"]
 
 
 def join_parts(command: str, parts: Sequence[str]) -> str:

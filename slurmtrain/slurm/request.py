@@ -18,7 +18,7 @@ from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.runtime.environment import network_profile
-from slurmtrain.slurm.components import het_group, join_parts, sbatch_lines, step_parts
+from slurmtrain.slurm.components import join_parts, part_options, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
@@ -89,10 +89,14 @@ def make_request(
     job = _Job(f"{plan.spec.name}-{run.id}", run.path, lines + prologue(plan, submission), epilogue(submission))
     options = _options(first, excluded_nodes, dependency_of(plan, after, singleton=singleton))
     parameters = _parameters(first, job, options)
-    if others:
-        parameters["srun_args"] = [het_group(0), *parameters["srun_args"]]
-    parts = step_parts([_srun_options(each) for each in others], submission.submitit)
-    return Request(folder=submission.submitit, parameters=parameters, parts=parts)
+    if not others:
+        return Request(folder=submission.submitit, parameters=parameters)
+    parts = [
+        [*part_options(number, each.spec.resources.nodes.max), *_srun_options(each)]
+        for number, each in enumerate(plan.components)
+    ]
+    parameters["srun_args"] = parts[0]
+    return Request(submission.submitit, parameters, step_parts(parts[1:], submission.submitit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,9 +252,12 @@ class Store:
         """Lines of a run's journals that are not records, ordered by journal and offset."""
         from slurmtrain.registry.fact_rows import GARBAGE
 
-        rows = self._rows(schema.garbage, [run_id])
-        rows.sort(key=lambda row: (row["source"], row["offset"]))
-        return [GARBAGE.read(row) for row in rows]
+        def read(connection: sa.Connection) -> list[Garbage]:
+            rows = list(queries.rows(connection, schema.garbage, [run_id]))
+            rows.sort(key=lambda row: (row["source"], row["offset"]))
+            return [GARBAGE.read(row) for row in rows]
+
+        return self._read(read)
 
     def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
@@ -271,10 +274,13 @@ class Store:
         """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
         from slurmtrain.registry.sent import SENT
 
-        by_run: dict[str, dict[str, Sent]] = {}
-        for row in self._rows(schema.sent, run_ids):
-            by_run.setdefault(row["run_id"], {})[row["tracker"]] = SENT.read(row)
-        return by_run
+        def read(connection: sa.Connection) -> dict[str, dict[str, Sent]]:
+            by_run: dict[str, dict[str, Sent]] = {}
+            for row in queries.rows(connection, schema.sent, run_ids):
+                by_run.setdefault(row["run_id"], {})[row["tracker"]] = SENT.read(row)
+            return by_run
+
+        return self._read(read)
 
     def unsent(self, run_ids: Collection[str]) -> list[str]:
         """Those of these runs of whose metrics more was read than was sent to some tracker."""

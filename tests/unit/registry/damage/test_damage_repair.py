@@ -88,6 +88,16 @@ def test_text_that_is_no_text_is_repaired_by_the_command_that_reads_it(root: Roo
     assert root.check() == []
 
 
+def test_what_trackers_have_is_repaired_by_the_command_that_reads_it(root: Root) -> None:
+    root.execute("UPDATE sent SET refused = '{\"from\": [1]}'")
+    warnings: list[str] = []
+    assert root.open(warnings.append).store.sent() == {}
+    [warning] = warnings
+    assert "was damaged" in warning
+    assert root.beside == ["registry.db", "registry.db.damaged"]
+    assert root.check() == []
+
+
 def test_a_value_that_only_a_listed_run_has_is_reported_with_the_cure(root: Root) -> None:
     root.execute("UPDATE run SET metrics = '{\"loss\": [1]}'")
     [listed, *_] = root.open().store.listed().values()

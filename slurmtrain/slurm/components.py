@@ -65,8 +65,8 @@ def step_parts(others: Sequence[Sequence[str]], folder: Path) -> list[str]:
 def part_options(number: int, nodes: int) -> list[str]:
     """The options of srun for a part of the step: a task on each of the ``nodes`` of the component ``number``.
 
-    Seen on 24.11: without them, each part has as many nodes and tasks as SLURM_NNODES and SLURM_NTASKS say, which are
-    those of component 0.
+    Seen on 24.11: without the numbers, a component of two nodes after one of a single node has one task; on 22.05 it
+    has two.
     """
     return [f"--het-group={number}", f"--nodes={nodes}", f"--ntasks={nodes}"]
 

@@ -13,7 +13,7 @@ from slurmtrain.cli.lazy import LazyGroup
 from slurmtrain.cli.shared import output
 from slurmtrain.errors import SlurmtrainError, UserError
 from slurmtrain.system.inherited import private_umask
-from slurmtrain.system.interpreter import collect_rarely, leave_quickly
+from slurmtrain.system.interpreter import collect_rarely, ensure_utf8, leave_quickly
 from slurmtrain.version import __version__
 
 INTERRUPTED = 130
@@ -113,6 +113,8 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 success, 1 failure, 2 wrong input, 130 interrupted."""
+    if arguments is None:
+        ensure_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     output.attach_streams()
     collect_rarely()

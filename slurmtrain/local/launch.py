@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from slurmtrain.runtime.environment.gpus import local_job
 from slurmtrain.runtime.environment.variables import scrubbed
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP, users_umask
+from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import Process, processes_with_argument
 
 
@@ -74,7 +74,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
     }
     environ = {**scrubbed(os.environ), **users_umask(), **local_job(job_id, gpus()), **secrets}
     completed = subprocess.run(
-        [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
+        own_python("-m", "slurmtrain.local.launcher", json.dumps(request)),
         env=environ,
         cwd=submission.path,
         stdin=subprocess.DEVNULL,

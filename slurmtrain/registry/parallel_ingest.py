@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.registry.reader_process import ReadRuns, read_runs
 from slurmtrain.registry.transaction import Transaction
+from slurmtrain.system.interpreter import own_python
 
 ShowRuns = Callable[[int, int], None]
 """A callback that takes the number of runs read and the total."""
@@ -97,7 +97,7 @@ class _Reader:
         self._dialect = dialect
         self._is_stopped = False
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROCESS, dialect],
+            own_python("-P", "-c", _PROCESS, dialect),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

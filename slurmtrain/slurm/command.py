@@ -48,7 +48,7 @@ def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) 
             env=command_environment(),
             input=stdin,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=timeout_s,
             check=False,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from typing import IO
 
+from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import block_signals
 
 
@@ -38,7 +38,7 @@ class HelperProcess:
         """
         with block_signals(blocked):
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
+                own_python("-P", "-m", module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if answers else None,
                 # What waits for an answer looks at the pipe.

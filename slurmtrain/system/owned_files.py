@@ -310,7 +310,7 @@ def _group_name(gid: int) -> str:
 def _hint_on_nobody(uid: int) -> str:
     """Why files may seem to be nobody's; empty for any other account."""
     try:
-        nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        nobody = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         nobody = 65534
     if uid != nobody:

@@ -130,7 +130,7 @@ def processes_with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
 @cache
 def boot_id() -> str:
     """An id of this boot of the machine (random(4)): start times count from the boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
 
 def _start_of(pid: int, *, ended: bool = False) -> int | None:

@@ -111,7 +111,7 @@ def program_of(pid: int) -> str:
 def name_of(pid: int) -> str:
     """What a process calls itself, at most 15 characters; empty if it is gone."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 

@@ -97,7 +97,7 @@ def _lines() -> Iterator[str]:
     for table in _TABLES:
         # There is no such file where IPv6 is switched off.
         with contextlib.suppress(OSError):
-            yield from Path(table).read_text().splitlines()[1:]
+            yield from Path(table).read_text(encoding="utf-8").splitlines()[1:]
 
 
 def _has_port(field: str, endpoint: Endpoint) -> bool:

@@ -58,6 +58,7 @@ _PYTHON = """\
 #!/bin/sh
 slurm={slurm}
 field() {{ printf '%s' "$1" | sed -n "s/.*\\"$2\\": \\"\\([^\\"]*\\)\\".*/\\1/p"; }}
+[ "$1" = -X ] && shift 2
 case "$2" in
 slurmtrain.local.launcher)
     field "$3" submission >> "$slurm/started"

@@ -187,7 +187,7 @@ def _spec(context: click.Context) -> Mapping[str, Any]:
     import yaml
 
     with contextlib.suppress(OSError, yaml.YAMLError, ValueError):
-        content = yaml.safe_load(Path(path).read_text())
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
     return {}
 

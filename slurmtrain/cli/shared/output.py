@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import locale
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from slurmtrain.cli.shared.printable import printable, printable_log
 from slurmtrain.errors import OutputError
+from slurmtrain.system.interpreter import is_utf8_by_option
 
 if TYPE_CHECKING:
     from slurmtrain.ops.shared.observe import Observed
@@ -60,7 +62,14 @@ def attach_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Tests replace them with streams of other kinds.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(encoding=_encoding_of(stream), errors="backslashreplace")
+
+
+def _encoding_of(stream: TextIO) -> str:
+    """That of a standard stream: a terminal's is its locale's, also where Python uses UTF-8 for everything else."""
+    if is_utf8_by_option() and stream.isatty() and "PYTHONIOENCODING" not in os.environ:
+        return locale.getencoding()
+    return stream.encoding
 
 
 def discard_output() -> None:

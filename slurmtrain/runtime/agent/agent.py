@@ -67,7 +67,7 @@ from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_envir
 from slurmtrain.runtime.turns.local_turn import wait_for_turn
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
-from slurmtrain.system.interpreter import leave_quickly
+from slurmtrain.system.interpreter import leave_quickly, print_utf8
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import become_subreaper, this_process
 
@@ -102,6 +102,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
     """
     began = time.monotonic()
     leave_quickly()
+    print_utf8()
     inherited.enter_agent()
     flag = StopFlag()
     # A spec may have sbatch send SIGUSR1, instead of SIGUSR2, before the time limit.

@@ -175,7 +175,7 @@ def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:
 
 def _read(path: Path) -> str:
     with suppress(OSError, ValueError):
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 

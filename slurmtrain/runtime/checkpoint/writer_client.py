@@ -9,7 +9,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
+from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import block_signals
 
 _PAGE = mmap.PAGESIZE
@@ -147,7 +147,7 @@ class ShardWriter:
             return self._socket
         ours, theirs = socket.socketpair()
         arguments = (self._handle, theirs.fileno())
-        command = [sys.executable, "-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, arguments)]
+        command = own_python("-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, arguments))
         handles = (*arguments, *self._inherited)
         # It inherits the rank's standard output and error: what it prints when it fails belongs in the rank's log.
         # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.

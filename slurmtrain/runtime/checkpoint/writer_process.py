@@ -176,7 +176,7 @@ def keep_of(plain: Mapping[str, Any]) -> KeepSpec:
 def _call_oneself(name: str) -> None:
     """Change the name of this process, of at most 15 characters."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(name)
+        Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
 def _staging(order: Mapping[str, Any]) -> files.Staging:

@@ -21,7 +21,7 @@ def peak_memory() -> tuple[int | None, str]:
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))), "gpu"
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None, "process"
     peak = _PEAK.search(status)

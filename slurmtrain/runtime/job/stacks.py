@@ -132,7 +132,8 @@ def _by_py_spy(pid: int) -> Threads | None:
             [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_PY_SPY_S,
             check=False,
         )
@@ -229,7 +230,7 @@ def state_of(pid: int) -> str:
 def kernel_function(pid: int) -> str:
     """The kernel function in which a process sleeps; empty if the kernel does not show it."""
     try:
-        name = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip("\0\n ")
+        name = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:
         return ""
     return "" if name == "0" else name
@@ -238,7 +239,7 @@ def kernel_function(pid: int) -> str:
 def _answers(pid: int) -> bool:
     """Whether the process has a handler for the signal, which kills any process that has none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
     return False

@@ -119,7 +119,7 @@ def _locks(process: str, target: str) -> bool:
     for number in os.listdir(f"{process}/fd"):
         with contextlib.suppress(OSError):
             is_open = os.readlink(f"{process}/fd/{number}") == target  # noqa: PTH115
-            if is_open and "\nlock:" in Path(f"{process}/fdinfo/{number}").read_text():
+            if is_open and "\nlock:" in Path(f"{process}/fdinfo/{number}").read_text(encoding="utf-8"):
                 return True
     return False
 

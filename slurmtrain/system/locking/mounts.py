@@ -38,7 +38,7 @@ class Mount:
 def mount_of(device: int) -> Mount | None:
     """The file system with this number (``st_dev`` of its files); None if /proc does not list it under that."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return find_mount(lines, f"{os.major(device)}:{os.minor(device)}")
     return None
 

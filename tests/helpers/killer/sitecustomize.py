@@ -74,5 +74,5 @@ def watch_effects() -> None:
     sys.addaudithook(killer.audit)
 
 
-if os.environ.get("KILL_IN") and sys.orig_argv[1:3] == ["-m", os.environ["KILL_IN"]]:
+if ("-m", os.environ.get("KILL_IN")) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
     watch_effects()

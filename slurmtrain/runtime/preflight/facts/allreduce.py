@@ -19,6 +19,7 @@ from typing import IO, Any
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.ranks import for_all_reduce
+from slurmtrain.system.interpreter import own_python
 
 _WARM_UPS, _REPEATS = 2, 5
 # Less than node 0 waits for the report (participant.BANDWIDTH_S), so that the report says what went wrong.
@@ -63,10 +64,13 @@ def _run_ranks(
     """Run a child process for each rank, and return their exit codes and what each wrote to its two streams."""
     with contextlib.ExitStack() as files:
         # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then block until it is read.
-        streams = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in ("out", "err")] for _ in configs]
+        streams = [
+            [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")) for _ in range(2)]
+            for _ in configs
+        ]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "slurmtrain.runtime.preflight.facts.allreduce", json.dumps(config)],
+                own_python("-m", "slurmtrain.runtime.preflight.facts.allreduce", json.dumps(config)),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

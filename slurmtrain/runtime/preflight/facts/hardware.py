@@ -38,7 +38,7 @@ def cgroup_limit(own: Path, root: Path) -> float | None:
         root: Where cgroups are mounted.
     """
     try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
     limits = []

@@ -95,7 +95,7 @@ def _flags(address: str) -> int:
     """The kernel's flags of an IPv6 address."""
     digits = f"{int(ipaddress.ip_address(address)):032x}"
     with contextlib.suppress(OSError):
-        for line in _IF_INET6.read_text().splitlines():
+        for line in _IF_INET6.read_text(encoding="utf-8").splitlines():
             fields = line.split()
             if fields[0] == digits:
                 return int(fields[4], 16)

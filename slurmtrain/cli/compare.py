@@ -203,7 +203,7 @@ def _row(answer: Answer, group: SeedGroup) -> tuple[str, ...]:
 
 
 def _setting(name: str, runs: Sequence[Compared]) -> str:
-    values = dict.fromkeys(formatting.field("params.", run.settings.get(name)) for run in runs)
+    values = dict.fromkeys(formatting.setting(run.settings.get(name)) for run in runs)
     return ",".join(value[:_COMMIT] if name == "git.commit" else value for value in values)
 
 
@@ -231,5 +231,5 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
             for metric in answer.metrics:
                 score = run.scores[metric]
                 values += [score.last, score.best, score.best_step] if metric in answer.ranged else [score.last]
-            settings = [formatting.field("params.", run.settings.get(name)) for name in answer.comparison.differs]
+            settings = [formatting.setting(run.settings.get(name)) for name in answer.comparison.differs]
             yield [run.id, run.name, run.state, *settings, *values]

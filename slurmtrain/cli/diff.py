@@ -47,7 +47,7 @@ def command(workspace: Workspace, first: str, second: str, lines: bool, as_json:
 
 def _print(difference: RunDifference) -> None:
     headers = [f"{run['id']} {run['name']}" for run in difference.runs]
-    _section("SPEC", headers, [(key, *map(_text, pair)) for key, pair in difference.spec.items()])
+    _section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
     _print_code(difference.code)
     for kind, changes in difference.environment.items():
         rows = [(name, *map(_text, pair)) for name, pair in changes.items()]

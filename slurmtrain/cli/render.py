@@ -14,6 +14,7 @@ from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.cli.shared.sweep_table import print_preview
 from slurmtrain.cli.shared.tables import print_table
 from slurmtrain.cli.spec_command import SpecCommand
+from slurmtrain.model.query.differing import write_value
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:
         if index:
             output.echo("")
         output.echo(f"# plan {run.plan.hash}")
-        rows = [[each.key, json.dumps(each.value, ensure_ascii=False), str(each)] for each in run.find_sources()]
+        rows = [[each.key, _shown(each.value), str(each)] for each in run.find_sources()]
         print_table(["KEY", "VALUE", "FROM"], rows)
 
 
@@ -109,3 +110,7 @@ def _code_json(run: Rendered) -> dict[str, Any] | None:
     if run.code is None:
         return None
     return {"root": run.code.root, "files": run.code.files, "bytes": run.code.bytes, "dir": str(run.directory)}
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else write_value(value)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run, replace
+from slurmtrain.model.written import remembering
 from slurmtrain.registry import schema
 
 if TYPE_CHECKING:
@@ -160,8 +161,9 @@ def run_of(
         spent: What the time of attempts was spent on, in seconds by kind, for each run and number of the attempt.
     """
     ordered = sorted(attempts, key=lambda attempt: int(attempt["number"]))
-    return RUNS.read(
+    run = RUNS.read(
         row,
         attempts=[ATTEMPTS.read(attempt, spent=spent.get((row["id"], attempt["number"]), {})) for attempt in ordered],
         checkpoints=sorted(map(CHECKPOINTS.read, checkpoints), key=lambda checkpoint: checkpoint.order),
     )
+    return replace(run, params=remembering(run.params, run.written)) if run.written else run

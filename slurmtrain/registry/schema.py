@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 11
+VERSION = 12
 
 metadata = sa.MetaData()
 
@@ -39,6 +39,7 @@ run = sa.Table(
     sa.Column("save_problem", TEXT, nullable=False),
     sa.Column("goodput", sa.Float),
     sa.Column("params", Json, nullable=False),
+    sa.Column("written", Json, nullable=False),
     sa.Column("command", TEXT),
     sa.Column("resources", Json, nullable=False),
     sa.Column("tracked", sa.Boolean),

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from slurmtrain.errors import Mistake
 from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, hint_for_unknown_key, suggestion
 from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.model.spec.sweep.expressions import is_expression
 from slurmtrain.model.spec.sweep.points import WORDS
 from slurmtrain.specfile.secrets import redact_assignment
-from slurmtrain.system.yaml_file import parse_value
+from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 KeyPath = tuple[str, ...]
 # The declaration of each key of a spec.
@@ -47,7 +45,7 @@ def parse_sweeps(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Ov
 def override_for_value(key: str, value: Any) -> Override:
     """The override that sets the key of a sweep to one of its values."""
     # In flow style the value of a list or a mapping is one line, as a person would type it.
-    flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
+    flow = str(value) if type(value) is int else write_yaml(value, flow=True).splitlines()[0]
     return Override(tuple(key.split(".")), value, redact_assignment(key, value if isinstance(value, str) else flow))
 
 

@@ -132,9 +132,14 @@ def parse_value(raw: str) -> Any:
     return value
 
 
-def write_yaml(data: dict[str, Any]) -> str:
-    """The YAML of plain ``data``. :func:`parse_yaml` reads it as the same: text that looks like a number is quoted."""
-    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10_000)
+def write_yaml(data: Any, *, flow: bool = False) -> str:
+    """The YAML of plain data. :func:`parse_yaml` reads it as the same: text that looks like a number is quoted.
+
+    Args:
+        data: The data.
+        flow: Whether lists and mappings are written as in ``[1, 2]``.
+    """
+    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
 
 
 class FileLoader(yaml.SafeLoader):

@@ -8,6 +8,7 @@ from typing import Any
 
 from slurmtrain.cli.shared import output
 from slurmtrain.model.query.fields import flattened, value_of
+from slurmtrain.model.written import plain_numbers
 
 # What there is of each run, before its parameters and metrics.
 _FIELDS = (
@@ -41,4 +42,6 @@ def _cell(value: Any) -> Any:
     """Text as it is, nothing for null, lists separated by blanks, everything else as JSON."""
     if value is None or isinstance(value, str):
         return value
+    # For programs, which may not know all ways in which people write numbers.
+    value = plain_numbers(value)
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)

@@ -82,17 +82,20 @@ def params(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str
     return write_settings(values, (name for name, _ in flattened(values)) if names is None else names)
 
 
-def field(name: str, value: Any) -> str:
-    """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
+def setting(value: Any) -> str:
+    """A value of a spec, as it was written."""
     if value is None or value == []:
         return "-"
-    if name == "nodes":
+    return " ".join(map(write_value, value)) if isinstance(value, list | tuple) else write_value(value)
+
+
+def field(name: str, value: Any) -> str:
+    """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
+    if name == "nodes" and value:
         from slurmtrain.cli.describe.node_lists import describe_nodes
 
         return describe_nodes(value)
-    if isinstance(value, list | tuple):
-        return " ".join(map(write_value, value))
-    return number(value) if isinstance(value, float) and not name.startswith("params.") else write_value(value)
+    return number(value) if isinstance(value, float) and not name.startswith("params.") else setting(value)
 
 
 def spread(values: Spread | None) -> str:

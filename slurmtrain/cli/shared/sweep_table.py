@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.tables import print_table
+from slurmtrain.model.query.differing import write_value
 
 if TYPE_CHECKING:
     from slurmtrain.ops.submit.preview import Preview
@@ -19,13 +19,9 @@ def print_preview(preview: Preview) -> None:
         output.echo("", preview.search.describe())
     elif preview.keys:
         rows = [
-            [str(number), *(_cell(run.varies[key]) if key in run.varies else "" for key in preview.keys)]
+            [str(number), *(write_value(run.varies[key]) if key in run.varies else "" for key in preview.keys)]
             for number, run in enumerate(preview.runs, 1)
         ]
         print_table(["RUN", *preview.keys], rows)
         output.echo("")
     output.echo(str(preview.cost))
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

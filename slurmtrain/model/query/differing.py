@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.query.fields import ABSENT, flattened
+from slurmtrain.model.written import WrittenNumber
 
 _EXPONENT = re.compile(r"e([+-]?)0*([0-9]+)$")
 
@@ -50,9 +51,21 @@ def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def write_value(value: Any) -> str:
-    """A value as people write it: text as it is, numbers without rounding and with short exponents, else JSON."""
+    """A value as people write it: text as it is, numbers as they were written, if that is known, else JSON.
+
+    Other numbers have short exponents, and are not rounded.
+    """
     if isinstance(value, str):
         return value
+    if isinstance(value, WrittenNumber):
+        return str(value)
     if isinstance(value, float):
         return _EXPONENT.sub(lambda match: f"e{match[1].removeprefix('+')}{match[2]}", repr(value))
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {_inside(each)}" for key, each in value.items()) + "}"
+    return f"[{', '.join(map(_inside, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def _inside(value: Any) -> str:
+    """A value in a list or a mapping, where text has quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else write_value(value)

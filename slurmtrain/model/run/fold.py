@@ -36,6 +36,7 @@ from slurmtrain.model.run.outcome import begin
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
 from slurmtrain.model.run.run import ENDED, Attempt, Run, replace
+from slurmtrain.model.written import remembering
 
 Events = Callable[[], Iterable[AnyEvent]]
 
@@ -105,6 +106,8 @@ class RunBuilder:
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
         settings = _settings(origin, events, attempts)
+        # A row has at least one key, and the text.
+        written = [row for row in settings.written or () if len(row) > 1]
         is_cancelled = any(time >= (begin(newest) if newest else 0.0) for time in cancels)
         run = Run(
             id=self.run_id,
@@ -130,7 +133,8 @@ class RunBuilder:
             goodput=goodput(attempts),
             job_over=_is_job_over(newest, facts),
             given_up=reason_given_up(facts.get(newest.key, AttemptFacts()).events) if newest else "",
-            params=settings.params or {},
+            params=remembering(settings.params or {}, written),
+            written=written,
             command=settings.command,
             resources=settings.resources or {},
             tracked=settings.tracked,

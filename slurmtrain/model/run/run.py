@@ -218,7 +218,9 @@ class Run:
     given_up: str = ""
     """Why no command starts the run again after its newest attempt; empty if one may."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """The spec's ``params`` in its newest attempt."""
+    """The spec's ``params`` in its newest attempt, whose numbers remember how they were written."""
+    written: Sequence[Sequence[str]] = ()
+    """How they were written, for JSON, which only has numbers (:func:`slurmtrain.model.written.texts_as_json`)."""
     command: str | None = None
     """The spec's ``command`` in its newest attempt; None: unknown."""
     resources: Mapping[str, Any] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Protocol
 
 from slurmtrain.model.spec.other_names import OTHER_NAMES
+from slurmtrain.model.written import plain_numbers
 
 # A key of the file with the keys of the sections around it, outermost first.
 KeyPath = tuple[str, ...]
@@ -68,16 +69,20 @@ def type_name(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A kind that ``parse`` reads and ``write`` writes; ``parse`` raises ValueError with a sentence."""
+    """A kind that ``parse`` reads and ``write`` writes; ``parse`` raises ValueError with a sentence.
+
+    ``is_text``: whether a number becomes text, which is then what the user wrote: ``0123`` and not 83.
+    """
 
     text: str
     parse: Callable[[object], Any]
     write: Callable[[Any], object] = lambda value: value
+    is_text: bool = False
 
     def read(self, value: object, at: KeyPath, report: Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         try:
-            return self.parse(value)
+            return self.parse(value if self.is_text else plain_numbers(value))
         except ValueError as error:
             report(at, str(error))
             return None
@@ -143,7 +148,7 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
             check(value)
         return value
 
-    return Scalar(name, parse)
+    return Scalar(name, parse, is_text=True)
 
 
 def _quote_hint(value: object) -> str:

@@ -17,6 +17,7 @@ from slurmtrain.model.spec.kinds import KeyPath, type_name
 from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice, split_command
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.written import remembering, storable, texts_as_json
 
 # The schema of plan.json. Readers refuse any other: a half-understood plan would train something else.
 SCHEMA = 1
@@ -120,13 +121,18 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The contents of ``plan.json``."""
+        template = storable(self.template)
+        # Parameters also refer to each other: what their template has is then no number.
+        written = texts_as_json({**template, "params": self.spec.params})
         return {
             "schema": SCHEMA,
             "hash": self.hash,
             "workdir": self.workdir,
             "python": self.python,
             "spec": self.content,
-            "template": dict(self.template),
+            "template": template,
+            # JSON keeps numbers, and not how they were written.
+            **({"written": written} if written else {}),
             **({"code": self.code.to_dict()} if self.code is not None else {}),
         }
 
@@ -146,7 +152,10 @@ class Plan:
             if not isinstance(data[key], cls_of_value):
                 raise ValueError(f"{key} is {type_name(data[key])}")
         code = CodeSnapshot.from_dict(data["code"]) if data.get("code") is not None else None
-        return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"], code=code)
+        texts = data.get("written", [])
+        template = remembering(data["template"], texts)
+        spec = replace(spec, params=remembering({"params": spec.params}, texts)["params"]) if texts else spec
+        return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=template, code=code)
 
 
 def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any]) -> tuple[Plan, dict[str, str]]:

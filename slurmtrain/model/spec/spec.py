@@ -278,7 +278,11 @@ class Spec:
     tracking: TrackingSpec = declare_key(TrackingSpec(), Section(TrackingSpec), "Experiment tracking.")
     env: dict[str, str] = declare_key(
         {},
-        Entries(Scalar("text or number", read_variable), "mapping of environment variables", check_variable_name),
+        Entries(
+            Scalar("text or number", read_variable, is_text=True),
+            "mapping of environment variables",
+            check_variable_name,
+        ),
         "Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD, "
         "SECRET or CREDENTIAL are never recorded.",
     )

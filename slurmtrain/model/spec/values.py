@@ -10,6 +10,7 @@ from typing import Any
 from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, suggestion, type_name, whole_number
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.names import check_param_name, is_secret_param
+from slurmtrain.model.written import WrittenNumber
 
 POSITIVE = whole_number(1)
 # More than any cluster has: rooms that place ranks go through all nodes of a run.
@@ -78,8 +79,11 @@ def read_variable(value: object) -> str:
 
 def read_sbatch_value(value: object) -> str | int | bool | None:
     """The value of an sbatch option. Raises ValueError."""
-    if value is not None and not isinstance(value, str | int | bool):
-        raise ValueError(f"expected text, a whole number, true or false, found {type_name(value)} ({value!r})")
+    if value is not None and not isinstance(value, str | int | float | bool):
+        raise ValueError(f"expected text, a number, true or false, found {type_name(value)} ({value!r})")
+    # As it was written: an account may be called 0123.
+    if isinstance(value, WrittenNumber | float):
+        return str(value)
     # It becomes a line of the batch script (#SBATCH): a line break would add lines to it.
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ValueError("an sbatch option cannot hold a line break")

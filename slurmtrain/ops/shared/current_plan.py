@@ -12,6 +12,7 @@ from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.written import texts_as_json
 from slurmtrain.runtime.job.plan_file import read_plan
 
 
@@ -44,6 +45,7 @@ class RunSettings(TypedDict):
     """What events record of a plan, so that lists need not read plans."""
 
     params: Mapping[str, Any]
+    written: Sequence[Sequence[str]] | None
     command: str
     resources: Mapping[str, Any]
     tracked: bool
@@ -55,6 +57,7 @@ def run_settings(plan: Plan) -> RunSettings:
     params = {name: value if is_plain(value) else str(value) for name, value in plan.spec.params.items()}
     return {
         "params": params,
+        "written": texts_as_json(params) or None,
         "command": plan.spec.command,
         "resources": plan.content["resources"],
         "tracked": bool(plan.spec.tracking.trackers),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.run import ENDED, UNREADABLE
+from slurmtrain.model.written import remembering
 from slurmtrain.registry.damage.values import read_cell
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ class Listed:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The spec's ``params`` in its newest attempt."""
-        return decode_cell(self.row["params"], "Mapping[str, Any]") or {}
+        """The spec's ``params`` in its newest attempt, whose numbers remember how they were written."""
+        params = decode_cell(self.row["params"], "Mapping[str, Any]") or {}
+        return read_cell(lambda rows: remembering(params, rows), decode_cell(self.row["written"], "Sequence[Any]"))
 
     @property
     def resources(self) -> dict[str, Any]:

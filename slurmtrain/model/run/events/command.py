@@ -31,6 +31,8 @@ class RunCreated(Payload):
     """The overrides of the command line, each ``key=value``."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``params``."""
+    written: Sequence[Sequence[str]] | None = field(default=None, metadata=OMIT_NONE)
+    """How numbers in ``params`` were written where Python writes them in another way: each its keys, then the text."""
     command: str | None = None
     """The spec's ``command``."""
     resources: Mapping[str, Any] = field(default_factory=dict)
@@ -93,6 +95,8 @@ class Submitting(Payload):
     """How its job is shared: ``runs``, how many share it, and ``share_gpu``, whether they share its GPUs too."""
     params: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``params`` from now on, if a ``resume`` may have changed them."""
+    written: Sequence[Sequence[str]] | None = field(default=None, metadata=OMIT_NONE)
+    """How numbers in these ``params`` were written, likewise."""
     command: str | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``command`` from now on, likewise."""
     resources: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)

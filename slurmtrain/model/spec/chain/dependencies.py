@@ -39,7 +39,7 @@ def parse_dependency(text: str) -> Dependency:
 
 def _read_entry(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r})")
+        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); put it in quotes")
     return str(parse_dependency(value.strip()))
 
 
@@ -56,4 +56,4 @@ class _Dependencies(Items):
         return entries
 
 
-DEPENDENCIES = _Dependencies(Scalar("run", _read_entry), "list of runs")
+DEPENDENCIES = _Dependencies(Scalar("run", _read_entry, is_text=True), "list of runs")

@@ -22,6 +22,7 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
+from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
 from slurmtrain.model.spec.sweep.limits import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
@@ -73,7 +74,9 @@ class Settings:
         "Hours for which submissions exclude a node that failed a preflight; by default 24; 0: never.",
     )
     mlflow_uri: str | None = declare_key(
-        None, Nullable(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
+        None,
+        Nullable(kinds.text("URI", check_tracking_uri)),
+        "MLflow tracking URI, without a password; by default `mlflow.db` in the runs root.",
     )
     sweep_max_runs: int | None = declare_key(
         None, Nullable(kinds.whole_number(1)), "How many runs a sweep may have; by default 10000."

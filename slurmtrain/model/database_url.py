@@ -75,9 +75,17 @@ def read_database_url(text: str) -> DatabaseUrl:
     """The database at an address. Raises ValueError with a sentence, which has no password, if it is none."""
     try:
         parts = urlsplit(text)
+    except ValueError:
+        raise ValueError(f"is no URL; expected a file, or a database such as {_EXAMPLE}") from None
+    if "@" in f"{parts.path}{parts.query.partition('options=')[0]}{parts.fragment}":
+        raise ValueError(
+            "has an @ behind the host: write /, ?, # and @ in a name or a password as %2F, %3F, %23 and %40, or keep "
+            "the password in ~/.pgpass"
+        )
+    try:
         _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"is no URL ({error}); expected a file, or a database such as {_EXAMPLE}") from None
+    except ValueError:
+        raise ValueError(f"has a port that is no number; expected a database such as {_EXAMPLE}") from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"cannot be {parts.scheme}://; expected a file, or a database such as {_EXAMPLE}")
     named = _SEARCH_PATH.search(DatabaseUrl(text).options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model.passwords import without_url_passwords
 from slurmtrain.model.spec.sweep.points import Point
 from slurmtrain.specfile.overrides import Override
 from slurmtrain.system.yaml_file import YamlDocument
@@ -34,7 +35,7 @@ class Mistakes:
         """Add a mistake at a key, unless another run of the sweep has it already, or its value cannot even be read."""
         where = self._locate(path)
         key = "" if where.startswith("command line") and path[:1] == ("sweep",) else ".".join(path)
-        mistake = Mistake(where, key, message)
+        mistake = Mistake(where, key, without_url_passwords(message))
         unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
         if not unread and mistake not in self._mistakes:
             self._mistakes.append(mistake)

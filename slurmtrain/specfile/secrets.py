@@ -1,4 +1,4 @@
-"""Keep secrets, recognised by the names of their variables, out of everything that is recorded."""
+"""Keep secrets out of everything that is recorded: those with names that say so, and passwords in URLs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmtrain.model.passwords import has_url_password, without_url_passwords
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED
 from slurmtrain.system.yaml_file import YamlDocument
@@ -24,22 +25,33 @@ _TOKENS = re.compile(
 )
 
 
+# Where passwords in URLs are secrets, and where they are refused as the spec is read.
+_CHECKED = ("env", "params", "tracking")
+
+
 def redact_assignment(key: str, value: str) -> str:
     """``key=value`` as it may be recorded."""
+    return f"{key}={REDACTED if _is_hidden(key, value) else without_url_passwords(value)}"
+
+
+def _is_hidden(key: str, value: Any) -> bool:
     path = key.strip().removeprefix("+").split(".")
-    hidden = path[0] == "env" and (len(path) == 1 or is_secret_variable(path[-1]))
-    return f"{key}={REDACTED}" if hidden else f"{key}={value}"
+    return path[0] == "env" and (len(path) == 1 or is_secret_variable(path[-1], value))
 
 
 def recorded_value(key: str, value: Any) -> Any:
     """The value of a key of the spec, as it may be recorded."""
-    text = redact_assignment(key, "")
-    return REDACTED if text.endswith(REDACTED) else value
+    return REDACTED if _is_hidden(key, value) else value
 
 
 def without_secrets(text: str, document: YamlDocument) -> str:
     """The text of a spec with the values of secret variables replaced, and everything else as written."""
-    spans = {span for path, span in document.spans.items() if _is_secret(path) and "${" not in text[slice(*span)]}
+    written = ((path, span, text[slice(*span)]) for path, span in document.spans.items())
+    spans = {
+        span
+        for path, span, value in written
+        if (_is_secret(path, value) or _is_secret(path, _value_at(document.data, path))) and "${" not in value
+    }
     # Replaced from the end, so that the positions of the others stay valid.
     for start, end in sorted(spans, reverse=True):
         value = text[start:end]
@@ -47,21 +59,29 @@ def without_secrets(text: str, document: YamlDocument) -> str:
         anchor = _ANCHOR.match(value)
         ending = value[len(value.rstrip()) :]
         text = f'{text[:start]}{anchor[0] if anchor else ""}"{REDACTED}"{ending}{text[end:]}'
-    return text
+    # In comments.
+    return without_url_passwords(text)
 
 
-def _is_secret(path: KeyPath) -> bool:
+def _value_at(data: Any, path: KeyPath) -> str:
+    """What YAML's escapes and folds stand for, as text; empty where that is no value of its own."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data if isinstance(data, str) else ""
+
+
+def _is_secret(path: KeyPath, value: str) -> bool:
     if path[:1] == ("env",):
-        return len(path) == 2 and is_secret_variable(path[1])
+        return len(path) == 2 and is_secret_variable(path[1], value)
     within = path[1:] if path[0] == "sweep" else ()
-    return any(part == "env" or part.startswith("env.") for part in within) and is_secret_variable(path[-1])
+    return any(part == "env" or part.startswith("env.") for part in within) and is_secret_variable(path[-1], value)
 
 
 def is_exposed(path: KeyPath, value: Any) -> bool:
     """Whether an override of this key contains a secret itself, rather than a reference to a variable that does."""
     variables = value if path == ("env",) and isinstance(value, Mapping) else {path[-1]: value}
     return path[0] == "env" and any(
-        is_secret_variable(str(name)) and "${" not in str(text) for name, text in variables.items()
+        is_secret_variable(str(name), text) and "${" not in str(text) for name, text in variables.items()
     )
 
 
@@ -75,30 +95,36 @@ def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iter
     """Keys that would record a secret, with the reason: they take it from the environment, or repeat its value."""
     for path, value in _leaves(template, ()):
         names = [name for name in _FROM_ENVIRONMENT.findall(value) if is_secret_variable(name)]
-        if names and not _is_secret(path):
+        if names and not _is_secret(path, value):
             yield path, f"this would record the secret {names[0]}; pass it through 'env'"
     env = resolved.get("env")
     secrets = {
         name: str(value)
         for name, value in (env.items() if isinstance(env, Mapping) else ())
-        if is_secret_variable(str(name)) and len(str(value)) >= _SHORTEST and value != REDACTED
+        if is_secret_variable(str(name), value) and len(str(value)) >= _SHORTEST and value != REDACTED
     }
     for path, value in _leaves(resolved, ()):
-        repeated = [name for name, secret in secrets.items() if secret in value and not _is_secret(path)]
+        repeated = [name for name, secret in secrets.items() if secret in value and not _is_secret(path, value)]
         if repeated:
             name = repeated[0]
             yield (
                 path,
                 f"this would record the value of env.{name}, which is a secret; let the script read it from there",
             )
+        elif path[0] not in _CHECKED and has_url_password(value):
+            yield (
+                path,
+                "this would record the password in a URL; put the URL under 'env', whose secret values are recorded "
+                "nowhere, and let the script read it from there",
+            )
 
 
 def _leaves(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping):
         for key, inside in value.items():
             yield from _leaves(inside, (*at, str(key)))
     elif isinstance(value, list | tuple):
         for index, inside in enumerate(value):
             yield from _leaves(inside, (*at, str(index)))
-    elif isinstance(value, str):
-        yield at, value

@@ -169,7 +169,14 @@ def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
     ("value", "message"),
     [
         ("mysql://db/runs", "cannot be mysql://; expected a file, or a database such as"),
-        ("postgresql://db:port/runs", "is no URL"),
+        ("postgresql://db:port/runs", "has a port that is no number"),
+        (
+            "postgresql://ann:s3cret/x@db/runs",
+            r"has an @ behind the host: write /, \?, # and @ in a name or a password as",
+        ),
+        ("postgresql://ann:s3cret#x@db/runs", "has an @ behind the host"),
+        ("postgresql://ann:s3cret?x@db/runs", "has an @ behind the host"),
+        ("postgresql://ann:[s3cret@db/runs", "is no URL"),
         ("postgresql://db/runs?options=-csearch_path%3D%22a;b%22", "has a search_path that is not one name"),
         ("postgresql://ann:s3cret@db/runs", r"has a password, which others could read here; keep it in ~/\.pgpass"),
         ("postgresql://db/runs?password=s3cret", "has a password, which others could read here"),
@@ -185,6 +192,18 @@ def test_a_registry_that_cannot_be_used_is_a_mistake_which_shows_no_password(
     assert "slurmtrain.yaml:1" in str(caught.value)
     with pytest.raises(SpecError, match=f"SLURMTRAIN_REGISTRY.*{message}") as of_variable:
         load(project.parent, environ={"SLURMTRAIN_REGISTRY": value})
+    assert "s3cret" not in str(caught.value) + str(of_variable.value)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_tracking_uri_with_a_password_is_refused_with_what_to_write_instead(project: Path, mode: int) -> None:
+    uri = "postgresql://ann:s3cret@db/mlflow"
+    (project / "slurmtrain.yaml").write_text(f"mlflow_uri: {uri}\n")
+    (project / "slurmtrain.yaml").chmod(mode)
+    with pytest.raises(SpecError, match=r"mlflow_uri: credentials do not belong .*~/\.pgpass") as caught:
+        load(project)
+    with pytest.raises(SpecError, match=r"SLURMTRAIN_MLFLOW_URI.* credentials do not belong") as of_variable:
+        load(project.parent, environ={"SLURMTRAIN_MLFLOW_URI": uri})
     assert "s3cret" not in str(caught.value) + str(of_variable.value)
 
 

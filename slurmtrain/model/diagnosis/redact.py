@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from slurmtrain.model.passwords import without_url_passwords
+
 _SECRET = re.compile(
     r"(?i)\b([\w.-]*(?:token|key|password|passwd|secret|credential)s?[\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"
 )
@@ -23,9 +25,9 @@ _TOKENS = re.compile(
 def redact_code(line: str) -> str:
     """A line of a difference between two versions of code, without texts that look like secrets."""
     line = _SECRET_TEXT.sub(r"\1\2<redacted>\2", line)
-    return _TOKENS.sub("<redacted>", _SECRET_SETTING.sub(r"\1<redacted>", line))
+    return without_url_passwords(_TOKENS.sub("<redacted>", _SECRET_SETTING.sub(r"\1<redacted>", line)))
 
 
 def redact(line: str) -> str:
-    """The line with the values of names such as token, key, password or secret replaced."""
-    return _SECRET.sub(r"\1<redacted>", line)
+    """The line with the values of names such as token, key, password or secret, and passwords in URLs, replaced."""
+    return _SECRET.sub(r"\1<redacted>", without_url_passwords(line))

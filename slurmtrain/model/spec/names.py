@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slurmtrain.model.passwords import has_url_password
 from slurmtrain.model.spec.kinds import type_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,9 +31,9 @@ def check_name(name: str) -> None:
         raise ValueError(f"{name!r} cannot name a run: {why}; use letters, digits, '.', '_' and '-'")
 
 
-def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret: its value is kept out of every file."""
-    return bool(_SECRET_VARIABLE.search(name))
+def is_secret_variable(name: str, value: object = "") -> bool:
+    """Whether an environment variable holds a secret, by its ``name`` or ``value``: it is kept out of every file."""
+    return bool(_SECRET_VARIABLE.search(name)) or (isinstance(value, str) and has_url_password(value))
 
 
 def is_secret_param(name: str) -> bool:

@@ -170,7 +170,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
     Returns:
         The plan, and the secret environment variables, which must reach the job without being written to any file.
     """
-    secrets = {name: value for name, value in spec.env.items() if is_secret_variable(name) and value != REDACTED}
+    secrets = {name: value for name, value in spec.env.items() if is_secret_variable(name, value) and value != REDACTED}
     # Both of these are in the hashed content, so a default that is written out does not change the hash.
     tracking = spec.tracking
     if tracking.mlflow.experiment is None:
@@ -180,7 +180,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
         launcher=spec.launcher or choose_launcher(spec.command),
         resources=spec.resources.resolved(),
         tracking=tracking,
-        env={name: REDACTED if is_secret_variable(name) else value for name, value in spec.env.items()},
+        env={name: REDACTED if is_secret_variable(name, value) else value for name, value in spec.env.items()},
     )
     return Plan(spec=resolved, workdir=workdir, python=python, template=_without_secrets(template)), secrets
 
@@ -188,7 +188,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
 def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
     # An interpolation such as ${oc.env:TOKEN} is not a secret, and the next attempt needs it to find the value.
     env = {
-        name: REDACTED if is_secret_variable(name) and "${" not in str(value) else value
+        name: REDACTED if is_secret_variable(name, value) and "${" not in str(value) else value
         for name, value in (template.get("env") or {}).items()
     }
     return {**template, "env": env} if env else dict(template)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.chain.dependencies import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint.formats import OWN
@@ -58,7 +59,6 @@ from slurmtrain.model.spec.values import (
     ParamKind,
     check_command,
     check_interface,
-    check_uri,
     read_setup_line,
     read_variable,
 )
@@ -152,7 +152,7 @@ class MlflowSpec:
     enabled: bool = declare_key(True, kinds.boolean(), "Whether `sync` mirrors this run to MLflow.")
     uri: str | None = declare_key(
         None,
-        Nullable(kinds.text("URI", check_uri)),
+        Nullable(kinds.text("URI", check_tracking_uri)),
         "MLflow tracking URI; null: the configured one, else mlflow.db in the runs root.",
     )
     experiment: str | None = declare_key(
@@ -284,7 +284,7 @@ class Spec:
             check_variable_name,
         ),
         "Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD, "
-        "SECRET or CREDENTIAL are never recorded.",
+        "SECRET or CREDENTIAL, and URLs with a password, are never recorded.",
     )
     setup: tuple[str, ...] = declare_key(
         (),

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from slurmtrain.model.passwords import has_url_password
 from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, suggestion, type_name, whole_number
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.names import check_param_name, is_secret_param
@@ -57,7 +58,7 @@ class ParamKind:
     def _check_scalar(self, value: object, at: KeyPath, name: str, report: Report) -> None:
         if value is not None and not isinstance(value, bool | int | float | str):
             report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
-        if isinstance(value, str) and is_secret_param(name):
+        if isinstance(value, str) and (is_secret_param(name) or has_url_password(value)):
             report(at, "this looks like a secret, and parameters are recorded; pass it through 'env' instead")
         if isinstance(value, float) and not math.isfinite(value):
             report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
@@ -130,15 +131,6 @@ def check_command(command: str) -> None:
         split_command(command)
     except ValueError as error:
         raise ValueError(f"the quotes of the command do not match ({error}): {command!r}") from None
-
-
-def check_uri(uri: str) -> None:
-    """Raise ValueError for a URI that holds a password: URIs are recorded."""
-    if re.search(r"://[^/@\s]*:[^/@\s]*@", uri):
-        raise ValueError(
-            "credentials do not belong in a URI that is recorded; set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        )
 
 
 def check_interface(name: str) -> None:

@@ -46,6 +46,68 @@ def test_a_secret_is_in_neither_plan_nor_template_nor_spec_text(load: Load, env:
     assert again["env"]["API_TOKEN"] == "<redacted>"
 
 
+URL = "postgresql://ann:hunter2@db/runs"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        f"env: {{DB: '{URL}', A: 1}}",
+        f"env:\n  DB: {URL}\n  A: 1  # not {URL}",
+        'env:\n  DB: "postgresql:\\x2f\\x2fann:hunter2@db/runs"\n  A: 1',
+        "env:\n  DB: >-\n    postgresql://ann:hunter2@db/runs\n  A: 1",
+    ],
+)
+def test_a_url_with_a_password_is_a_secret_of_env(load: Load, env: str) -> None:
+    loaded = load(f"name: x\n{env}\ncommand: python train.py\n")
+    assert only_run(loaded).secrets == {"DB": URL}
+    assert "hunter2" not in recorded_text(loaded)
+    assert yaml.safe_load(loaded.text)["env"] == {"DB": "<redacted>", "A": 1}
+
+
+def test_a_url_with_a_password_that_comes_from_a_variable_stays_a_reference(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASS", "hunter2")
+    loaded = load(BASE + "env: {DB: 'postgresql://ann:${oc.env:PGPASS}@db/runs'}\n")
+    assert only_run(loaded).secrets == {"DB": URL}
+    assert "hunter2" not in recorded_text(loaded)
+    assert "${oc.env:PGPASS}" in loaded.text
+
+
+def test_a_url_with_a_password_in_a_sweep_is_not_recorded(load: Load) -> None:
+    loaded = load(BASE + f"env: {{DB: x}}\nsweep:\n  env.DB: ['{URL}', '{URL}3']\n")
+    assert [run.secrets for run in loaded.runs] == [{"DB": URL}, {"DB": f"{URL}3"}]
+    assert "hunter2" not in recorded_text(loaded)
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        (f"command: python train.py --db {URL}\n", "command"),
+        (BASE + f"setup: ['export DB={URL}']\n", "setup.0"),
+        (BASE + f"params: {{db: '{URL}'}}\n", "params.db"),
+        (BASE + f"tracking: {{plugins: {{x: {{uri: '{URL}'}}}}}}\n", "tracking.plugins.x.uri"),
+        (BASE + f"tracking: {{mlflow: {{uri: '{URL}'}}}}\n", "tracking.mlflow.uri"),
+    ],
+)
+def test_a_url_with_a_password_is_refused_where_it_would_be_recorded(mistakes: Mistakes, spec: str, key: str) -> None:
+    [mistake] = mistakes(spec)
+    assert mistake[1] == key
+    assert "hunter2" not in str(mistake)
+
+
+@pytest.mark.parametrize("override", [f"tracking.mlflow.uri={URL}", f"params.db={URL}", f"resources.nodes={URL}"])
+def test_a_url_with_a_password_in_an_argument_is_not_shown(load: Load, override: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(BASE, override)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_variable_with_the_password_may_stand_in_a_line_of_shell(load: Load) -> None:
+    only_run(load(BASE + "setup: ['export DB=postgresql://ann:$PGPASSWORD@db/runs']\n"))
+
+
 @pytest.mark.parametrize("override", ["env.API_TOKEN=hunter2", "env={API_TOKEN: hunter2}", "+env.API_TOKEN=hunter2"])
 def test_a_secret_of_an_override_is_not_recorded(load: Load, override: str) -> None:
     loaded = load(BASE, override)

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -50,24 +51,32 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
+OF_ADA = "[mlflow]\nmlflow_tracking_username = ada\nmlflow_tracking_password = p%w\n"
+
+
 def basic(text: str) -> str:
     return f"Basic {base64.b64encode(text.encode()).decode()}"
 
 
 @pytest.mark.parametrize(
-    ("user", "environ", "expected"),
+    ("written", "environ", "expected"),
     [
         ("", {}, None),
         ("", {"MLFLOW_TRACKING_TOKEN": "t0ken"}, "Bearer t0ken"),
         ("", {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": "pw"}, basic("ada:pw")),
-        ("ada:p%40w@", {}, basic("ada:p@w")),
+        (OF_ADA, {}, basic("ada:p%w")),
+        (OF_ADA, {"MLFLOW_TRACKING_PASSWORD": "pw", "MLFLOW_TRACKING_TOKEN": "t0ken"}, basic("ada:pw")),
+        ("no section", {"MLFLOW_TRACKING_TOKEN": "t0ken"}, "Bearer t0ken"),
     ],
-    ids=["nobody", "token", "name and password", "in the address"],
+    ids=["nobody", "token", "name and password", "a file", "a file and variables", "a broken file"],
 )
 def test_who_sends_is_known_from_where_mlflow_itself_looks(
-    place: str, user: str, environ: dict[str, str], expected: str | None
+    place: str, tmp_path: Path, written: str, environ: dict[str, str], expected: str | None
 ) -> None:
-    RestClient(RestServer(f"http://{user}{place}/", environ)).log_batch("m", LOSS)
+    if written:
+        (tmp_path / ".mlflow").mkdir()
+        (tmp_path / ".mlflow" / "credentials").write_text(written)
+    RestClient(RestServer(f"http://{place}/", {"HOME": str(tmp_path), **environ})).log_batch("m", LOSS)
     assert Answers.headers_of[0]["Authorization"] == expected
 
 

@@ -7,6 +7,7 @@ Source of the requests: https://mlflow.org/docs/latest/api_reference/rest-api.ht
 from __future__ import annotations
 
 import base64
+import configparser
 import contextlib
 import http.client
 import json
@@ -14,8 +15,9 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 _TIMEOUT_S = 10.0
 _LONGEST_ANSWER = 1 << 24
@@ -38,11 +40,10 @@ class RestServer:
     """An MLflow server."""
 
     def __init__(self, uri: str, environ: Mapping[str, str]) -> None:
-        """``uri``: its address, which may have a name and a password. ``environ``: where MLflow's variables are."""
+        """``uri``: its address. ``environ``: where MLflow's variables are."""
         parts = urlsplit(uri)
-        place = parts.netloc.rpartition("@")[2]
-        self._base = f"{urlunsplit(parts._replace(netloc=place, path=parts.path.rstrip('/')))}/api/2.0/mlflow"
-        self._headers = {"Content-Type": "application/json", "User-Agent": "slurmtrain", **_authorization(uri, environ)}
+        self._base = f"{urlunsplit(parts._replace(path=parts.path.rstrip('/')))}/api/2.0/mlflow"
+        self._headers = {"Content-Type": "application/json", "User-Agent": "slurmtrain", **_authorization(environ)}
         if workspace := environ.get("MLFLOW_WORKSPACE"):
             self._headers["X-MLFLOW-WORKSPACE"] = workspace
         self._timeout_s = _number(environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT"), _TIMEOUT_S)
@@ -80,17 +81,20 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Nothing: the answer is an error."""
 
 
-def _authorization(uri: str, environ: Mapping[str, str]) -> dict[str, str]:
+def _authorization(environ: Mapping[str, str]) -> dict[str, str]:
     """The header that says who sends; MLflow's client looks at the same places."""
-    name, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
-    if not (name and password) and (token := environ.get("MLFLOW_TRACKING_TOKEN")):
-        return {"Authorization": f"Bearer {token}"}
-    if not (name and password):
-        parts = urlsplit(uri)
-        name, password = unquote(parts.username or ""), unquote(parts.password or "")
-    if not name:
-        return {}
-    return {"Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
+    file = configparser.ConfigParser()
+    if home := environ.get("HOME"):
+        with contextlib.suppress(OSError, ValueError, configparser.Error):
+            file.read(Path(home, ".mlflow", "credentials"))
+    name, password = (
+        environ.get(variable) or file.get("mlflow", variable.lower(), raw=True, fallback=None)
+        for variable in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    )
+    if name and password:
+        return {"Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
+    token = environ.get("MLFLOW_TRACKING_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _context(environ: Mapping[str, str]) -> ssl.SSLContext:

@@ -1,0 +1,69 @@
+"""Passwords in URLs."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmtrain.model.passwords import check_tracking_uri, has_url_password, without_url_passwords
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://ann:hunter2@h:5000/x", "http://ann:<redacted>@h:5000/x"),
+        ("http://:hunter2@h", "http://:<redacted>@h"),
+        ("postgresql+psycopg://ann:hun@ter2@h/db", "postgresql+psycopg://ann:<redacted>@h/db"),
+        ("postgresql://ann:hun/ter2@h/db", "postgresql://ann:<redacted>@h/db"),
+        ("postgresql://ann:8080x@h/db", "postgresql://ann:<redacted>@h/db"),
+        ("postgresql://ann:1234@h/db", "postgresql://ann:<redacted>@h/db"),
+        ("postgresql://h/db?user=ann&password=hunter2&a=b", "postgresql://h/db?user=ann&password=<redacted>&a=b"),
+        ("x='http://a:b@h' y=\"http://c:d@h\"", "x='http://a:<redacted>@h' y=\"http://c:<redacted>@h\""),
+    ],
+)
+def test_a_password_in_a_url_is_seen_and_replaced(text: str, shown: str) -> None:
+    assert has_url_password(text)
+    assert without_url_passwords(text) == shown
+    assert not has_url_password(shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://h:5000/a@b",
+        "http://h:5000",
+        "http://[::1]:5000/a@b",
+        "git+https://ann@h/x@main",
+        "http://h:5000, or mail to a@b",
+        "postgresql://ann:$PGPASSWORD@h/db",
+        "ann:hunter2@h",
+        "s3://bucket/run:12/x",
+        "http://h/?page=2&token_count=3",
+    ],
+)
+def test_other_texts_have_none(text: str) -> None:
+    assert not has_url_password(text)
+    assert without_url_passwords(text) == text
+
+
+@pytest.mark.parametrize(
+    ("uri", "cure"),
+    [
+        ("http://ann:hunter2@h", "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ("https://hunter2@h", "or MLFLOW_TRACKING_TOKEN"),
+        ("postgresql+psycopg://ann:hunter2@h/db", r"~/\.pgpass"),
+        ("postgresql://ann@h/db?password=hunter2", r"~/\.pgpass"),
+        ("mysql+pymysql://ann:hunter2@h/db", r"read_default_file=/home/user/\.my\.cnf"),
+        ("mssql+pyodbc://ann:hunter2@h/db", "let the driver of the database take the password from a file"),
+    ],
+)
+def test_a_tracking_uri_with_a_password_is_refused_with_what_to_write_instead(uri: str, cure: str) -> None:
+    with pytest.raises(ValueError, match=cure) as refusal:
+        check_tracking_uri(uri)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://h:5000", "postgresql://ann@h/db", "sqlite:////home/ann/mlflow.db", "databricks"]
+)
+def test_a_tracking_uri_without_one_is_accepted(uri: str) -> None:
+    check_tracking_uri(uri)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,9 +26,17 @@ _SHORT_FLOAT = (
     re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
+# A key and its value on one line, also in a list.
+# A colour, but neither a word such as 'add' nor the number of an issue.
+_COLOUR = re.compile(
+    r" +#(?=\d*[a-f]+\d|\d+[a-f]|([a-f\d])\1+\b|\d{6}\b)(?:[\da-f]{3,4}|[\da-f]{6}|[\da-f]{8})(?![\w-])", re.IGNORECASE
+)
+_ENTRY = re.compile(r"(\s*(?:-\s+)*)([\w.-]+:\s+|(?<=- ))(\S.*?)\s*")
 # Limits against files whose aliases multiply ("billion laughs"): number of values after expanding aliases, and depth.
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 60
+# The tags that mappings and lists have by themselves: any other stands for an object of some program.
+_PLAIN_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 
 
 @dataclass(slots=True)
@@ -98,7 +107,10 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = " ".join(filter(None, (error.context, error.problem)))
-        raise SpecError([Mistake(f"{name}:{mark.line + 1 if mark else 1}", "", f"this is not YAML: {why}")]) from None
+        line = mark.line if mark else 0
+        line = mark.line if mark else 0
+        problem = why if isinstance(error, _TooLong | _Cut) else f"this is not YAML: {why}{_find_cure(text, line)}"
+        raise SpecError([Mistake(f"{name}:{line + 1}", "", problem)]) from None
     except yaml.YAMLError as error:
         raise SpecError([Mistake(f"{name}:1", "", f"this is not YAML: {' '.join(str(error).split())}")]) from None
     if root is None:
@@ -109,6 +121,61 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         )
     document.data = data
     return document
+
+
+def _first_mistake(text: str) -> int | None:
+    """The line of the first mistake of a text that is to be YAML, from 0; None if there is none."""
+    try:
+        _file_loader()(text).get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return mark.line if mark else 0
+    except (yaml.YAMLError, RecursionError):
+        return 0
+    return None
+
+
+def _find_cure(text: str, line: int) -> str:
+    """Half a sentence with what to write instead of a line, counted from 0; a whole line has been tried."""
+    lines = text.split("\n")
+
+    def helps(number: int, instead: str) -> bool:
+        mistake = _first_mistake("\n".join([*lines[:number], instead, *lines[number + 1 :]]))
+        return mistake is None or mistake > max(line, number)
+
+    # A parser complains about some mistakes only at the next line.
+    for number in (line, line - 1):
+        if not 0 <= number < len(lines):
+            continue
+        for cure, instead in _candidates(lines[number], lines[number - 1] if number else ""):
+            if helps(number, instead):
+                return f"; {cure}: {instead.strip()}"
+    return "; a value that has a special character needs quotes"
+
+
+def _candidates(line: str, above: str) -> Iterator[tuple[str, str]]:
+    """What may be right instead of a line, each with what was done to it; ``above``: the line above."""
+    indent, rest = line[: len(line) - len(line.lstrip())], line.lstrip()
+    if "\t" in indent:
+        yield "indent with blanks instead of tabs", indent.replace("\t", "  ") + rest
+    if indent and (same := above[: len(above) - len(above.lstrip())]) != indent:
+        yield "indent it as the line above", same + rest
+    entry = _ENTRY.fullmatch(line)
+    if entry is None:
+        return
+    key, value = f"{entry[1]}{entry[2]}", entry[3]
+    if value[0] in "'\"" and value.count(value[0]) == 1:
+        yield "close the quotes", f"{key}{value}{value[0]}"
+    elif value[0] == "[" and "]" not in value:
+        yield "close the brackets", f"{key}{value}]"
+    elif value[0] not in "[{" or re.match(r"\{[\w.]+\}[^\s,]", value):
+        yield "put the value in quotes", f"{key}{_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
+    if '"' in value or "\\" in value:
+        return "'" + value.replace("'", "''") + "'"
+    return f'"{value}"'
 
 
 def parse_value(raw: str) -> Any:
@@ -142,8 +209,50 @@ def write_yaml(data: Any, *, flow: bool = False) -> str:
     return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
 
 
+def _cut_value(node: yaml.ScalarNode) -> str:
+    """What YAML has cut off the value of a node as a comment, though it is none; mostly empty.
+
+    That is a colour, or follows an option that has no value yet. Other comments are what they look like.
+    """
+    mark = node.end_mark
+    if node.style is not None or mark.buffer is None:
+        return ""
+    rest = mark.buffer[mark.pointer :].split("\n", 1)[0].rstrip("\0")
+    is_option = node.value.rpartition(" ")[2].startswith("-")
+    is_cut = re.match(r" +#\w", rest) if is_option else _COLOUR.match(rest)
+    return re.split(r"[\s,\]}]", rest.lstrip(" "), maxsplit=1)[0] if is_cut else ""
+
+
+class _TooLong(yaml.MarkedYAMLError):
+    """There are more keys and values than a spec may have."""
+
+
+class _Cut(yaml.MarkedYAMLError):
+    """YAML has cut a value."""
+
+
 class FileLoader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself requires ``1.0e-3``."""
+    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself requires ``1.0e-3``.
+
+    What can only have too many values is not read to its end, which would take minutes.
+    """
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """A node, as PyYAML calls it with its ``parent`` and ``index``. Raises MarkedYAMLError after too many."""
+        self.nodes += 1
+        if self.nodes > _MAX_VALUES:
+            raise _TooLong(problem=f"more than {_MAX_VALUES} keys and values", problem_mark=self.get_mark())
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and (cut := _cut_value(node)):
+            whole = _quoted(f"{node.value} {cut}".strip())
+            raise _Cut(
+                problem=f"'{cut}' is a comment to YAML, so that the value is only '{node.value}'; put it in "
+                f"quotes: {whole} (or write a comment with a blank after '#')",
+                problem_mark=node.end_mark,
+            )
+        return node
 
 
 class CommandLineLoader(FileLoader):
@@ -219,6 +328,11 @@ class _Reader:
         if self._count > _MAX_VALUES:
             message = f"more than {_MAX_VALUES} values after aliases are expanded"
             raise SpecError([Mistake(self._where(node), "", message)])
+        tags = _PLAIN_TAGS if isinstance(node, yaml.CollectionNode) else self._loader.yaml_constructors
+        if node.tag not in tags:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self._report(node, at, f"a spec holds plain values: leave out the tag {tag}")
+            return None
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, at, (*above, id(node)))
         if isinstance(node, yaml.SequenceNode):
@@ -228,7 +342,7 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, at: KeyPath, above: tuple[int, ...]) -> dict[str, Any]:
         first_lines: dict[str, int] = {}
         for key_node, _ in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            key = self._key(key_node, at)
             if key in first_lines and key != "<<":
                 message = f"this key appears twice, first on line {first_lines[key]}; keep one of them"
                 self._report(key_node, (*at, str(key)), message)
@@ -239,13 +353,24 @@ class _Reader:
         data = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._report(key_node, at, "a key is a word, not a list or a mapping")
                 continue
             path = (*at, key_node.value)
             self._document.lines[path] = key_node.start_mark.line + 1
             self._document.spans[path] = (value_node.start_mark.index, value_node.end_mark.index)
             data[key_node.value] = self.read(value_node, path, above)
         return data
+
+    def _key(self, node: yaml.Node, at: KeyPath) -> str | None:
+        """The text of the key ``node`` in the value of ``at``; None for none, which is reported."""
+        if not isinstance(node, yaml.ScalarNode):
+            self._report(node, at, "a key is a word, not a list or a mapping")
+            return None
+        try:
+            node.value = _whole_characters(node.value)
+        except UnicodeDecodeError as error:
+            node.value = ascii(node.value)
+            self._report(node, (*at, node.value), f"this key cannot be read: {error}")
+        return str(node.value)
 
     def _item(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...]) -> Any:
         self._document.lines[at] = node.start_mark.line + 1
@@ -255,8 +380,7 @@ class _Reader:
         try:
             value = self._loader.construct_object(node)
             if isinstance(value, str):
-                # Raises for a lone surrogate ("\ud800"), which no file that slurmtrain writes could contain.
-                value.encode()
+                value = _whole_characters(value)
         # PyYAML's constructors raise whatever their conversions raise: KeyError for !!bool x, IndexError for !!int ''.
         except (yaml.YAMLError, ValueError, LookupError, OverflowError, AttributeError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -279,3 +403,11 @@ class _Reader:
 
     def _where(self, node: yaml.Node) -> str:
         return f"{self._document.name}:{node.start_mark.line + 1}"
+
+
+def _whole_characters(text: str) -> str:
+    r"""A ``text`` without pairs of surrogates, as which JSON writes what is beyond 16 bits.
+
+    Raises UnicodeDecodeError for a lone one ("\ud800"), which no file that slurmtrain writes could contain.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")

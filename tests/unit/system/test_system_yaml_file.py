@@ -117,6 +117,22 @@ def test_a_key_that_is_a_list_or_a_mapping_is_reported(key: str) -> None:
     assert mistake.message == "a key is a word, not a list or a mapping"
 
 
+@pytest.mark.parametrize(
+    "value", ["!!python/object/apply:os.system [ls]", "!!python/name:os.system ''", "!!set {a}", "!own [1]", "!own 1"]
+)
+def test_a_tag_that_stands_for_an_object_is_a_mistake_at_its_line(value: str) -> None:
+    document = parse_yaml(f"command: x\nparams:\n  x: {value}\n", "exp.yaml")
+    [mistake] = document.mistakes
+    assert (mistake.where, mistake.key) == ("exp.yaml:3", "params.x")
+    assert f"leave out the tag {value.partition(' ')[0]}" in mistake.message
+
+
+def test_a_file_with_too_many_keys_is_refused_before_it_is_read_to_its_end() -> None:
+    # What follows them is no YAML, and would be another mistake.
+    with pytest.raises(SpecError, match=r"^exp.yaml:\d+: more than 100000 keys and values"):
+        parse_yaml("a:\n" + "- 1\n" * 100_001 + "}", "exp.yaml")
+
+
 def test_keys_are_words_as_they_are_written() -> None:
     assert data_of("1: a\ntrue: b\nnull: c\n2024-01-01: d\n") == {"1": "a", "true": "b", "null": "c", "2024-01-01": "d"}
 
@@ -268,3 +284,39 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     }.items():
         with pytest.raises(PathError, match=reason):
             read_text(tmp_path / name)
+
+
+def test_a_pair_of_surrogates_is_the_character_that_json_means_by_it() -> None:
+    document = parse_yaml('{"a": "\\ud83d\\ude00", "b": "\\ud83d"}', "x.yaml")
+    assert document.data == {"a": "\U0001f600", "b": None}
+    assert [mistake.key for mistake in document.mistakes] == ["b"]
+    document = parse_yaml('{"\\ud83d\\ude00": 1, "c": {"\\ud83d": 2}, "\U0001f600": 3}', "x.yaml")
+    assert document.data["\U0001f600"] == 3
+    twice, lone = (mistake.message for mistake in document.mistakes)
+    assert "appears twice" in twice
+    assert "this key cannot be read" in lone
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("command: x --color #fff", "x --color #fff"),
+        ("env: {C: red #a0b1c2}", "red #a0b1c2"),
+        ("- x -n #3 # why", "x -n #3"),
+        ("a: #fff", "#fff"),
+    ],
+)
+def test_a_value_that_yaml_would_cut_at_a_hash_is_refused_with_quotes_around_it(line: str, whole: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        parse_yaml(f"x:\n  {line}\n", "f")
+    [mistake] = raised.value.mistakes
+    assert mistake.where == "f:2"
+    assert f'put it in quotes: "{whole}" (' in mistake.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["b # fff", "b #note", "'b' #fff", "b#fff", "1  # 3rd", "b #123", "1 # b -c #fff", "b #add it"],
+)
+def test_other_comments_stay_silent(line: str) -> None:
+    data_of(f"x:\n  a: {line}\n")

@@ -16,7 +16,7 @@ from slurmtrain.model.spec.spec import MlflowSpec, RequeueSpec, Spec, TrackingSp
 from slurmtrain.model.spec.values import Nodes, read_node_count
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.inherited import current_directory
 

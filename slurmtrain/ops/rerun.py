@@ -27,7 +27,7 @@ from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.ops.submit.provenance import describe_git, describe_revision
 from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.code.packages import read_software
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.owned_files import read_checked
 

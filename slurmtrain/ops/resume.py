@@ -26,7 +26,7 @@ from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked

@@ -39,7 +39,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.file_limit import make_room
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.locks import locked
 

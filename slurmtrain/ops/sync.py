@@ -413,7 +413,7 @@ def _submit_again(
 
 def _with_overrides(plan: Plan, overrides: Sequence[str]) -> Plan:
     # Imported here: hardly any run needs them.
-    from slurmtrain.slurm.command_options import read_options
+    from slurmtrain.slurm.command import read_options
     from slurmtrain.specfile import replan
 
     return replan(plan, overrides, read_options).plan

@@ -1,18 +1,24 @@
-"""Running Slurm's commands: the only place that starts them, except for submitit's sbatch."""
+"""Slurm's commands and their options: the only place that starts them, except for submitit's sbatch."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.environment.variables import scrubbed
+from slurmtrain.system.user_cache import identity, load, store
 
 # Slurm's own commands give up after MessageTimeout (10 s by default, slurm.conf(5)) and some retries.
 _TIMEOUT_S = 60.0
-# Prefixes of variables that stand for options of squeue, sacct and scancel ("INPUT ENVIRONMENT VARIABLES" in each
+# For their help they read their configuration and load their plug-ins, and ask no daemon.
+_HELP_S = 10.0
+# A line such as "  -A, --account=name   charge job to specified account"; only it begins with an option.
+_OPTION = re.compile(r"^\s+(?:-\w,?\s+)?--([A-Za-z0-9][\w-]*)", re.MULTILINE)
+# Prefixes of variables that stand for options of Slurm's commands ("INPUT ENVIRONMENT VARIABLES" in each
 # manual page): a user's own SQUEUE_FORMAT would change what is parsed here.
 _OPTION_PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_")
 
@@ -71,3 +77,26 @@ def extract_errors(lines: Sequence[str]) -> str:
     printed = [line.strip() for line in lines if line.strip()]
     errors = [line.split(": error: ", 1)[1] for line in printed if ": error: " in line] or printed
     return "; ".join(dict.fromkeys(errors))
+
+
+def read_options(option: str, program: str = "sbatch") -> frozenset[str]:
+    """The long options of one of Slurm's programs, without dashes: its own and those of plug-ins.
+
+    There are none if there is no such program, or it prints no help.
+
+    They are remembered in the user's cache. As plug-ins come and go without a change of the program itself, they are
+    asked for again if ``option`` is not among those that are remembered.
+    """
+    path = shutil.which(program)
+    if path is None:
+        return frozenset()
+    key = [identity(path), os.environ.get("SLURM_CONF", "")]
+    remembered = load(f"{program}-options", key)
+    if isinstance(remembered, list) and option in remembered:
+        return frozenset(map(str, remembered))
+    try:
+        options = frozenset(_OPTION.findall(run_command(path, "--help", timeout_s=_HELP_S)))
+    except SlurmDown:
+        return frozenset()
+    store(f"{program}-options", key, sorted(options))
+    return options

@@ -25,7 +25,7 @@ from slurmtrain.ops.shared.chain.waiting import upstreams_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.submission import submit_sweeps
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
 
 # After so many trials of which none has a value, none is asked for any more: the metric may not exist.

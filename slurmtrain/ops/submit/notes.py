@@ -23,7 +23,7 @@ from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.system.locking.mounts import mount_of
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)

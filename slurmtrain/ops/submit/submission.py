@@ -42,7 +42,7 @@ from slurmtrain.ops.submit.notes import notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
 from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.environment.file_limit import make_room
-from slurmtrain.slurm.command_options import read_options
+from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 

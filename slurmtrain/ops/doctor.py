@@ -146,11 +146,14 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
     from slurmtrain.ops.shared.interruption_stats import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
-    named = spec.slurm.get("qos")
+    from slurmtrain.model.spec.sbatch import named_options
+
+    options = named_options(spec.slurm)
+    named = options.get("qos")
     return JobFacts(
         time_s=None if resources.time is None else float(resources.time),
         lead_s=_lead(workspace, plan) if executor == "slurm" else 0.0,
-        qos=str(named) if named else _default_qos(site, spec.slurm.get("account")),
+        qos=str(named) if named else _default_qos(site, options.get("account")),
         requeue=spec.requeue.enabled,
         save_s=past(workspace, _NO_RUN, plan, executor).history.save_s,
         nodes=(resources.nodes.min, resources.nodes.max),

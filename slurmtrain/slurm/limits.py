@@ -111,7 +111,7 @@ def grace_s(plan: Plan, partitions: Partitions) -> float | None:
 
 
 def _grace_s(plan: Plan, partitions: Partitions) -> float | None:
-    if plan.spec.slurm.get("qos"):
+    if named_options(plan.spec.slurm).get("qos"):
         return None
     candidates = [partitions[name] for name in _named_partitions(plan, partitions) if name in partitions]
     ending = [fields for fields in candidates if _ENDING_MODES & set(fields.get("PreemptMode", "").split(","))]
@@ -200,7 +200,7 @@ def _has_features(features: frozenset[str], constraint: str) -> bool:
 
 
 def _named_partitions(plan: Plan, partitions: Partitions) -> Sequence[str]:
-    named = plan.spec.slurm.get("partition")
+    named = named_options(plan.spec.slurm).get("partition")
     if named:
         return [name.strip() for name in str(named).split(",") if name.strip()]
     return [name for name, fields in partitions.items() if fields.get("Default") == "YES"]
@@ -219,7 +219,8 @@ def _excess(plan: Plan, name: str, fields: Mapping[str, str]) -> str | None:
         return f"resources.gpus_per_node: partition {name} has {gpus} GPUs, not {needed}"
     # A QOS may have a limit of its own that overrides the partition's (PartitionTimeLimit, sacctmgr(1)).
     limit = read_duration(fields.get("MaxTime", ""))
-    if limit is not None and resources.time is not None and resources.time > limit and not plan.spec.slurm.get("qos"):
+    own_qos = named_options(plan.spec.slurm).get("qos")
+    if limit is not None and resources.time is not None and resources.time > limit and not own_qos:
         return f"resources.time: partition {name} lets a job run for {fields['MaxTime']} at most"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.sbatch import ReadOptions, canonical_option, unknown_options
+from slurmtrain.model.spec.sbatch import ReadOptions, refused_options
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.strategy.placement import crossing_layers
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
@@ -118,13 +118,15 @@ _ANY_SITE = SiteRules()
 class _Machine:
     """Where a spec is submitted: the directory that ``workdir`` is relative to, the ``python`` of commands, the site.
 
-    ``experiment``: the MLflow experiment of runs whose spec names none; None: the run's name.
+    ``experiment``: the MLflow experiment of runs whose spec names none; None: the run's name. ``planned``: the spec of
+    the attempts before, maybe of an earlier version; None: there are none.
     """
 
     cwd: Path
     python: str
     site: SiteRules
     experiment: str | None = None
+    planned: Spec | None = None
 
 
 def load_spec(
@@ -262,7 +264,7 @@ def replan(
     Args:
         plan: The old plan.
         overrides: ``a.b=c``.
-        read_options: The options of sbatch here, beside those that the plan has already.
+        read_options: The options of sbatch here; those that the plan has already are not looked for.
         renames: Whether an override may change the name.
 
     Raises:
@@ -272,13 +274,9 @@ def replan(
         return PlannedRun(plan, (), {})
     # No lines: mistakes can only be in the overrides, as the template was read before.
     document = YamlDocument("plan.json", dict(plan.template))
-    own = frozenset(map(canonical_option, plan.spec.slurm))
-
-    def options(option: str) -> frozenset[str]:
-        return own if option in own else read_options(option)
-
     # A run stays in its experiment, whatever the default is in this version.
-    machine = _Machine(Path(plan.workdir), plan.python, SiteRules(options), plan.spec.tracking.mlflow.experiment)
+    experiment = plan.spec.tracking.mlflow.experiment
+    machine = _Machine(Path(plan.workdir), plan.python, SiteRules(read_options), experiment, plan.spec)
     [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
     if planned.plan.spec.name != plan.spec.name and not renames:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
@@ -396,8 +394,8 @@ def _plan_one(
             mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
     # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
     # must stay readable.
-    for option, message in unknown_options(spec.slurm, machine.site.read_options):
-        mistakes.add(("slurm", option), message)
+    for at, message in _refused_options(spec, machine):
+        mistakes.add(at, message)
     if mistakes:
         return None
     workdir = (machine.cwd / expand_home(spec.workdir or ".")).resolve()
@@ -407,6 +405,20 @@ def _plan_one(
     for message in find_contradictions(spec.command, plan.spec.launcher or RANKS, resources.most_ranks):
         mistakes.add(("command",), message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
+
+
+def _refused_options(spec: Spec, machine: _Machine) -> Iterator[tuple[KeyPath, str]]:
+    """Options of Slurm that are not passed on, each with its place and a message; not those that a run has already."""
+    before = {} if machine.planned is None else machine.planned.slurm
+    changed = {key: value for key, value in spec.slurm.items() if key not in before or before[key] != value}
+    # A wrong number of nodes is None.
+    fixed = spec.resources.nodes is not None and spec.resources.nodes.min == spec.resources.nodes.max
+    nodes = spec.resources.nodes.max if fixed else None
+    for at, message in refused_options(changed, machine.site.read_options, nodes):
+        yield ("slurm", *at), message
+    for number, component in enumerate(spec.resources.components if machine.planned is None else ()):
+        for at, message in refused_options(component.slurm, machine.site.read_options, component.nodes):
+            yield ("resources", "components", str(number), "slurm", *at), message
 
 
 def experiment_of(path: Path) -> str | None:

@@ -23,7 +23,7 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan 6824afde40e8
+# slurmtrain run RUN-ID, plan e6dee8678975
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well

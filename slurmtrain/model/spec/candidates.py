@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.spec.kinds import Section
-from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
+from slurmtrain.model.spec.sbatch import PASSED
 from slurmtrain.model.spec.spec import walk_keys
 
 # Kinds describe the words that they take like this.
@@ -44,7 +44,7 @@ def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:
         kind = declared.metadata["kind"]
         if not isinstance(kind, Section):
             keys[".".join(path)] = ["true", "false"] if "true or false" in kind.text else _WORD.findall(kind.text)
-    keys |= {f"slurm.{option.replace('-', '_')}": [] for option in OPTIONS - OWNED.keys()}
+    keys |= {f"slurm.{option.replace('-', '_')}": [] for option in PASSED}
     keys |= {key: [] for key in _leaves(spec)}
     # Of params that are known, one is changed rather than all.
     sections = {key.rpartition(".")[0] for key in keys}

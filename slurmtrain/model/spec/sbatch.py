@@ -1,6 +1,6 @@
-"""The spec's section ``slurm``: the long options of sbatch, and which of them belong to slurmtrain.
+"""The spec's section ``slurm``: options of sbatch, and the lists of options as they are typed.
 
-Source: ``sbatch --help`` and the manual pages of Slurm 22.05 to 25.11.
+What becomes of each option is in :mod:`slurmtrain.model.spec.slurm.option_table`.
 """
 
 from __future__ import annotations
@@ -11,70 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, nearest, suggestion, type_name
+from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
+from slurmtrain.model.spec.slurm.option_values import advice_on
 from slurmtrain.model.spec.values import read_sbatch_value
 
 # The options of all versions: the site's sbatch itself reports those that it lacks, and lists those of its plug-ins.
-OPTIONS = frozenset(
-    """
-    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment consolidate-segments
-    constraint container container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task
-    deadline delay-boot dependency distribution error exclude exclusive export export-file extra extra-node-info
-    get-user-env gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold
-    ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
-    mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core
-    ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit oversubscribe
-    parsable partition power prefer priority profile propagate qos quiet reboot requeue reservation resv-ports
-    segment signal sockets-per-node spread-job spread-segments stepmgr switches test-only thread-spec
-    threads-per-core time time-min tmp tres-bind tres-per-task uid umask use-min-nodes
-    verbose wait wait-all-nodes wckey wrap x11
-    """.split()  # noqa: SIM905 (a list of names to read, not of strings)
-)
-
-# Options that slurmtrain sets itself, or from another key of the spec, and what to use instead.
-OWNED = {
-    "array": "use 'sweep'",
-    "chdir": "use 'workdir'; the job itself is submitted from the run directory",
-    "cpus-per-task": "use 'resources.cpus_per_proc'",
-    "error": "logs are kept in the run directory",
-    "export": "use 'env'",
-    "export-file": "use 'env'",
-    "gpus": "use 'resources.gpus_per_node'",
-    "gpus-per-node": "use 'resources.gpus_per_node'",
-    "input": "jobs read nothing from standard input",
-    "job-name": "use 'name'",
-    "mem": "use 'resources.mem'",
-    "no-requeue": "use 'requeue'",
-    "nodes": "use 'resources.nodes'",
-    "ntasks": "use 'resources.nodes' and 'resources.procs_per_node'",
-    "ntasks-per-node": "use 'resources.procs_per_node'",
-    "open-mode": "logs are always appended to",
-    "output": "logs are kept in the run directory",
-    "parsable": "slurmtrain reads sbatch's answer itself",
-    "requeue": "use 'requeue'",
-    "signal": "slurmtrain asks for the signals that it needs",
-    "test-only": "use 'slurmtrain render'",
-    "time": "use 'resources.time'",
-    "wait": "use 'slurmtrain submit --wait'",
-    "wrap": "use 'command'",
-}
-
-# Options that slurmtrain gives to the srun which starts the node agents.
-_OWNED_OF_SRUN = {
-    **OWNED,
-    "kill-on-bad-exit": "agents decide what the end of one of them means",
-    "label": "logs are kept for each rank",
-    "multi-prog": "each node runs the same agent",
-    "no-kill": "use a range of 'resources.nodes', or 'resources.spares'",
-    "pty": "a batch job has no terminal",
-}
+OPTIONS = frozenset(name for name, option in SLURM_OPTIONS.items() if option.sbatch is not None)
+# Of these, those that are passed on.
+PASSED = frozenset(name for name in OPTIONS if not SLURM_OPTIONS[name].sbatch)
 # Keys of ``slurm`` that hold lists of options as they would be typed, which no table of options limits: plug-ins of a
 # site, such as pyxis, add options of their own.
 SBATCH, SRUN = "sbatch", "srun"
-_LISTS = {SBATCH: OWNED, SRUN: _OWNED_OF_SRUN}
+_LISTS = (SBATCH, SRUN)
 _NAME = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
-_OPTION = re.compile(r"--([A-Za-z0-9][\w-]*)(?:=(.*))?")
+_LONG = re.compile(r"--([A-Za-z0-9][\w-]*)(?:=(.*))?", re.ASCII)
+_LONG_AND_VALUE = re.compile(r"--([A-Za-z0-9][\w-]*)\s+(\S.*)", re.ASCII)
+_SHORT = re.compile(r"-([A-Za-z])\s*(.*)", re.ASCII)
+_LETTERS = {
+    program: {each.letter: each for each in SLURM_OPTIONS.values() if each.letter and each.advice(program) is not None}
+    for program in _LISTS
+}
 _ALL = "; 'sbatch --help' lists all"
-_ELSEWHERE = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}, as it is typed"
+_ELSEWHERE = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}: {{0!r}}"
 # How similar an option must be to a known one to be a slip beyond doubt, and no option of a plug-in.
 _SLIP = 0.85
 # Returns the options that the site's own sbatch has, those of plug-ins included; none where there is no sbatch. It is
@@ -83,34 +41,76 @@ ReadOptions = Callable[[str], frozenset[str]]
 
 
 def check_sbatch_option(name: object) -> None:
-    """Raise ValueError unless this can name an option that a spec may set (``-`` or ``_`` between words)."""
+    """Raise ValueError unless this can name an option (``-`` or ``_`` between words)."""
     if not isinstance(name, str):
         raise ValueError(f"expected the long name of an sbatch option, found {type_name(name)} ({name!r})")
-    option = canonical_option(name)
-    if option in OWNED:
-        raise ValueError(f"slurmtrain sets this option itself: {OWNED[option]}")
-    if not _NAME.fullmatch(option):
+    if not _NAME.fullmatch(canonical_option(name)):
         raise ValueError(f"{name!r} cannot name an option of sbatch")
 
 
-def unknown_options(slurm: Mapping[str, Any], read_site_options: ReadOptions) -> Iterator[tuple[str, str]]:
-    """Entries of ``slurm`` that are no option of sbatch, each with a message.
+def refused_options(
+    slurm: Mapping[str, Any], read_site_options: ReadOptions, nodes: int | None
+) -> Iterator[tuple[KeyPath, str]]:
+    """Entries of ``slurm`` that are not passed on, by their keys in it, each with a message.
 
-    ``read_site_options`` is called only for those that no version of Slurm has by itself.
+    Only what a user writes is checked: plans of earlier versions, and of other sites, must stay readable.
+
+    Args:
+        slurm: The section.
+        read_site_options: Called only for options that no version of Slurm has by itself.
+        nodes: How many nodes the job has; None: that is not known.
     """
-    for entry in slurm:
+    for entry, value in slurm.items():
         option = canonical_option(entry)
-        if entry in _LISTS or option in OPTIONS:
+        if entry in _LISTS or value is None or value is False:
             continue
-        site = read_site_options(option)
-        if option in site:
-            continue
-        near = suggestion(option, (OPTIONS | site) - OWNED.keys())
-        if site:
-            yield entry, f"this site's sbatch has no option --{option}{near or _ALL}"
-        else:
-            slip = nearest(option, OPTIONS - OWNED.keys(), _SLIP) is not None
-            yield entry, f"sbatch has no option --{option}{near}{'' if slip else _ELSEWHERE}"
+        advice = advice_on(SBATCH, option, value, nodes)
+        if advice:
+            yield (entry,), f"--{option} is not passed on: {advice}"
+        elif advice is None and (unknown := _describe_unknown(option, value, read_site_options)):
+            yield (entry,), unknown
+    for program in _LISTS:
+        for index, typed in enumerate(slurm.get(program) or ()):
+            if typed is not None and (problem := _listed_problem(program, typed, nodes)):
+                yield (program, str(index)), problem
+
+
+def _listed_problem(program: str, typed: str, nodes: int | None) -> str:
+    """Why an option of the list for a ``program`` is not passed on; empty if it is."""
+    name, value = _split(typed)
+    option = canonical_option(name)
+    advice = advice_on(program, option, value, nodes)
+    if advice:
+        return f"--{option} is not passed on: {advice}"
+    if advice is None and option in SLURM_OPTIONS:
+        return f"--{option} is no option of {program}: only {SRUN if program == SBATCH else SBATCH} has it"
+    if advice is None:
+        # getopt_long(3) takes the beginning of a name for the whole.
+        whole = next((each for each in sorted(SLURM_OPTIONS) if each.startswith(option)), None)
+        return f"--{name} is no option of {program}: did you mean '--{whole}'?" if whole else ""
+    if value is True and SLURM_OPTIONS[option].takes_value == "=":
+        return f"--{option} needs a value: write '--{option}=...'"
+    return ""
+
+
+def _describe_unknown(option: str, value: object, read_site_options: ReadOptions) -> str:
+    """The message about an option that no version of sbatch has; empty if this site's has it."""
+    of_srun = SLURM_OPTIONS.get(option)
+    if of_srun is not None:
+        typed = f"--{option}" if value is True else f"--{option}={value}"
+        cure = of_srun.srun or f"srun has it: write {typed!r} into the list slurm.{SRUN}"
+        return f"sbatch has no option --{option}; {cure}"
+    if option in _LETTERS[SBATCH]:
+        return f"-{option} is the short form; did you mean '{_LETTERS[SBATCH][option].name}'?"
+    site = read_site_options(option)
+    if option in site:
+        return ""
+    near = suggestion(option, PASSED | (site - OPTIONS))
+    if site:
+        return f"this site's sbatch has no option --{option}{near or _ALL}"
+    typed = f"--{option}" if value is True else f"--{option}={value}"
+    elsewhere = "" if nearest(option, PASSED, _SLIP) is not None else _ELSEWHERE.format(typed)
+    return f"sbatch has no option --{option}{near}{elsewhere}"
 
 
 def unknown_srun_options(slurm: Mapping[str, Any], read_srun_options: ReadOptions) -> Iterator[str]:
@@ -120,9 +120,12 @@ def unknown_srun_options(slurm: Mapping[str, Any], read_srun_options: ReadOption
     """
     for option in slurm.get(SRUN) or ():
         name, _ = _split(option)
+        if name in SLURM_OPTIONS:
+            continue
         site = read_srun_options(name)
         if site and name not in site:
-            yield f"srun has no option --{name} here{suggestion(name, site - _OWNED_OF_SRUN.keys())}"
+            refused = {each for each, row in SLURM_OPTIONS.items() if row.srun}
+            yield f"srun has no option --{name} here{suggestion(name, site - refused)}"
 
 
 def runs_in_container(slurm: Mapping[str, Any]) -> bool:
@@ -144,49 +147,75 @@ def named_options(slurm: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in slurm.items()
         if name not in _LISTS and value is not None and value is not False
     }
-    return by_name | dict(_split(option) for option in slurm.get(SBATCH) or ())
+    return by_name | dict(_split(option) for option in slurm.get(SBATCH) or () if option is not None)
+
+
+def is_singleton(slurm: Mapping[str, Any]) -> bool:
+    """Whether only one run of the name may be active at a time (``--dependency=singleton``)."""
+    return "singleton" in re.split("[,?]", str(named_options(slurm).get("dependency", "")))
 
 
 def repeated_options(slurm: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Pairs of entries of ``slurm`` that are the same option of sbatch, whose last value would win silently."""
     first: dict[str, str] = {}
     listed = [option for option in slurm.get(SBATCH) or () if option is not None]
-    for entry in (*(key for key in slurm if key not in _LISTS), *listed):
+    named = [key for key, value in slurm.items() if key not in _LISTS and value is not None and value is not False]
+    for entry in (*named, *listed):
         name = _split(entry)[0] if entry.startswith("--") else canonical_option(entry)
         if first.setdefault(name, entry) != entry:
             yield first[name], entry
 
 
 def _split(option: str) -> tuple[str, str | bool]:
-    match = _OPTION.fullmatch(option)
+    match = _LONG.fullmatch(option)
     assert match is not None
     return match[1], True if match[2] is None else match[2]
 
 
-def _read_option(owned: Mapping[str, str]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        value = read_sbatch_value(value)
-        match = _OPTION.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(f"expected an option such as '--container-image=...' or '--exclusive', found {value!r}")
-        if match[1] in owned:
-            raise ValueError(f"slurmtrain sets --{match[1]} itself: {owned[match[1]]}")
-        return match[0]
+def long_option(program: str, typed: object) -> str:
+    """An option as it is typed, also by its letter (``-p spot``, ``-pspot``), with its long name. Raises ValueError.
 
-    return parse
+    ``program``: :data:`SBATCH` or :data:`SRUN`.
+    """
+    typed = read_sbatch_value(typed)
+    text = typed.strip() if isinstance(typed, str) else ""
+    if _LONG.fullmatch(text):
+        return text
+    apart, short = _LONG_AND_VALUE.fullmatch(text), _SHORT.fullmatch(text)
+    if apart is not None and apart[1] in SLURM_OPTIONS and SLURM_OPTIONS[apart[1]].takes_value == "=":
+        return f"--{apart[1]}={_unquoted(apart[2])}"
+    if short is None:
+        raise ValueError(
+            f"expected an option such as '--container-image=...', '--exclusive' or '-p spot', found {typed!r}"
+        )
+    option = _LETTERS[program].get(short[1])
+    if option is None:
+        raise ValueError(f"{program} has no option -{short[1]}")
+    # A blank ends an option whose value may be missing (getopt(3)).
+    if not short[2]:
+        return f"--{option.name}"
+    if not option.takes_value or short[2].startswith("="):
+        raise ValueError(
+            f"{typed!r} is not how {program} has it: write '--{option.name}{'=...' if option.takes_value else ''}'"
+        )
+    return f"--{option.name}={_unquoted(short[2])}"
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmValue:
     """The kind of a value in ``slurm``: that of an option or, under :data:`SBATCH` and :data:`SRUN`, a list of them."""
 
-    text: str = "text, whole number, true or false; under sbatch and srun, a list of options"
+    text: str = "text, number, true or false; under sbatch and srun, a list of options"
 
     def read(self, value: object, at: KeyPath, report: Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if at[-1] not in _LISTS:
-            return Scalar(self.text, read_sbatch_value).read(value, at, report)
-        items = Items(Scalar("option", _read_option(_LISTS[at[-1]])), "list of options")
+            return Scalar(self.text, read_sbatch_value, is_text=True).read(value, at, report)
+        items = Items(Scalar("option", lambda typed: long_option(at[-1], typed)), "list of options")
         return () if value is None else items.read(value, at, report)
 
     def write(self, value: Any) -> object:
@@ -194,4 +223,4 @@ class SlurmValue:
         return list(value) if isinstance(value, tuple) else value
 
 
-SLURM_OPTIONS = Entries(SlurmValue(), "mapping of sbatch options", check_sbatch_option)
+SLURM_SECTION = Entries(SlurmValue(), "mapping of sbatch options", check_sbatch_option)

@@ -35,11 +35,9 @@ from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources.components import options_of_component
 from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import (
-    OPTIONS,
-    OWNED,
-    SLURM_OPTIONS,
+    PASSED,
+    SLURM_SECTION,
     SRUN,
-    canonical_option,
     named_options,
     repeated_options,
 )
@@ -260,9 +258,10 @@ class Spec:
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
         {},
-        SLURM_OPTIONS,
-        "Any sbatch option by its long name, with `-` or `_`, also of the site's plug-ins. true means without a value, "
-        "false or null omits it. `sbatch` and `srun` hold lists of options as they are typed.",
+        SLURM_SECTION,
+        "sbatch options by their long names, with `-` or `_`, also of the site's plug-ins: see "
+        "[slurm-options.md](slurm-options.md). true means without a value, false or null omits it. `sbatch` and `srun` "
+        "hold lists of options as they are typed.",
     )
     network: NetworkSpec = declare_key(NetworkSpec(), Section(NetworkSpec), "How nodes communicate.")
     preflight: PreflightSpec = declare_key(
@@ -318,9 +317,8 @@ class Spec:
             yield "slurm", f"{first!r} and {again!r} are the same sbatch option; keep one of them"
         # sbatch takes only one of --mem, --mem-per-cpu and --mem-per-gpu.
         if self.resources.mem is not None:
-            for key in self.slurm:
-                if canonical_option(key) in ("mem-per-cpu", "mem-per-gpu"):
-                    yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
+            for name in {"mem-per-cpu", "mem-per-gpu"} & named_options(self.slurm).keys():
+                yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
         yield from self._oom_conflicts()
         yield from self._strategy_conflicts()
         if self.resources.mixed:
@@ -408,5 +406,5 @@ def walk_keys(cls: type = Spec, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
 
 
 # If several sections have a key of the same name, the first one wins, hence the reversed order.
-kinds.HOMES.update({option.replace("-", "_"): ("slurm",) for option in OPTIONS - OWNED.keys()})
+kinds.HOMES.update({option.replace("-", "_"): ("slurm",) for option in PASSED})
 kinds.HOMES.update({path[-1]: path[:-1] for path, _ in reversed(list(walk_keys()))})

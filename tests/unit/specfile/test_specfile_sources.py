@@ -10,7 +10,7 @@ from helpers.specfiles import Load
 SPEC = """extends: base.yaml
 command: python train.py --lr ${params.lr}
 params: {lr: 0.1}
-slurm: {cpus-per-gpu: 2}
+slurm: {cores-per-socket: 2}
 checkpoint:
   every: {minutes: 3}
 sweep:
@@ -37,7 +37,7 @@ def test_a_value_comes_from_the_line_of_the_file_that_sets_it(load: Load) -> Non
     assert sources["params.depth"] == "base.yaml:3"
     assert sources["resources.nodes"] == "base.yaml:4"
     assert sources["params.lr"] == "exp.yaml:3"
-    assert sources["slurm.cpus-per-gpu"] == "exp.yaml:4"
+    assert sources["slurm.cores-per-socket"] == "exp.yaml:4"
     assert sources["checkpoint.every.minutes"] == "exp.yaml:6"
 
 

@@ -23,24 +23,21 @@ from slurmtrain.model.spec.kinds import (
     declare_key,
     type_name,
 )
-from slurmtrain.model.spec.sbatch import OPTIONS, SlurmValue, canonical_option, check_sbatch_option
+from slurmtrain.model.spec.sbatch import OPTIONS, PASSED, SlurmValue, canonical_option, check_sbatch_option
+from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
 from slurmtrain.model.spec.units import parse_memory
 from slurmtrain.model.spec.values import POSITIVE, read_node_count
 
 # The options by which a component asks for nodes: those that Slurm forgets with each component. Others hold for the
 # following ones, too, and are those of the whole job (slurm_opt.c, reset_each_pass).
-OPTIONS_OF_COMPONENTS = frozenset(
-    """
-    constraint contiguous core-spec cores-per-socket exclusive extra-node-info gpu-freq gres gres-flags hint mem-per-cpu
-    mem-per-gpu mincpus network nodefile nodelist oversubscribe partition segment sockets-per-node spread-job switches
-    thread-spec threads-per-core tmp use-min-nodes
-    """.split()  # noqa: SIM905 (a list of names to read, not of strings)
-)
+OPTIONS_OF_COMPONENTS = frozenset(name for name in PASSED if SLURM_OPTIONS[name].of_component)
 
 
 def _check_option(name: object) -> None:
     check_sbatch_option(name)
     option = canonical_option(str(name))
+    if option in OPTIONS - PASSED:
+        raise ValueError(f"--{option} is not passed on: {SLURM_OPTIONS[option].sbatch}")
     if option not in OPTIONS_OF_COMPONENTS:
         whole = "it is one of the whole job: write it under 'slurm'"
         near = kinds.nearest(option, OPTIONS_OF_COMPONENTS)

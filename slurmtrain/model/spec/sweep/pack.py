@@ -9,6 +9,7 @@ from typing import Any
 
 from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion, whole_number
 from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.sbatch import named_options
 
 _KEYS = ("runs", "share_gpu")
 
@@ -82,7 +83,7 @@ def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, An
         )
     if pack.share_gpu and not resources.gpus_per_node:
         return "sweep.pack.share_gpu: these runs have no GPUs: set resources.gpus_per_node, or remove share_gpu"
-    if "gres" in slurm and not pack.share_gpu:
+    if "gres" in named_options(slurm) and not pack.share_gpu:
         return "slurm.gres cannot be given to each run of a pack: use resources.gpus_per_node"
     return ""
 

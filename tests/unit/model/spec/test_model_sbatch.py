@@ -1,28 +1,42 @@
-"""Which options of sbatch a spec may set."""
+"""What becomes of the options of sbatch and srun in a spec."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from slurmtrain.model.spec.sbatch import (
     OPTIONS,
-    OWNED,
-    SLURM_OPTIONS,
+    PASSED,
+    SLURM_SECTION,
     canonical_option,
     check_sbatch_option,
+    long_option,
     named_options,
+    refused_options,
     repeated_options,
     runs_in_container,
-    unknown_options,
     unknown_srun_options,
 )
+from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS, Option
 
 
 def mistakes(slurm: object) -> list[str]:
     """What is said of a section ``slurm``, each with its key."""
     messages: list[str] = []
-    SLURM_OPTIONS.read(slurm, ("slurm",), lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
+    SLURM_SECTION.read(slurm, ("slurm",), lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
     return messages
+
+
+def unknown_options(slurm: dict[str, object], read: Callable[[str], frozenset[str]]) -> list[tuple[str, str]]:
+    return [(at[0], message) for at, message in refused_options(slurm, read, None)]
+
+
+def refusals(slurm: dict[str, object], nodes: int | None = 1) -> list[str]:
+    """What is said of a section ``slurm`` where there is no sbatch, each with its key."""
+    read = SLURM_SECTION.read(slurm, ("slurm",), lambda at, message: pytest.fail(f"{at}: {message}"))
+    return [f"{'.'.join(at)}: {message}" for at, message in refused_options(read, nothing, nodes)]
 
 
 @pytest.mark.parametrize("name", ["partition", "mail-type", "mail_type", "qos", "gres", "mem-per-cpu", "no_kill"])
@@ -63,8 +77,8 @@ def test_a_misspelt_option_is_told_with_the_nearest_of_sbatch_and_of_the_sites_p
 def test_where_there_is_no_sbatch_an_option_that_may_be_of_a_plug_in_is_told_where_those_go() -> None:
     [(_, message)] = unknown_options({"container_image": "x"}, nothing)
     assert message.endswith(
-        "did you mean 'container-id'?; one that a plug-in of your site adds goes into the list slurm.sbatch, as it is "
-        "typed"
+        "did you mean 'container-id'?; one that a plug-in of your site adds goes into the list slurm.sbatch: "
+        "'--container-image=x'"
     )
 
 
@@ -75,7 +89,7 @@ def test_the_site_is_looked_up_only_for_options_that_no_version_of_slurm_has() -
         looked_up.append(option)
         return frozenset({option})
 
-    slurm = {"partition": "a", "segment": 4, "sbatch": ["--x=1"], "srun": ["--y"], "container_image": "b"}
+    slurm = {"partition": "a", "segment": 4, "sbatch": ["--zz-x=1"], "srun": ["--zz-y"], "container_image": "b"}
     assert list(unknown_options(slurm, read)) == []
     assert looked_up == ["container-image"]
 
@@ -104,10 +118,125 @@ def test_options_that_start_a_container_are_recognized(slurm: dict[str, object])
     assert not runs_in_container({"partition": "a", "srun": ["--mpi=none"]})
 
 
-@pytest.mark.parametrize("name", sorted(OWNED))
-def test_an_option_that_slurmtrain_sets_is_refused_with_the_place_to_say_it(name: str) -> None:
-    with pytest.raises(ValueError, match="slurmtrain sets this option itself: "):
-        check_sbatch_option(name)
+# --- every option -----------------------------------------------------------------------------------------------------
+
+ROWS = [pytest.param(option, id=name) for name, option in SLURM_OPTIONS.items()]
+# Options whose value decides.
+BY_VALUE = {"gres": "shard:1", "cpu-bind": "x", "gpu-bind": "single:1", "mem-bind": "x", "tres-bind": "x"}
+
+
+def value_of(option: Option) -> str | bool:
+    return BY_VALUE.get(option.name, "v1" if option.takes_value else True)
+
+
+@pytest.mark.parametrize("option", ROWS)
+def test_each_option_under_slurm_is_passed_on_or_refused_with_what_to_write_instead(option: Option) -> None:
+    value = value_of(option)
+    for name in {option.name, option.name.replace("-", "_")}:
+        messages = refusals({name: value})
+        if option.sbatch == "":
+            assert messages == []
+            assert named_options({name: value}) == {option.name: value}
+        elif option.sbatch is not None:
+            assert messages == [f"{name}: --{option.name} is not passed on: {option.sbatch}"]
+        elif option.srun:
+            assert messages == [f"{name}: sbatch has no option --{option.name}; {option.srun}"]
+        else:
+            [message] = messages
+            typed = message.partition("write '")[2].partition("'")[0]
+            assert refusals({"srun": [typed]}) == []
+
+
+@pytest.mark.parametrize("program", ["sbatch", "srun"])
+@pytest.mark.parametrize("option", ROWS)
+def test_each_option_in_a_list_is_passed_on_or_refused_however_it_is_typed(option: Option, program: str) -> None:
+    advice, value = option.advice(program), value_of(option)
+    long = f"--{option.name}" if value is True else f"--{option.name}={value}"
+    typed = [long]
+    if option.takes_value == "=":
+        typed.append(f"--{option.name} {value}")
+    if option.letter and advice is not None:
+        short = f"-{option.letter}"
+        typed += [f"{short}{value}", f"{short} '{value}'"] if option.takes_value else [short]
+    for text in typed if advice is not None else ():
+        assert long_option(program, text) == long
+        messages = refusals({program: [text]})
+        assert messages == ([f"{program}.0: --{option.name} is not passed on: {advice}"] if advice else [])
+    if advice is None:
+        assert refusals({program: typed[:1]}) != []
+
+
+def test_the_table_has_letters_and_names_once_and_as_slurm_writes_them() -> None:
+    assert {canonical_option(name) for name in SLURM_OPTIONS} == set(SLURM_OPTIONS)
+    for program in ("sbatch", "srun"):
+        letters = [each.letter for each in SLURM_OPTIONS.values() if each.letter and each.advice(program) is not None]
+        assert len(letters) == len(set(letters))
+    assert PASSED < OPTIONS
+    assert canonical_option("--mail_type") == "mail-type"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "nodes", "instead"),
+    [
+        ({"gres": "gpu:4"}, 1, "use 'resources.gpus_per_node: 4'"),
+        ({"gres": "gpu"}, 1, "use 'resources.gpus_per_node: 1'"),
+        ({"gres": "gpu:h100:4"}, 1, "use 'resources.gpus_per_node: h100:4'"),
+        ({"gres": "gres/gpu:h100:4"}, 1, "use 'resources.gpus_per_node: h100:4'"),
+        ({"gres": "lscratch:10,gpu:a100:2"}, 1, "use 'resources.gpus_per_node: a100:2', beside 'gres: lscratch:10'"),
+        ({"gres": "gpu:a100:2,gpu:v100:1"}, 1, "use 'resources.gpus_per_node' for one type of them"),
+        ({"gpus": "a40:1"}, 1, "use 'resources.gpus_per_node: a40:1'"),
+        ({"gpus": 8}, 2, "use 'resources.gpus_per_node: 4'"),
+        ({"gpus": 8}, 3, "use 'resources.gpus_per_node', also with a type: 'h100:4'"),
+        ({"gpus": 8}, None, "use 'resources.gpus_per_node', also with a type: 'h100:4'"),
+        ({"gpus_per_node": "a:2"}, 3, "use 'resources.gpus_per_node: a:2'"),
+        ({"sbatch": ["-G a40:2"]}, 2, "use 'resources.gpus_per_node: a40:1'"),
+        ({"sbatch": ["--gres=gpu:2"]}, 2, "use 'resources.gpus_per_node: 2'"),
+        ({"srun": ["--gres=gpu:2"]}, 2, "use 'resources.gpus_per_node: 2'"),
+    ],
+)
+def test_gpus_are_refused_with_the_value_that_gives_as_many_ranks(
+    slurm: dict[str, object], nodes: int | None, instead: str
+) -> None:
+    [message] = refusals(slurm, nodes)
+    assert message.endswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("typed", "bind"),
+    [("--cpu-bind=verbose,cores", "cores"), ("--cpu-bind=map_cpu:0,1", "cores"), ("--gpu-bind=closest", "gpu"),
+     ("--cpu-bind=ldoms", "numa"), ("--mem-bind=local", "numa")],
+)  # fmt: skip
+def test_a_binding_of_tasks_is_refused_with_that_of_ranks(typed: str, bind: str) -> None:
+    [message] = refusals({"srun": [typed]})
+    assert message.endswith(f"use 'resources.bind: {bind}'")
+
+
+@pytest.mark.parametrize("value", ["none", "no", "quiet,none", "verbose"])
+def test_a_binding_that_binds_nothing_is_passed_on(value: str) -> None:
+    assert refusals({"srun": [f"--cpu-bind={value}", f"--gpu-bind={value}"], "gpu_bind": value}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "message"),
+    [
+        ("sbatch", "--outp=x", "--outp is no option of sbatch: did you mean '--output'?"),
+        ("srun", "--cpu_bind=cores", "--cpu-bind is not passed on"),
+        ("sbatch", "--partition", "--partition needs a value: write '--partition=...'"),
+        ("sbatch", "-p", "--partition needs a value: write '--partition=...'"),
+        ("sbatch", "--part=x", "did you mean '--partition'?"),
+    ],
+)
+def test_what_getopt_would_take_for_an_option_is_not_passed_on(key: str, typed: str, message: str) -> None:
+    [refusal] = refusals({key: [typed]})
+    assert message in refusal
+
+
+def test_a_letter_under_slurm_is_told_with_its_long_name() -> None:
+    assert refusals({"p": "spot"}) == ["p: -p is the short form; did you mean 'partition'?"]
+
+
+def test_an_option_that_is_switched_off_is_not_refused() -> None:
+    assert refusals({"array": None, "quiet": False}) == []
 
 
 def test_an_owned_option_is_never_suggested() -> None:
@@ -123,12 +252,6 @@ def test_a_name_that_is_no_text_is_refused(name: object) -> None:
         check_sbatch_option(name)
 
 
-def test_all_names_are_written_as_sbatch_writes_them() -> None:
-    assert {canonical_option(name) for name in OPTIONS} == OPTIONS
-    assert OWNED.keys() <= OPTIONS
-    assert canonical_option("--mail_type") == "mail-type"
-
-
 # --- options as they are typed ----------------------------------------------------------------------------------------
 
 PYXIS = ["--container-image=nvcr.io#nvidia/pytorch:26.09-py3", "--container-mount-home"]
@@ -138,8 +261,8 @@ def test_an_unknown_option_without_a_near_one_is_told_where_those_of_plug_ins_go
     assert list(unknown_options({"xyzzy_plugh": 1}, nothing)) == [
         (
             "xyzzy_plugh",
-            "sbatch has no option --xyzzy-plugh; one that a plug-in of your site adds goes into the list slurm.sbatch, "
-            "as it is typed",
+            "sbatch has no option --xyzzy-plugh; one that a plug-in of your site adds goes into the list slurm.sbatch: "
+            "'--xyzzy-plugh=1'",
         )
     ]
 
@@ -147,8 +270,8 @@ def test_an_unknown_option_without_a_near_one_is_told_where_those_of_plug_ins_go
 def test_options_of_plug_ins_are_kept_as_they_are_typed() -> None:
     slurm = {"partition": "a", "sbatch": PYXIS, "srun": PYXIS[:1]}
     assert mistakes(slurm) == []
-    read = SLURM_OPTIONS.read(slurm, ("slurm",), lambda *_: None)
-    assert SLURM_OPTIONS.write(read) == slurm
+    read = SLURM_SECTION.read(slurm, ("slurm",), lambda *_: None)
+    assert SLURM_SECTION.write(read) == slurm
     assert named_options(read) == {
         "partition": "a",
         "container-image": "nvcr.io#nvidia/pytorch:26.09-py3",
@@ -160,12 +283,14 @@ def test_options_of_plug_ins_are_kept_as_they_are_typed() -> None:
     ("key", "option", "message"),
     [
         ("sbatch", "container-image=x", "expected an option such as '--container-image=...'"),
-        ("sbatch", "-p", "expected an option such as"),
+        ("sbatch", "-Y x", "sbatch has no option -Y"),
+        ("sbatch", "-l", "sbatch has no option -l"),
+        ("sbatch", "-p=spot", "write '--partition=...'"),
+        ("sbatch", "-Hv", "write '--hold'"),
         ("sbatch", "--a b", "expected an option such as"),
+        ("sbatch", "--exclusive user", "expected an option such as"),
         ("sbatch", 5, "expected an option such as"),
         ("sbatch", "--comment=a\nb", "cannot hold a line break"),
-        ("sbatch", "--output=x", "slurmtrain sets --output itself: logs are kept in the run directory"),
-        ("srun", "--kill-on-bad-exit=1", "slurmtrain sets --kill-on-bad-exit itself"),
     ],
 )
 def test_a_listed_option_that_cannot_be_passed_on_is_a_mistake(key: str, option: object, message: str) -> None:

@@ -15,7 +15,7 @@ from slurmtrain.model.spec.kinds import HOMES, default_of
 from slurmtrain.model.spec.names import is_secret_param
 from slurmtrain.model.spec.other_names import OTHER_NAMES
 from slurmtrain.model.spec.resources.section import ResourcesSpec
-from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
+from slurmtrain.model.spec.sbatch import PASSED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
     RequeueSpec,
@@ -94,7 +94,7 @@ keeps = st.integers(1, 9) | st.fixed_dictionaries(
     },
 )
 lines = st.text(max_size=20).filter(lambda text: "\0" not in text and "\r" not in text)
-options = st.sampled_from(sorted(OPTIONS - OWNED.keys() - {"mem-per-cpu", "mem-per-gpu"}))
+options = st.sampled_from(sorted(PASSED - {"mem-per-cpu", "mem-per-gpu"}))
 ranges = st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda two: {"min": two[0], "max": sum(two)})
 requeues = st.fixed_dictionaries(
     {},
@@ -297,7 +297,6 @@ def test_a_command_in_a_list_is_told_how_to_write_it() -> None:
         ({"params": {"a": [b"x"]}}, "params.a.0", "bytes"),
         ({"params": {"api_key": "x"}}, "params.api_key", "looks like a secret"),
         ({"params": {"a": {"password": "x"}}}, "params.a.password", "looks like a secret"),
-        ({"slurm": {"time": "1:00"}}, "slurm.time", "use 'resources.time'"),
         ({"slurm": {"partition": ["a"]}}, "slurm.partition", "found a list"),
         ({"slurm": {"comment": "a\nb"}}, "slurm.comment", "line break"),
         ({"network": {"profile": "tpc"}}, "network.profile", "did you mean 'tcp'?"),
@@ -351,7 +350,7 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "slurm", "'mem-per-cpu' and 'resources.mem'"),
         ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom.at_most' lets it raise 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "requeue", "less than 'resources.mem'"),
-        ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem_per_gpu' and 'resources.mem'"),
+        ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem-per-gpu' and 'resources.mem'"),
         ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),
         ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),
         ({"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "preflight.clock.warn_ms", "above fail_ms"),

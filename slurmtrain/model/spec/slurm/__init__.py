@@ -1,0 +1,1 @@
+"""What becomes of the options of sbatch and srun in a spec."""

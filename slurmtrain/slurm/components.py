@@ -15,6 +15,7 @@ from typing import Any
 from slurmtrain.model.spec.resources.components import OPTIONS_OF_COMPONENTS
 from slurmtrain.model.spec.sbatch import named_options
 from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.spec.units import write_node_memory
 
 
 def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:
@@ -34,8 +35,8 @@ def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:
             "nodes": resources.nodes.max,
             "ntasks-per-node": 1,
             "cpus-per-task": resources.cpus_per_node,
-            "gpus-per-node": resources.gpus_per_node or None,
-            "mem": f"{resources.mem}M" if resources.mem else None,
+            "gpus-per-node": resources.gpu_option(),
+            "mem": None if resources.mem is None else write_node_memory(resources.mem),
             # What Slurm resets for each component; it takes the others from the first one (slurm_opt.c).
             **{name: value for name, value in named_options(spec.slurm).items() if name in OPTIONS_OF_COMPONENTS},
         }

@@ -90,8 +90,13 @@ def _runs_on(node: NodeInfo, resources: ResourcesSpec, pack: Pack) -> int:
     if node.memory is not None and resources.mem:
         counts.append(node.memory // resources.mem)
     if resources.gpus_per_node and not pack.share_gpu:
-        counts.append(node.gpus // resources.gpus_per_node)
+        counts.append(_gpus_for(node, resources) // resources.gpus_per_node)
     return min(counts)
+
+
+def _gpus_for(node: NodeInfo, resources: ResourcesSpec) -> int:
+    """How many GPUs of a ``node`` are of the type that a run requests."""
+    return node.gpus_of_types.get(resources.gpu_type, 0) if resources.gpu_type else node.gpus
 
 
 def partition_names(plan: Plan, partitions: Partitions) -> str:
@@ -191,7 +196,7 @@ def _fits(node: NodeInfo, plan: Plan, options: Mapping[str, str]) -> bool:
         return False
     if node.memory is not None and node.memory < (resources.mem or 0):
         return False
-    return node.usable and node.gpus >= resources.gpus_per_node
+    return node.usable and _gpus_for(node, resources) >= resources.gpus_per_node
 
 
 def _has_features(features: frozenset[str], constraint: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slurmtrain.model.run.job_state import base
 
@@ -144,7 +144,10 @@ def read_partitions(text: str) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node as a member of one of its partitions. Memory is in MiB."""
+    """A node as a member of one of its partitions. Memory is in MiB.
+
+    ``gpus_of_types``: how many GPUs it has of each type that has a name.
+    """
 
     name: str
     partition: str
@@ -152,6 +155,7 @@ class NodeInfo:
     cpus: int | None = None
     memory: int | None = None
     gpus: int = 0
+    gpus_of_types: Mapping[str, int] = field(default_factory=dict)
     features: frozenset[str] = frozenset()
 
     @property
@@ -179,7 +183,8 @@ def read_nodes(text: str) -> list[NodeInfo]:
                 state=state,
                 cpus=_number(cpus.rstrip("+")),
                 memory=_number(memory.rstrip("+")),
-                gpus=_gpus(gres),
+                gpus=sum(count for _, count in _gpus(gres)),
+                gpus_of_types={kind: count for kind, count in _gpus(gres) if kind},
                 features=frozenset(() if features.lower() in _NULLS else features.split(",")),
             )
         )
@@ -201,10 +206,10 @@ def read_job(text: str) -> dict[str, str]:
     return fields
 
 
-def _gpus(gres: str) -> int:
-    """The number of GPUs in generic resources such as ``gpu:a100:4(S:0-1),shard:8``."""
-    counts = re.findall(r"(?:^|,)gpu(?::[^,:()]+)*?:(\d+)(?=[,(]|$)", gres)
-    return sum(int(count) for count in counts)
+def _gpus(gres: str) -> list[tuple[str, int]]:
+    """Types and numbers of GPUs in generic resources such as ``gpu:a100:4(S:0-1),shard:8``; an empty type: any."""
+    counts = re.findall(r"(?:^|,)gpu((?::[^,:()]+)*?):(\d+)(?=[,(]|$)", gres)
+    return [(kind.lstrip(":"), int(count)) for kind, count in counts]
 
 
 def count_of(tres: str, name: str) -> int | None:

@@ -17,6 +17,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.units import write_node_memory
 from slurmtrain.runtime.environment import network_profile
 from slurmtrain.slurm.components import join_parts, part_options, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
@@ -159,9 +160,13 @@ def _shared_by(pack: Pack, resources: ResourcesSpec) -> dict[str, Any]:
     """Parameters of submitit's executor for a job with a task for each run of a pack."""
     return {
         "ntasks_per_node": pack.runs,
-        "gpus_per_node": resources.gpus_per_node * pack.gpu_sets or None,
-        "mem": f"{resources.mem * pack.runs}M" if resources.mem else None,
+        "gpus_per_node": resources.gpu_option(pack.gpu_sets),
+        "mem": _memory(resources, pack.runs),
     }
+
+
+def _memory(resources: ResourcesSpec, runs: int = 1) -> str | None:
+    return None if resources.mem is None else write_node_memory(resources.mem * runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +187,8 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
         "nodes": resources.allocated.max,
         **({} if _is_range(resources) else {"ntasks_per_node": 1}),
         "cpus_per_task": resources.cpus_per_node,
-        "gpus_per_node": resources.gpus_per_node or None,
-        "mem": f"{resources.mem}M" if resources.mem else None,
+        "gpus_per_node": resources.gpu_option(),
+        "mem": _memory(resources),
         "time": math.ceil(resources.time / 60) if resources.time else None,
         "signal_delay_s": _signal_lead_s(resources.time),
         "stderr_to_stdout": True,

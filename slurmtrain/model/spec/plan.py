@@ -29,6 +29,7 @@ LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
     ("deterministic",), ("after",), ("start_from",), ("strategy",), ("resources", "grow"),
     ("resources", "mixed"), ("preflight", "hardware"), ("resources", "components"),
+    ("resources", "gpu_type"),
 )  # fmt: skip
 
 

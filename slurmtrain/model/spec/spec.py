@@ -33,6 +33,7 @@ from slurmtrain.model.spec.names import check_name, check_param_name, check_vari
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources.components import options_of_component
+from slurmtrain.model.spec.resources.gpus import GpuSection
 from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import (
     PASSED,
@@ -255,7 +256,7 @@ class Spec:
         "How `run.parallelize(model)` distributes the model over the processes; null: as `ddp`. See "
         "[strategies.md](strategies.md).",
     )
-    resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
+    resources: ResourcesSpec = declare_key(ResourcesSpec(), GpuSection(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
         {},
         SLURM_SECTION,
@@ -357,7 +358,9 @@ class Spec:
         if oom.at_most is not None and self.resources.components:
             yield "requeue", "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
         elif oom.at_most is not None and self.resources.mem is None:
-            yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set that, too"
+            yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
+        elif oom.at_most is not None and self.resources.mem == 0:
+            yield "requeue", "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"
         elif oom.at_most is not None and 0 < oom.at_most < (self.resources.mem or 0):
             yield "requeue", "'oom.at_most' is less than 'resources.mem'"
         # A wrong number is None.

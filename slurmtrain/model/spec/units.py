@@ -66,6 +66,7 @@ def write_duration(seconds: int) -> str:
 
 
 _AMOUNT = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT])(?:i?B)?", re.IGNORECASE)
+_NO_AMOUNT = re.compile(r"0+(?:\.0+)?\s*(?:[KMGT](?:i?B)?)?", re.IGNORECASE)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # An exbibyte: more than the memory of any node, and than the checkpoints of any run.
 _MOST = 1 << 60
@@ -74,6 +75,18 @@ _MOST = 1 << 60
 def parse_memory(value: object) -> int:
     """MiB from ``4GB``, ``512M``, ``1.5T``: units are powers of 1024, as in Slurm's ``--mem``."""
     return _parse_amount(value, "an amount of memory", "4GB, 512MB or 1TB", 1 << 20)
+
+
+def parse_node_memory(value: object) -> int:
+    """As :func:`parse_memory`; 0, with a unit or without, is all memory of a node, as for Slurm's ``--mem``."""
+    if value == 0 and isinstance(value, int) and not isinstance(value, bool):
+        return 0
+    return 0 if isinstance(value, str) and _NO_AMOUNT.fullmatch(value.strip()) else parse_memory(value)
+
+
+def write_node_memory(mib: int) -> str:
+    """What :func:`parse_node_memory` reads back; Slurm reads it, too."""
+    return f"{mib}M" if mib else "0"
 
 
 def parse_size(value: object) -> int:

@@ -139,6 +139,7 @@ def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
     ("keys", "resources"),
     [
         ({}, {"gpus_per_node": 2}),
+        ({}, {"gpus_per_node": "h100:1"}),
         ({}, {"mem": "10GB"}),
         ({}, {"cpus_per_proc": 8}),
         ({"constraint": "fast"}, {}),
@@ -148,7 +149,8 @@ def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
 )
 def test_only_nodes_that_fit_are_counted(keys: dict[str, Any], resources: dict[str, Any]) -> None:
     small = [NodeInfo(name="n1", partition="spot", cpus=4, memory=1000, gpus=1)]
-    big = [NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, gpus=2, features=frozenset({"fast", "big"}))]
+    rest: dict[str, Any] = {"gpus": 2, "gpus_of_types": {"h100": 2}, "features": frozenset({"fast", "big"})}
+    big = [NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, **rest)]
     choice = choose_nodes(plan(keys, **resources), PARTITIONS, [*small, *big], ["n0"])
     assert choice.needed == {"n0": "1 node is needed and none would be left"}
 

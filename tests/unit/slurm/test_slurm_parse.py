@@ -451,6 +451,7 @@ def test_nodes_are_read_once_for_each_partition() -> None:
             cpus=128,
             memory=1031000,
             gpus=4,
+            gpus_of_types={"a100": 4},
             features=frozenset({"ib", "a100"}),
         ),
     ]

@@ -86,6 +86,20 @@ def test_one_task_a_node_gets_the_cores_of_all_its_processes() -> None:
     assert "--cpus-per-task=6" in request(resources={"procs_per_node": 2, "cpus_per_proc": 3}).script("x")
 
 
+def test_gpus_of_a_type_and_all_memory_are_requested_as_sbatch_has_them() -> None:
+    options = flags(request(resources={"gpus_per_node": "h100:4", "mem": 0}))
+    assert (options["gpus-per-node"], options["mem"]) == ("h100:4", "0")
+    array = ArrayDir(Path("/runs/arrays/A"))
+    packed = make_array_request(
+        plan(resources={"gpus_per_node": "h100:1", "mem": 0}), array, 2, pack=Pack(3)
+    ).parameters
+    assert (packed["gpus_per_node"], packed["mem"]) == ("h100:3", "0")
+    parts = [{"nodes": 1, "gpus_per_node": "h100:4"}, {"nodes": 1, "gpus_per_node": "a100:2", "mem": "1GB"}]
+    script = request(resources={"mem": 0, "components": parts}).script("x")
+    assert "#SBATCH --gpus-per-node=h100:4\n" in script
+    assert "#SBATCH --gpus-per-node=a100:2\n#SBATCH --job-name" in script
+
+
 def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
     job = request(resources={"nodes": {"min": 2, "max": 4}, "spares": 1})
     options = flags(job)

@@ -19,18 +19,20 @@ from slurmtrain.model.spec.kinds import (
     Nullable,
     Report,
     Scalar,
-    Section,
     declare_key,
     type_name,
 )
+from slurmtrain.model.spec.resources.gpus import GPU_COUNT, GPU_TYPE, GpuSection
 from slurmtrain.model.spec.sbatch import OPTIONS, PASSED, SlurmValue, canonical_option, check_sbatch_option
 from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
-from slurmtrain.model.spec.units import parse_memory
+from slurmtrain.model.spec.units import parse_node_memory, write_node_memory
 from slurmtrain.model.spec.values import POSITIVE, read_node_count
 
 # The options by which a component asks for nodes: those that Slurm forgets with each component. Others hold for the
 # following ones, too, and are those of the whole job (slurm_opt.c, reset_each_pass).
 OPTIONS_OF_COMPONENTS = frozenset(name for name in PASSED if SLURM_OPTIONS[name].of_component)
+
+NODE_MEMORY = Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)
 
 
 def _check_option(name: object) -> None:
@@ -52,12 +54,15 @@ class ComponentSpec:
     procs_per_node: int | None = declare_key(
         None, Nullable(POSITIVE), "Processes per node; null: that of `resources`, else one per GPU of the component."
     )
-    gpus_per_node: int | None = declare_key(None, Nullable(kinds.whole_number(0)), "GPUs per node.")
+    gpus_per_node: int | None = declare_key(None, Nullable(GPU_COUNT), "GPUs per node, also with a type: `h100:4`.")
+    gpu_type: str | None = declare_key(
+        None, Nullable(GPU_TYPE), "The type of the GPUs; null: any, or that of `resources` together with their number."
+    )
     cpus_per_proc: int | None = declare_key(None, Nullable(POSITIVE), "CPU cores per process.")
     mem: int | None = declare_key(
         None,
-        Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
-        "Memory per node.",
+        Nullable(NODE_MEMORY),
+        "Memory per node; 0: all that it has.",
     )
     slurm: dict[str, Any] = declare_key(
         {},
@@ -88,11 +93,17 @@ class Components:
         if len(value) < 2:
             problem = "there is only one component" if value else "there are no components"
             report(at, f"{problem}, and a heterogeneous job has at least two: without this key, nodes are all alike")
-        return Items(Section(self.cls), self.text).read(value, at, report)
+        return Items(GpuSection(self.cls), self.text).read(value, at, report)
 
     def write(self, value: Sequence[ComponentSpec]) -> object:
         """As :meth:`Kind.write`."""
-        return Items(Section(self.cls), self.text).write(value) if value else None
+        return [_write_component(component) for component in value] if value else None
+
+
+def _write_component(component: ComponentSpec) -> dict[str, Any]:
+    plain: Any = GpuSection(ComponentSpec).write(component)
+    # Newer than the others: without it, the same spec has the same hash in all versions.
+    return {name: value for name, value in plain.items() if name != "gpu_type" or value is not None}
 
 
 def options_of_component(slurm: Mapping[str, Any], component: ComponentSpec) -> dict[str, Any]:
@@ -116,7 +127,7 @@ def component_conflicts(components: Sequence[ComponentSpec]) -> Iterator[str]:
         if procs and gpus and procs % gpus:
             yield f"component {number}: {procs} processes cannot share {gpus} GPUs evenly"
     # Slurm would give it what the component before has.
-    if any(each.mem for each in components):
+    if any(each.mem is not None for each in components):
         for number, each in enumerate(components):
             if each.mem is None:
                 yield f"component {number} has no 'mem', and another one has: set it for both, or neither"

@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Conflict, Nullable, Scalar, declare_key
-from slurmtrain.model.spec.resources.components import Components, ComponentSpec, component_conflicts, component_of
+from slurmtrain.model.spec.resources.components import (
+    NODE_MEMORY,
+    Components,
+    ComponentSpec,
+    component_conflicts,
+    component_of,
+)
+from slurmtrain.model.spec.resources.gpus import GPU_COUNT, GPU_TYPE
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
-from slurmtrain.model.spec.units import parse_duration, parse_memory, write_duration
+from slurmtrain.model.spec.units import parse_duration, write_duration
 from slurmtrain.model.spec.values import POSITIVE, Nodes, read_node_range
 
 
@@ -38,12 +45,20 @@ class ResourcesSpec:
     procs_per_node: int | None = declare_key(
         None, Nullable(POSITIVE), "Processes per node; null: one per GPU, or one without GPUs."
     )
-    gpus_per_node: int = declare_key(0, kinds.whole_number(0), "GPUs per node.")
+    gpus_per_node: int = declare_key(
+        0, GPU_COUNT, "GPUs per node, also with their type: `h100:4` is 4 with `gpu_type: h100`."
+    )
+    gpu_type: str | None = declare_key(
+        None,
+        Nullable(GPU_TYPE),
+        "The type of the GPUs, as the site calls it (`sinfo -o '%N %G'`); null: any. The local executor ignores it.",
+    )
     cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores per process; sets OMP_NUM_THREADS.")
     mem: int | None = declare_key(
         None,
-        Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
-        "Memory per node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
+        Nullable(NODE_MEMORY),
+        "Memory per node, in units of 1024; 0: all that the node has; null: the partition's default. Not enforced by "
+        "the local executor.",
     )
     mixed: bool = declare_key(
         False,
@@ -93,7 +108,12 @@ class ResourcesSpec:
             )
         # A value that cannot be read is None here, and is reported already.
         if self.grow and self.nodes and self.nodes.min == self.nodes.max:
-            yield "grow", "it has nothing to grow to: write 'nodes: {min: N, max: M}', of which it begins with N"
+            yield (
+                "grow",
+                f"it has nothing to grow to: write 'nodes: {{min: {self.nodes.min}, max: {2 * self.nodes.max}}}'",
+            )
+        if self.gpu_type and not self.most_gpus:
+            yield "gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out"
         if self.components:
             yield from self._component_conflicts()
 
@@ -141,6 +161,7 @@ class ResourcesSpec:
                 component,
                 procs_per_node=own.local_world_size,
                 gpus_per_node=own.gpus_per_node,
+                gpu_type=own.gpu_type,
                 cpus_per_proc=own.cpus_per_proc,
                 mem=own.mem,
             )
@@ -152,9 +173,12 @@ class ResourcesSpec:
     def _with_component(self, component: ComponentSpec) -> ResourcesSpec:
         own = {
             name: value
-            for name in ("procs_per_node", "gpus_per_node", "cpus_per_proc", "mem")
+            for name in ("procs_per_node", "gpus_per_node", "gpu_type", "cpus_per_proc", "mem")
             if (value := getattr(component, name)) is not None
         }
+        # A number of GPUs of its own is one of any type.
+        if "gpus_per_node" in own:
+            own["gpu_type"] = component.gpu_type
         return replace(self, **own)
 
     def by_component(self) -> list[tuple[ComponentSpec, ResourcesSpec]]:
@@ -190,6 +214,11 @@ class ResourcesSpec:
         if self.components:
             return sum(component.nodes * own.gpus_per_node for component, own in self.by_component())
         return self.allocated.max * self.gpus_per_node
+
+    def gpu_option(self, sets: int = 1) -> str | int | None:
+        """The value of sbatch's ``--gpus-per-node`` for ``sets`` times these GPUs; None: there are none."""
+        count = self.gpus_per_node * sets
+        return f"{self.gpu_type}:{count}" if self.gpu_type and count else count or None
 
     @property
     def single_node_with_gpus(self) -> bool:

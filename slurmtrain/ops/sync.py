@@ -139,7 +139,10 @@ def _end_second_jobs(workspace: Workspace, only: Collection[str] | None, synced:
         run = _load(workspace, run_id)
         if run is None or run.state == "running":
             continue
-        job_ids = [job.id for job in jobs[run_id]]
+        # A job of the person's own may have the id in its name.
+        job_ids = [job.id for job in second_jobs(jobs[run_id], run.name).get(run_id, ())]
+        if not job_ids:
+            continue
         try:
             workspace.scheduler.cancel(job_ids, force=False)
             synced.notes.append(f"run {run_id}: cancelled job {', '.join(job_ids)}, which waited for more nodes of it")

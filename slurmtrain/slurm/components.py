@@ -44,9 +44,14 @@ def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def in_line(value: Any) -> Any:
+    """A ``value`` as a line of ``#SBATCH`` holds it: a backslash is an escape there, also in quotes (Slurm's opt.c)."""
+    return value.replace("\\", "\\\\") if isinstance(value, str) else value
+
+
 def _lines(options: Mapping[str, Any]) -> list[str]:
     return [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(in_line(value)))}"
         for name, value in sorted(options.items())
         if value is not None
     ]

@@ -24,6 +24,10 @@ _UNUSABLE = frozenset({"down", "drained", "draining", "error", "fail", "failing"
 # Lines of a job's record that contain free text from the user.
 _FREE_TEXT = ("JobId", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment",
               "Extra")  # fmt: skip
+# A job, an element of an array, several of them, or a component; anything else is a line of somebody's text.
+_JOB_ID = re.compile(r"\d+(?:_(?:\d+|\[[^]]*\]?))?(?:\+\d+)?")
+# Where the name of a job begins in a row of squeue.
+_NAME_AT = sum(width for _, width in QUEUE_FIELDS[:-1])
 # How commands spell a missing value.
 _NULLS = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
 
@@ -65,18 +69,25 @@ def queue_format() -> str:
 def read_queue(text: str) -> dict[str, Job]:
     """Jobs by id, from ``squeue --noheader --Format``; lines that are too short are skipped.
 
+    The name of a job may have line breaks: what follows one is shorter than what precedes the name in any row.
+
     Ids of an array's elements are ``ARRAY_INDEX``. A heterogeneous job has a row for each component, ``LEADER+0`` being
     that of its leader: it is one job, whose state is that of the leader, on the nodes of all.
     """
     jobs: dict[str, Job] = {}
     nodes: dict[str, dict[int, str]] = {}
+    newest = ""
     for line in text.split("\n"):  # a name may contain characters that splitlines() treats as line ends
         row, rest = {}, line
         for name, width in QUEUE_FIELDS:
-            row[name], rest = rest[:width].strip(), rest[width:]
-        if not row["JobArrayID"] or not row["State"]:
+            # The name, too, is filled up with blanks at its end, but begins as it is.
+            row[name], rest = rest[:width].rstrip(" ") if name == "Name" else rest[:width].strip(), rest[width:]
+        if len(line) < _NAME_AT or not _JOB_ID.fullmatch(row["JobArrayID"]) or not row["State"]:
+            if line and newest in jobs:
+                jobs[newest] = replace(jobs[newest], name=f"{jobs[newest].name}\n{line.rstrip(' ')}")
             continue
         job_id, component = _component(row["JobArrayID"])
+        newest = "" if component else job_id
         nodes.setdefault(job_id, {})[component] = "" if row["NodeList"].lower() in _NULLS else row["NodeList"]
         if component:
             continue

@@ -19,8 +19,9 @@ from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.model.spec.units import write_node_memory
 from slurmtrain.runtime.environment import network_profile
-from slurmtrain.slurm.components import join_parts, part_options, sbatch_lines, step_parts
+from slurmtrain.slurm.components import in_line, join_parts, part_options, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
+from slurmtrain.slurm.job_names import job_name
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
 
@@ -87,7 +88,8 @@ def make_request(
     first, *others = plan.components
     # sbatch reads its options up to the first command: those of other components must precede the prologue.
     lines = sbatch_lines([each.spec for each in others], run.id)
-    job = _Job(f"{plan.spec.name}-{run.id}", run.path, lines + prologue(plan, submission), epilogue(submission))
+    name = job_name(plan.spec.name, run.id)
+    job = _Job(name, run.path, lines + prologue(plan, submission), epilogue(submission))
     options = _options(first, excluded_nodes, dependency_of(plan, after, singleton=singleton))
     parameters = _parameters(first, job, options)
     if not others:
@@ -134,7 +136,7 @@ def make_array_request(
         pack: how the runs of an element share its job; None: each element has one run.
     """
     job = _Job(
-        f"{plan.spec.name}-{array.id}",
+        job_name(plan.spec.name, array.id),
         array.path,
         array_prologue(plan, array, packed=pack is not None),
         array_epilogue() if pack is None else pack_epilogue(array),
@@ -235,7 +237,7 @@ def _options(plan: Plan, excluded_nodes: Collection[str], dependency: str) -> di
         options["dependency"] = dependency
     if excluded_nodes:
         options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
-    return options
+    return {name: in_line(value) for name, value in options.items()}
 
 
 def _is_range(resources: ResourcesSpec) -> bool:

@@ -273,18 +273,6 @@ def _local_time(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
 
 
-def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, claimed: Collection[str]) -> str | None:
-    """The id of a job whose name ends with the run's id and that belongs to no known submission.
-
-    Args:
-        jobs: the jobs to search, by id.
-        run_id: the run.
-        claimed: ids of jobs that belong to the run's submissions.
-    """
-    unclaimed = (job.id for job in jobs.values() if job.name.endswith(f"-{run_id}") and job.id not in claimed)
-    return next(unclaimed, None)
-
-
 def join_elements(job_ids: Iterable[str]) -> list[str]:
     """The same jobs as arguments of Slurm's commands: several elements of an array are one, ``7_[0-3,5]``."""
     arrays: dict[str, list[int]] = {}
@@ -303,12 +291,3 @@ def _ranges(numbers: Iterable[int]) -> str:
     starts = sorted(number for number in present if number - 1 not in present)
     ends = sorted(number for number in present if number + 1 not in present)
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def job_arrays(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """The ids of job arrays by the last word of their names, which for those of slurmtrain is an id of its own.
-
-    Args:
-        jobs: jobs, by id; elements that ended before they began share one, with the array's id.
-    """
-    return {job.name.rpartition("-")[2]: job.id.partition("_")[0] for job in jobs.values()}

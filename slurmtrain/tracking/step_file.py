@@ -75,7 +75,8 @@ class StepFile:
 
     def rows(self) -> Iterator[list[str]]:
         """The rows, without the header; what a killed command has left of a row is passed over."""
-        with os.fdopen(open_regular(self.path), "r", newline="", encoding="utf-8") as file:
+        # Only a newline ends a line: the name of a metric may have any other character that is taken for an end of one.
+        with os.fdopen(open_regular(self.path), "r", newline="\n", encoding="utf-8") as file:
             reader = csv.reader(line for line in file if line.endswith("\n"))
             next(reader, None)
             yield from (row for row in reader if row)
@@ -91,7 +92,7 @@ class StepFile:
     def _read_names(self) -> list[str] | None:
         """The names of the metrics; None if there is no such file, or it is not one of ours."""
         try:
-            with os.fdopen(open_regular(self.path), "r", newline="", encoding="utf-8") as file:
+            with os.fdopen(open_regular(self.path), "r", newline="\n", encoding="utf-8") as file:
                 header = next(csv.reader(file), [])
         except (FileNotFoundError, ValueError, csv.Error):
             return None
@@ -99,16 +100,19 @@ class StepFile:
 
     def _newest(self) -> tuple[int | None, bool]:
         """The step of the last whole row, None if there is none, and whether nothing follows it."""
-        length = _TAIL_BYTES
+        length, header = _TAIL_BYTES, len(self._header())
         with os.fdopen(open_regular(self.path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            while True:
+            # The name of a metric may have line breaks, and look like a row.
+            while size > header:
                 file.seek(max(0, size - length))
                 lines = file.read().split(b"\n")
                 # The first one may be the end of a row.
                 if len(lines) > 2 or length >= size:
                     break
                 length *= 2
+            else:
+                return None, size == header
         step = lines[-2].partition(b",")[0] if len(lines) > 1 else b""
         return int(step) if step.isdigit() else None, not lines[-1]
 
@@ -116,9 +120,13 @@ class StepFile:
         """Replace the file at once. Rows that have fewer columns than there are names are filled up."""
         width = len(_LEADING) + len(self._names)
         filled = ([*row, *[""] * (width - len(row))] for row in rows)
-        content = _text([[*_LEADING, *self._names], *filled])
         make_directory(self.path.parent)
-        write_atomically(self.path, content)
+        write_atomically(self.path, self._header() + _text(filled))
+
+    def _header(self) -> bytes:
+        # Before Python 3.13 a carriage return alone is not put into quotes, and not read without.
+        quoting = csv.QUOTE_ALL if any("\r" in name for name in self._names) else csv.QUOTE_MINIMAL
+        return _text([[*_LEADING, *self._names]], quoting)
 
 
 def files_named(directory: Path, *names: str) -> list[str]:
@@ -130,9 +138,9 @@ def files_named(directory: Path, *names: str) -> list[str]:
         return []
 
 
-def _text(rows: Iterable[Sequence[object]]) -> bytes:
+def _text(rows: Iterable[Sequence[object]], quoting: int = csv.QUOTE_MINIMAL) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(rows)  # type: ignore[arg-type]
     return text.getvalue().encode(errors="backslashreplace")
 
 

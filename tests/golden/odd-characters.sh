@@ -2,7 +2,7 @@
 
 # Parameters
 #SBATCH --chdir='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID'
-#SBATCH --comment='it'"'"'s "quoted" $HOME `x` \ ünï; # no'
+#SBATCH --comment='it'"'"'s "quoted" $HOME `x` \\ ünï; # no'
 #SBATCH --constraint='[rack1|rack2]&fast'
 #SBATCH --cpus-per-task=1
 #SBATCH --job-name=odd.characters_0-1-RUN-ID

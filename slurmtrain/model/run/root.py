@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.model.run.ids import RUN_ID
 from slurmtrain.model.run.layout import SLOTS, SNAPSHOTS, RunDir, SnapshotDir
+
+# What submitit replaces in the paths of its files, by the ids of a job, an array and a task.
+_REPLACED = re.compile("%[jtAa]")
+# Slurm replaces %x and the like in the paths of logs, and nothing in one with a backslash; a line of a batch script
+# ends at a line break, whatever its quotes.
+_MEANT_BY_SLURM = re.compile(r"%|\\|[\x00-\x1f\x7f]")
+
+
+def unusable_in_root(path: Path, executor: str) -> str | None:
+    """Why no runs can be started in a runs root, as a sentence; None: they can.
+
+    Args:
+        path: The runs root.
+        executor: ``slurm`` or ``local``.
+    """
+    match = (_MEANT_BY_SLURM if executor == "slurm" else _REPLACED).search(str(path))
+    if match is None:
+        return None
+    why = "Slurm gives it a meaning in the paths of logs" if executor == "slurm" else "submitit replaces it"
+    return f"the runs root {str(path)!r} cannot be used: {match[0]!r} in its path, since {why}; use another with --runs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ _SECRET_PARAM = re.compile(
 _SECRET_VARIABLE = re.compile(r"(?:TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIAL)S?$", re.IGNORECASE)
 # Characters of a run's name: it is part of file names and of Slurm's job names.
 NAME_LIMIT = 64
+# Those of an experiment, in MLflow (mlflow/utils/validation.py).
+_EXPERIMENT_LIMIT = 500
 
 
 def check_name(name: str) -> None:
@@ -29,6 +31,12 @@ def check_name(name: str) -> None:
         bad = sorted({character for character in name if not re.match(r"[A-Za-z0-9._-]", character)})
         why = f"{' '.join(map(repr, bad))} cannot be used" if bad else "it must begin with a letter or a digit"
         raise ValueError(f"{name!r} cannot name a run: {why}; use letters, digits, '.', '_' and '-'")
+
+
+def check_experiment_name(name: str) -> None:
+    """Raise ValueError unless this can name an experiment of MLflow, which takes any characters."""
+    if len(name) > _EXPERIMENT_LIMIT:
+        raise ValueError(f"MLflow's names have at most {_EXPERIMENT_LIMIT} characters, this one has {len(name)}")
 
 
 def is_secret_variable(name: str, value: object = "") -> bool:

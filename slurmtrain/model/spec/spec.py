@@ -29,7 +29,7 @@ from slurmtrain.model.spec.kinds import (
     declare_key,
 )
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
-from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
+from slurmtrain.model.spec.names import check_experiment_name, check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources.components import options_of_component
@@ -156,7 +156,7 @@ class MlflowSpec:
     )
     experiment: str | None = declare_key(
         None,
-        Nullable(kinds.text("name")),
+        Nullable(kinds.text("name", check_experiment_name)),
         "MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its "
         "directory's.",
     )

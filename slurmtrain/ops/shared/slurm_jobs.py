@@ -1,7 +1,7 @@
 """Runs whose jobs are in Slurm: what it is asked, and which of its answers are journaled.
 
-If a submission was killed, its job is searched for by name (which ends with the run's id or, if it is an element of a
-job array, with the array's) among the jobs of squeue and sacct that no submission has claimed. The process that calls
+If a submission was killed, its job is searched for by name (the run's, with its id at the end; of an element of a job
+array, with the array's) among the jobs of squeue and sacct that no submission has claimed. The process that calls
 sbatch (``slurm/launcher``) inherits the run's lock, so no search starts while it lives. If it was killed too, an sbatch
 that it may have left is searched for by its command line. Only then is Slurm asked: an older, cached answer can prove
 that there is a job, but never that there is none.
@@ -26,10 +26,11 @@ from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.growth.second_jobs import second_jobs
+from slurmtrain.slurm.job_names import find_unclaimed_job, is_named_after, job_arrays
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
-from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job, job_arrays
+from slurmtrain.slurm.scheduler import Accounting, Queue
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
@@ -81,11 +82,12 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
         raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
     own = {attempt.job_id for attempt in run.attempts} if run else set()
     own |= _elements_of(workspace, run_id, queue)
-    own |= {job.id for job in second_jobs(queue.jobs.values()).get(run_id, ())}
+    name = run.name if run is not None else ""
+    own |= {job.id for job in second_jobs(queue.jobs.values(), name).get(run_id, ())}
     return [
         job.id
         for job in queue.jobs.values()
-        if (job.id in own or job.name.endswith(f"-{run_id}")) and not is_final(job.state)
+        if (job.id in own or is_named_after(job, run_id, name)) and not is_final(job.state)
     ]
 
 
@@ -198,7 +200,7 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
     newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None
     claimed = {attempt.job_id for attempt in run.attempts}
-    job_id = _find_job(answers, directory.submission(newest.submission), claimed)
+    job_id = _find_job(answers, directory.submission(newest.submission), run.name, claimed)
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
@@ -214,11 +216,14 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
     return True
 
 
-def _find_job(answers: _Answers, submission: SubmissionDir, claimed: Collection[str]) -> str | None:
-    """The id of the job of a submission that was killed, among those of ``answers`` that are not ``claimed``."""
+def _find_job(answers: _Answers, submission: SubmissionDir, name: str, claimed: Collection[str]) -> str | None:
+    """The id of the job of a submission that was killed, among those of ``answers`` that are not ``claimed``.
+
+    ``name``: that of the run.
+    """
     element = _element(submission)
     if element is None:
-        return find_unclaimed_job(answers.jobs, submission.run.id, claimed)
+        return find_unclaimed_job(answers.jobs, submission.run.id, name, claimed)
     # One call of sbatch makes all elements, whichever of them are listed by now.
     array = answers.arrays.get(element[0])
     return None if array is None else f"{array}_{element[1]}"

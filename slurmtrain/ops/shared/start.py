@@ -42,6 +42,7 @@ from slurmtrain.errors import (
 from slurmtrain.model.run.events.command import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.run.root import unusable_in_root
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
@@ -123,7 +124,11 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], p
         NotAvailable: the executor, or something that a plan needs, is missing.
         RequestRefused: no partition could ever run one of the plans.
         LaunchError: Slurm does not answer.
+        PathError: the runs root has a name that a job's files cannot have.
     """
+    problem = unusable_in_root(workspace.root.path, executor)
+    if problem is not None:
+        raise PathError(problem)
     if executor == "slurm":
         from slurmtrain.slurm.launch import check
 

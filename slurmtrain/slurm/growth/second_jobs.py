@@ -17,10 +17,16 @@ def job_name(name: str, run_id: str) -> str:
     return f"{name}-{run_id}{_SUFFIX}"
 
 
-def second_jobs(jobs: Collection[Job]) -> dict[str, list[Job]]:
-    """The second jobs among these ``jobs``, by the ids of the runs that they are for."""
+def second_jobs(jobs: Collection[Job], name: str = "") -> dict[str, list[Job]]:
+    """The second jobs among ``jobs``, by the ids of the runs that they are for.
+
+    Args:
+        jobs: a person's jobs.
+        name: that of the run, if there is only one; empty: those of any run.
+    """
     result: dict[str, list[Job]] = {}
     for job in jobs:
-        if job.name.endswith(_SUFFIX):
-            result.setdefault(job.name.removesuffix(_SUFFIX).rpartition("-")[2], []).append(job)
+        first, _, run_id = job.name.removesuffix(_SUFFIX).rpartition("-")
+        if job.name.endswith(_SUFFIX) and name in ("", first):
+            result.setdefault(run_id, []).append(job)
     return result

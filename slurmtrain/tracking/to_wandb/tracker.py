@@ -24,12 +24,11 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
 from slurmtrain.tracking.step_file import StepFile, files_named
+from slurmtrain.tracking.to_wandb.names import param_name, project_name, refusal
 from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
 from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
 
 _SERVER = "https://api.wandb.ai"
-# W&B's own columns of a history begin with it.
-_RESERVED = "_"
 # The mark that ``wandb sync`` leaves in a directory.
 _SYNCED = "*.wandb.synced"
 # What W&B calls such a directory, in local time, but for the id of the run.
@@ -71,15 +70,17 @@ class WandbTracker(FileTracker):
 
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
         """As :meth:`Tracker.log`."""
-        names = {name for point in points for name in point.metrics if name.startswith(_RESERVED)}
+        refused = {name: why for point in points for name in point.metrics if (why := refusal(name))}
         with self._writing():
             self._file.append(
                 [
-                    point._replace(metrics={name: value for name, value in point.metrics.items() if name not in names})
+                    point._replace(
+                        metrics={name: value for name, value in point.metrics.items() if name not in refused}
+                    )
                     for point in points
                 ]
             )
-        return dict.fromkeys(names, "names that begin with '_' are W&B's own")
+        return refused
 
     def finish(self, tracked: TrackedRun) -> None:
         """As :meth:`Tracker.finish`."""
@@ -100,7 +101,7 @@ class WandbTracker(FileTracker):
             name=tracked.run.name,
             project=self._project(tracked),
             entity=self.settings.get("entity"),
-            params=tracked.plan.spec.params,
+            params={param_name(name): value for name, value in tracked.plan.spec.params.items()},
             tags=tuple(tracked.run.tags),
             group=tracked.run.sweep,
             base=base,
@@ -127,7 +128,7 @@ class WandbTracker(FileTracker):
 
     def _project(self, tracked: TrackedRun) -> str:
         name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
-        return "".join("-" if letter in "/\\#?%:" else letter for letter in str(name))[:128]
+        return project_name(str(name))
 
     def _note(self, **changes: Any) -> None:
         self._state = {**self._state, **changes}

@@ -114,16 +114,31 @@ def test_a_name_that_is_longer_than_its_field_is_cut() -> None:
 
 def test_a_name_with_a_line_break_costs_no_other_job() -> None:
     jobs = read_queue(queue_line(*RUNNING[:-1], "new\nline") + "\n" + queue_line(*PENDING))
-    assert list(jobs) == ["9", "10"]
+    assert [job.name for job in jobs.values()] == ["new\nline", "requeued"]
 
 
 def test_an_unknown_state_is_kept_as_it_is() -> None:
     assert read_queue(queue_line("9", "SOMETHING_NEW", *RUNNING[2:]))["9"].state == "SOMETHING_NEW"
 
 
-def test_short_lines_of_squeue_are_passed_over_and_cells_that_are_missing_are_empty() -> None:
+def test_lines_of_squeue_without_all_cells_are_passed_over() -> None:
     text = "\n".join(["", "9", " " * 40 + "RUNNING", "slurm_load_jobs error", f"{'8':<40}RUNNING"])
-    assert read_queue(text) == {"8": Job(id="8", name="", state="RUNNING")}
+    assert read_queue(text) == {}
+
+
+@pytest.mark.parametrize("job_id", ["", "x", "9x", "-9", "9_", "nine", "9.batch", "9+"])
+def test_a_row_of_squeue_without_the_id_of_a_job_is_none(job_id: str) -> None:
+    assert read_queue(queue_line(job_id, *RUNNING[1:])) == {}
+
+
+@pytest.mark.parametrize("job_id", ["9", "9_3", "9_[0-3,7%2]", "9_[0-3,...", "9+0"])
+def test_a_row_of_squeue_has_the_id_of_a_job_an_element_or_several(job_id: str) -> None:
+    assert read_queue(queue_line(job_id, *RUNNING[1:])) != {}
+
+
+def test_the_name_of_a_job_of_squeue_is_no_row_of_another_job() -> None:
+    forged = f"x\n{queue_line(*FAILED)}"[:300]
+    assert read_queue(f"{queue_line(*RUNNING[:-1], forged)}\n{queue_line(*PENDING)}").keys() == {"9", "10"}
 
 
 def test_the_format_asks_for_each_field_with_its_width_and_for_the_name_last() -> None:

@@ -14,8 +14,8 @@ from helpers.fakeslurm import SlurmCommands
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
 from slurmtrain.slurm.command import command_environment, extract_errors, is_installed, run_command
-from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, Job, queue_format
-from slurmtrain.slurm.scheduler import Scheduler, find_unclaimed_job, join_elements
+from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, queue_format
+from slurmtrain.slurm.scheduler import Scheduler, join_elements
 
 ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
 
@@ -321,17 +321,6 @@ def test_a_command_that_does_not_answer_is_given_up(
 )
 def test_of_what_a_command_printed_the_errors_count_or_else_all_of_it(printed: list[str], expected: str) -> None:
     assert extract_errors(printed) == expected
-
-
-# --- jobs by name -----------------------------------------------------------------------------------------------
-
-
-def test_a_run_finds_its_job_by_the_runs_id_at_the_end_of_the_jobs_name() -> None:
-    names = {"1": "digits-other", "2": "x-r1", "3": "r1-x", "4": "x-r1"}
-    jobs = {job_id: Job(id=job_id, name=name, state="RUNNING") for job_id, name in names.items()}
-    assert find_unclaimed_job(jobs, "r1", {"2"}) == "4"
-    assert find_unclaimed_job(jobs, "r1", {"2", "4"}) is None
-    assert find_unclaimed_job({}, "r1", set()) is None
 
 
 # --- scancel ----------------------------------------------------------------------------------------------------

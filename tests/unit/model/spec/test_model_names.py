@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.names import check_name, is_secret_variable
+from slurmtrain.model.spec.names import check_experiment_name, check_name, is_secret_variable
 
 
 @pytest.mark.parametrize("name", ["a", "digits-ddp", "0", "A.b_c-d", "x" * 64])
@@ -30,6 +30,12 @@ def test_a_name_that_is_safe_everywhere_is_accepted(name: str) -> None:
 def test_a_name_that_is_unsafe_somewhere_is_refused_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_name(name)
+
+
+def test_an_experiment_may_have_any_name_of_500_characters() -> None:
+    check_experiment_name("%/" * 250)
+    with pytest.raises(ValueError, match="at most 500 characters, this one has 501"):
+        check_experiment_name("x" * 501)
 
 
 @pytest.mark.parametrize(

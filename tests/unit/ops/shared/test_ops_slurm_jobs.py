@@ -38,7 +38,7 @@ def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
 
 def make_run(workspace: Workspace, run_id: str = RUN_ID, **builder: Any) -> SimulatedRun:
     """A run that was created a few seconds ago."""
-    return SimulatedRun(workspace.root.run(run_id), now=time.time() - 20.0, **builder).created()
+    return SimulatedRun(workspace.root.run(run_id), now=time.time() - 20.0, **builder).created(name="digits")
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
         "gpus_per_node": resources.gpu_option(),
         "mem": _memory(resources),
         "time": math.ceil(resources.time / 60) if resources.time else None,
-        "signal_delay_s": _signal_lead_s(resources.time),
+        "signal_delay_s": _signal_lead_s(plan),
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
         "setup": job.prologue.rstrip("\n").split("\n"),
@@ -267,8 +267,11 @@ def _srun_options(plan: Plan) -> list[str]:
     ]
 
 
-def _signal_lead_s(limit_s: float | None) -> int:
+def _signal_lead_s(plan: Plan) -> int:
     """How long before the time limit Slurm warns the job, in seconds."""
+    lead, limit_s = plan.spec.requeue.lead, plan.spec.resources.time
+    if lead is not None:
+        return lead
     return SIGNAL_LEAD_S if limit_s is None else max(_LEAST_LEAD_S, min(SIGNAL_LEAD_S, int(limit_s / 10)))
 
 

@@ -29,7 +29,9 @@ LATER_KEYS: Sequence[KeyPath] = (
     ("requeue", "oom"), ("requeue", "keep_nodes"), ("resources", "accumulation"), ("code",), ("seed",),
     ("deterministic",), ("after",), ("start_from",), ("strategy",), ("resources", "grow"),
     ("resources", "mixed"), ("preflight", "hardware"), ("resources", "components"),
-    ("resources", "gpu_type"),
+    ("resources", "gpu_type"), ("requeue", "lead"), ("resources", "bind"), ("log",),
+    ("setup_node",), ("sidecars",), ("teardown",),
+    ("completed_by",),
 )  # fmt: skip
 
 

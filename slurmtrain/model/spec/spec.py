@@ -28,7 +28,7 @@ from slurmtrain.model.spec.kinds import (
     ShorthandSection,
     declare_key,
 )
-from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
+from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
 from slurmtrain.model.spec.names import check_experiment_name, check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
@@ -42,6 +42,7 @@ from slurmtrain.model.spec.sbatch import (
     named_options,
     repeated_options,
 )
+from slurmtrain.model.spec.slurm.log_pattern import check_log
 from slurmtrain.model.spec.strategy.placement import mixed_conflicts, placement_conflicts
 from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec
 from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
@@ -56,12 +57,15 @@ from slurmtrain.model.spec.tracking.trackers import (
 from slurmtrain.model.spec.units import parse_span, write_duration
 from slurmtrain.model.spec.values import (
     ParamKind,
+    ShellLines,
     check_command,
     check_interface,
     read_setup_line,
     read_variable,
 )
 
+# Whose commands must have ended for a run to be completed.
+ALL, NODE_0 = "all", "node0"
 NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
 EXIT_ZERO = ("auto", "completed")
 # What NumPy takes, and Python for its hashes of text.
@@ -84,6 +88,17 @@ class NetworkSpec:
 
 # Placeholders of the command for the checkpoint to continue from.
 _OF_CHECKPOINT = ("{resume_from}", "{resume_dir}", "{resume_tag}")
+
+# sbatch(1), --signal: the seconds are a number of 16 bits.
+_LONGEST_LEAD_S = 65535
+
+
+def _read_lead(value: object) -> int:
+    """``requeue.lead``, in seconds. Raises ValueError."""
+    seconds = parse_span(value)
+    if seconds > _LONGEST_LEAD_S:
+        raise ValueError(f"Slurm takes at most {_LONGEST_LEAD_S}s, found {value!r}")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +136,12 @@ class RequeueSpec:
         "SIGTERM",
         kinds.choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"),
         "The signal that asks a script without `slurmtrain.session()` to save and exit.",
+    )
+    lead: int | None = declare_key(
+        None,
+        Nullable(Scalar("time such as `300s`", _read_lead, write_duration)),
+        "How long before the time limit ranks are asked to stop; null: 90 s on a cluster and 30 s on this machine, a "
+        "tenth of a short limit, and longer if saving is known to take longer.",
     )
     oom: OomSpec | None = declare_key(
         None, OomSection(OomSpec), "What a run gets that ran out of memory; null: it fails."
@@ -218,10 +239,24 @@ class Spec:
         "takes for its own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else "
         "`ranks`.",
     )
+    completed_by: str = declare_key(
+        ALL,
+        kinds.choice(ALL, NODE_0),
+        "With `launcher: node` or `none`: whose command must have ended with code 0 for the run to be completed. "
+        "`node0`: that of the first node, whereupon those of the other nodes are asked to stop, as Ray's workers and "
+        "data services must be; `all`: those of all nodes.",
+    )
     workdir: str | None = declare_key(
         None,
         Nullable(kinds.text("directory")),
         "Where the command runs; null: the directory in which `submit` was called.",
+    )
+    log: str | None = declare_key(
+        None,
+        Nullable(kinds.text("path such as `logs/%x-%j.out`", check_log)),
+        "The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` "
+        "is the name, `%j` the job's id, `%A_%a` that of an element of an array, `%u` the user, `%N` the first node. "
+        "Logs themselves are in the run directory. null: none.",
     )
     code: CodeSpec = declare_key(
         CodeSpec(), ShorthandSection(CodeSpec, "mode"), "Which code the run executes, also after a requeue."
@@ -288,9 +323,25 @@ class Spec:
     )
     setup: tuple[str, ...] = declare_key(
         (),
-        Items(Scalar("line of shell", read_setup_line), "list of shell lines"),
-        "Shell lines that run before the tasks of a node start, for example `module load cuda`. They are recorded: "
+        ShellLines(),
+        "Shell lines, such as `module load cuda`, that run once, on the first node, before everything else; what they "
+        "export reaches all nodes. A line that fails ends the attempt. See [setup.md](setup.md). They are recorded: "
         "secrets belong in `env`.",
+    )
+    setup_node: tuple[str, ...] = declare_key(
+        (), ShellLines(), "The same on each node, before its ranks; what they export reaches the ranks of the node."
+    )
+    sidecars: tuple[str, ...] = declare_key(
+        (),
+        Items(Scalar("line of shell", read_setup_line), "list of shell lines"),
+        "Commands, as lines of shell, that run beside the ranks on each node, such as monitors and servers, and end "
+        "with the attempt. If one of them ends by itself, the run goes on.",
+    )
+    teardown: tuple[str, ...] = declare_key(
+        (),
+        ShellLines(),
+        "Shell lines that run on each node after its ranks, however these ended, also without any, for at most a "
+        "minute, and within the grace of a stop.",
     )
 
     @property
@@ -320,6 +371,19 @@ class Spec:
         if self.resources.mem is not None:
             for name in {"mem-per-cpu", "mem-per-gpu"} & named_options(self.slurm).keys():
                 yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
+        lead, limit = self.requeue.lead, self.resources.time
+        if lead is not None and limit is not None and lead >= limit:
+            yield (
+                "requeue",
+                f"'lead' asks ranks to stop {lead} s before the time limit, and 'resources.time' is {limit} s: write "
+                f"'lead: {max(1, limit // 10)}s', or raise 'resources.time'",
+            )
+        if self.completed_by == NODE_0 and self.command and (self.launcher or choose_launcher(self.command)) == RANKS:
+            yield (
+                "completed_by",
+                "slurmtrain starts the ranks, and a run ends with all of them: leave this out, or set 'launcher: none' "
+                "for a command that is started once per node",
+            )
         yield from self._oom_conflicts()
         yield from self._strategy_conflicts()
         if self.resources.mixed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.passwords import has_url_password
-from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, suggestion, type_name, whole_number
+from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, suggestion, type_name, whole_number
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.names import check_param_name, is_secret_param
 from slurmtrain.model.written import WrittenNumber
@@ -98,6 +98,24 @@ def read_setup_line(value: object) -> str:
     if re.search(r"[\0\r]", value):
         raise ValueError("a carriage return or a NUL character cannot be used here")
     return value
+
+
+SHELL_KEYS = ("setup", "setup_node", "sidecars", "teardown")
+"""The keys of the spec that hold lines of shell, in which nothing is interpolated."""
+
+
+class ShellLines(Items):
+    """A list of lines of shell, or a block of text (``setup: |``) that has them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Scalar("line of shell", read_setup_line, is_text=True), "list of shell lines, or a block of them"
+        )
+
+    def read(self, value: object, at: KeyPath, report: Report) -> tuple[Any, ...]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        # Not splitlines(), which knows more ends of lines than a shell.
+        return super().read(value.rstrip("\n").split("\n") if isinstance(value, str) else value, at, report)
 
 
 def read_node_count(value: object) -> int:

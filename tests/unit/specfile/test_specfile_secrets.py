@@ -89,6 +89,7 @@ def test_a_url_with_a_password_in_a_sweep_is_not_recorded(load: Load) -> None:
         (BASE + f"params: {{db: '{URL}'}}\n", "params.db"),
         (BASE + f"tracking: {{plugins: {{x: {{uri: '{URL}'}}}}}}\n", "tracking.plugins.x.uri"),
         (BASE + f"tracking: {{mlflow: {{uri: '{URL}'}}}}\n", "tracking.mlflow.uri"),
+        (BASE + f"sidecars: ['push {URL}']\n", "sidecars.0"),
     ],
 )
 def test_a_url_with_a_password_is_refused_where_it_would_be_recorded(mistakes: Mistakes, spec: str, key: str) -> None:

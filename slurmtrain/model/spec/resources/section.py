@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Conflict, Nullable, Scalar, declare_key
+from slurmtrain.model.spec.resources.binding import BINDINGS, GPU
 from slurmtrain.model.spec.resources.components import (
     NODE_MEMORY,
     Components,
@@ -54,6 +55,12 @@ class ResourcesSpec:
         "The type of the GPUs, as the site calls it (`sinfo -o '%N %G'`); null: any. The local executor ignores it.",
     )
     cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores per process; sets OMP_NUM_THREADS.")
+    bind: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(*BINDINGS)),
+        "What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node; "
+        "`gpu`, those near its GPU; null: nothing. See [slurm.md](slurm.md#cpus-of-ranks).",
+    )
     mem: int | None = declare_key(
         None,
         Nullable(NODE_MEMORY),
@@ -112,6 +119,8 @@ class ResourcesSpec:
                 "grow",
                 f"it has nothing to grow to: write 'nodes: {{min: {self.nodes.min}, max: {2 * self.nodes.max}}}'",
             )
+        if self.bind == GPU and not self.most_gpus:
+            yield "bind", "there are no GPUs: write 'bind: numa', or set 'gpus_per_node', such as '1'"
         if self.gpu_type and not self.most_gpus:
             yield "gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out"
         if self.components:

@@ -81,6 +81,8 @@ def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, An
             "runs of several nodes cannot share a job: set resources.nodes to 1 (and no spare nodes), or remove "
             "sweep.pack"
         )
+    if resources.bind:
+        return "sweep.pack: runs that share a job are bound to no CPUs: remove resources.bind, or sweep.pack"
     if pack.share_gpu and not resources.gpus_per_node:
         return "sweep.pack.share_gpu: these runs have no GPUs: set resources.gpus_per_node, or remove share_gpu"
     if "gres" in named_options(slurm) and not pack.share_gpu:

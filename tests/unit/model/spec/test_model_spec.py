@@ -304,7 +304,8 @@ def test_a_command_in_a_list_is_told_how_to_write_it() -> None:
         ({"env": {"A-B": "x"}}, "env.A-B", "cannot name an environment variable"),
         ({"env": {"A": True}}, "env.A", "put it in quotes"),
         ({"env": {"A": None}}, "env.A", "expected text"),
-        ({"setup": "module load cuda"}, "setup", "expected a list"),
+        ({"setup": 3}, "setup", "expected a list"),
+        ({"setup": "a\rb"}, "setup.0", "carriage return"),
         ({"setup": [1]}, "setup.0", "expected a line of shell"),
         ({"setup": ["a\rb"]}, "setup.0", "carriage return"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "found 0: a run resumes from its newest checkpoint"),
@@ -333,6 +334,19 @@ def test_a_wrong_value_is_refused_at_its_key(data: dict[str, Any], key: str, mes
     assert message in text
 
 
+@pytest.mark.parametrize(
+    ("block", "lines"),
+    [
+        ("module load cuda", ("module load cuda",)),
+        ("module load a\n\nif b; then\n  c\nfi\n", ("module load a", "", "if b; then", "  c", "fi")),
+    ],
+)
+def test_a_block_of_text_under_setup_is_its_lines(block: str, lines: tuple[str, ...]) -> None:
+    mistakes: list[str] = []
+    assert read_spec({"command": "x", "setup": block}, lambda _, message: mistakes.append(message)).setup == lines
+    assert mistakes == []
+
+
 def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> None:
     mistakes = mistakes_of({"name": "x", "command": "true", "params": {"layers": [{"size": 1}, 2, {"size": 3}]}})
     assert [at for at, _ in mistakes] == ["params.layers.0", "params.layers.2"]
@@ -351,6 +365,7 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom.at_most' lets it raise 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "requeue", "less than 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem-per-gpu' and 'resources.mem'"),
+        ({"requeue": {"lead": "5m"}, "resources": {"time": "00:05:00"}}, "requeue", "write 'lead: 30s', or raise"),
         ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),
         ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),
         ({"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "preflight.clock.warn_ms", "above fail_ms"),

@@ -78,7 +78,7 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
 def _own_row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
     """A row for a checkpoint that the run's script saved by itself."""
     return (
-        formatting.number(checkpoint["step"]),
+        formatting.checkpoint_step(checkpoint),
         formatting.size(checkpoint["bytes"]),
         times.when(checkpoint["saved_at"]),
         checkpoint["format"] or "-",

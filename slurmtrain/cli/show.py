@@ -90,7 +90,8 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "run", f"{run['id']}  {run['name']}"
     yield "state", run["state"] + reason
     yield "step", formatting.steps(run) + ahead
-    yield "lost steps", formatting.number(run["lost_steps"])
+    unknown = run["lost_steps"] is None and run["step"] is not None
+    yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])
     yield "time", attempt_problems.describe_time(run["seconds"], run["goodput"])
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
@@ -169,7 +170,7 @@ def _print_checkpoints(run: dict[str, Any], *, limit: int | None) -> None:
     output.echo("", "checkpoints")
     rows = [
         (
-            formatting.number(c["step"]),
+            formatting.checkpoint_step(c),
             formatting.size(c["bytes"]),
             times.when(c["saved_at"]),
             formatting.checkpoint_state(c),

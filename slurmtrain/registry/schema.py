@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 12
+VERSION = 13
 
 metadata = sa.MetaData()
 
@@ -178,6 +178,7 @@ checkpoint = sa.Table(
     sa.Column("pruned_at", sa.Float),
     sa.Column("verified_at", sa.Float),
     sa.Column("format", TEXT),
+    sa.Column("step_from", TEXT),
 )
 
 event = sa.Table(

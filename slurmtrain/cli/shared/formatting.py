@@ -111,8 +111,15 @@ def newest_checkpoint(run: Mapping[str, Any]) -> str:
     newest = run["checkpoint"]
     if newest is None:
         return "-"
-    at = "" if newest["step"] is None else f"step {newest['step']}, "
+    at = "" if newest["step"] is None else f"step {checkpoint_step(newest)}, "
     return at + times.when(newest["saved_at"])
+
+
+def checkpoint_step(checkpoint: Mapping[str, Any]) -> str:
+    """The step of a checkpoint; after ``~`` if it is the one logged last when it was saved, ``?`` if it is unknown."""
+    if checkpoint["step"] is None:
+        return "?"
+    return f"~{checkpoint['step']}" if checkpoint.get("step_from") else str(checkpoint["step"])
 
 
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:

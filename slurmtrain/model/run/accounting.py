@@ -106,7 +106,8 @@ def account(
         resumed_at: The step that training resumes from after it; None if, as far as is known, none of its steps is
             repeated.
     """
-    return _seconds(_summary(AttemptFacts.from_events(events), progress, ended_at), queued_from, resumed_at)
+    resumption = None if resumed_at is None else _Resumption(resumed_at)
+    return _seconds(_summary(AttemptFacts.from_events(events), progress, ended_at), queued_from, resumption)
 
 
 def accounted(
@@ -127,7 +128,7 @@ def accounted(
         progress: The progress of each according to its metrics, by its key.
         checkpoints: All checkpoints of the run.
     """
-    newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
+    newest = _newest(checkpoints)
     own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
     summaries = [
         _summary(own_facts, progress.get(attempt.key, Progress()), attempt.ended_at)
@@ -140,20 +141,39 @@ def accounted(
         resumed_at = _resumed_at(attempt, following, newest) if attempt.ended else None
         before = result[-1] if result and result[-1].job_id == attempt.job_id else None
         spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), resumed_at)
-        lost_steps = _lost_steps(attempt, summaries[index].rounds, resumed_at)
+        lost_steps = _lost_steps(attempt, summaries[index].rounds, resumed_at.step if resumed_at else None)
+        if resumed_at is not None and resumed_at.step is None:
+            lost_steps = None
         result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
     return result
 
 
-def _resumed_at(attempt: Attempt, following: int | None, newest: int) -> int | None:
-    """The step that training resumes from after an attempt; None if none of its steps is repeated.
+@dataclass(frozen=True, slots=True)
+class _Resumption:
+    """What training resumes from: a ``step``, or else, if that is unknown, the state at a time (seconds since 1970)."""
 
-    ``following``: where a later attempt began, if one has. ``newest``: the step of the newest checkpoint.
+    step: int | None
+    saved_at: float = 0.0
+
+
+def _newest(checkpoints: Sequence[Checkpoint]) -> _Resumption:
+    """The newest checkpoint on disk; the beginning if there is none."""
+    usable = [each for each in checkpoints if each.on_disk and each.complete]
+    last = max(usable, key=lambda each: each.saved_at, default=None)
+    if last is not None and last.step is None:
+        return _Resumption(None, last.saved_at)
+    return _Resumption(max((each.step for each in usable if each.step is not None), default=0))
+
+
+def _resumed_at(attempt: Attempt, following: int | None, newest: _Resumption) -> _Resumption | None:
+    """What training resumes from after an attempt; None if none of its steps is repeated.
+
+    ``following``: where a later attempt began, if one has. ``newest``: the newest checkpoint.
     """
     if attempt.cause != "completed":
-        return newest if following is None else following
+        return newest if following is None else _Resumption(following)
     # What it did after its last step, such as an evaluation, is lost only if a later attempt goes back.
-    return following if following is not None and following < (attempt.last_step or 0) else None
+    return _Resumption(following) if following is not None and following < (attempt.last_step or 0) else None
 
 
 def goodput(attempts: Iterable[Attempt]) -> float | None:
@@ -263,7 +283,7 @@ def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) ->
     return _Summary(events, saves, _rounds(events, saves, progress, end), end)
 
 
-def _seconds(summary: _Summary, queued_from: float, resumed_at: int | None) -> dict[str, float]:
+def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | None) -> dict[str, float]:
     sweep = _Sweep(queued_from, max(queued_from, summary.end))
     for at, phase in _phases(summary):
         sweep.begins(at, phase)
@@ -359,11 +379,16 @@ def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
         yield event.time, _PHASE_AFTER[type(payload)]
 
 
-def _thrown_away(rounds: Sequence[_Round], resumed_at: int | None) -> Iterator[tuple[float, float]]:
+def _thrown_away(rounds: Sequence[_Round], resumed_at: _Resumption | None) -> Iterator[tuple[float, float]]:
     """The intervals whose training is repeated. A later round may resume from before the start of an earlier one."""
-    step = resumed_at
+    step = resumed_at.step if resumed_at is not None else None
+    saved_at = resumed_at.saved_at if resumed_at is not None and step is None else None
     for each in reversed(rounds):
         if each.trained_at is None:
+            continue
+        if saved_at is not None:
+            yield max(each.trained_at, saved_at), each.until
+            step, saved_at = each.begin, None
             continue
         if step is None and each is not rounds[-1]:
             # The next round has not trained yet: it will resume from the newest checkpoint.

@@ -150,6 +150,7 @@ class CheckpointHistory:
             why="found" if isinstance(record, CheckpointFound) else record.why or "",
             metrics=record.metrics or {},
             format=record.format if isinstance(record, CheckpointFound) else None,
+            step_from=record.step_from if isinstance(record, CheckpointFound) else None,
         )
 
     # --- kept between two readings ------------------------------------------------------------------------------------

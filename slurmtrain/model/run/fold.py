@@ -102,7 +102,6 @@ class RunBuilder:
         origin = created.payload if created else RunCreated()
         mlflow = select(events, MlflowRunLinked)
         totals = [event.payload for event in events if isinstance(event.payload, TrainingStarted | ScriptProgressed)]
-        lost = [attempt.lost_steps for attempt in attempts if attempt.lost_steps is not None]
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
         settings = _settings(origin, events, attempts)
@@ -122,7 +121,7 @@ class RunBuilder:
             step=steps[-1] if steps else None,
             total_steps=totals[-1].total_steps if totals else None,
             metrics=metrics,
-            lost_steps=sum(lost) if lost else (0 if steps else None),
+            lost_steps=_lost_steps(attempts),
             mlflow_run_id=mlflow[-1].payload.mlflow_run_id if mlflow else None,
             git=origin.git,
             attempts=attempts,
@@ -192,6 +191,14 @@ class RunBuilder:
             self._checkpoints.apply(event)
         self._followed = events[-1].order
         self._unfollowed = []
+
+
+def _lost_steps(attempts: Sequence[Attempt]) -> int | None:
+    """The steps that all attempts have lost; None if no step is known, or how many one of them has lost is not."""
+    trained = [each for each in attempts if each.last_step is not None]
+    if not trained or any(each.ended and each.lost_steps is None for each in trained):
+        return None
+    return sum(each.lost_steps or 0 for each in attempts)
 
 
 def _settings(origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> RunCreated | Submitting:

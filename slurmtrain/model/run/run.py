@@ -22,6 +22,9 @@ GROW = "grow"
 # How the paths of slurmtrain's own checkpoints begin, relative to the run directory.
 PUBLISHED = "checkpoints/step-"
 
+FROM_LOG = "log"
+"""The step of a checkpoint that does not tell it: the one that was logged last when it was saved."""
+
 # The state of a run whose last attempt ended with this cause, unless it is started again.
 STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
 
@@ -53,6 +56,8 @@ class Checkpoint:
     """When its files were last verified, whatever the result."""
     format: str | None = None
     """The format in which a user's script saved it; None: slurmtrain's own, or unknown."""
+    step_from: str | None = None
+    """``log``: its step was not in the checkpoint, but logged last when it was saved; None: it was, or is unknown."""
 
     @property
     def on_disk(self) -> bool:

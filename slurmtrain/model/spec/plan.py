@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.spec.checkpoint.placeholders import CONDITIONAL
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import relative_to_root
 from slurmtrain.model.spec.kinds import KeyPath, type_name
@@ -222,11 +223,16 @@ def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
     """The command as an argument vector, its placeholders filled in from ``facts``.
 
     If a fact is None, as ``resume_from`` is at a first start, the argument that holds it is left out together with the
-    option before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish. Braces around anything that
-    is not a fact stay. A launcher that is started once per node gets the options by which it finds the other nodes.
+    option before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish. ``{resume_from?TEXT}`` is
+    the text if the fact is known, else nothing; an argument that consists of it vanishes with it. Braces around
+    anything that is not a fact stay. A launcher that is started once per node gets the options by which it
+    finds the other nodes.
     """
     argv: list[str] = []
-    for word in plan.words:
+    for written in plan.words:
+        word = CONDITIONAL.sub(lambda match: match[2] if facts.get(match[1]) is not None else "", written)
+        if written and not word:
+            continue
         names = [name for name in _PLACEHOLDER.findall(word) if name in facts]
         if any(facts[name] is None for name in names):
             # "--resume {resume_from}" are two words, and the option goes too; "--resume={resume_from}" is one.

@@ -6,6 +6,7 @@ Larger sections have modules of their own, such as :mod:`slurmtrain.model.spec.p
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,6 +15,7 @@ from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.chain.dependencies import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint.formats import OWN
+from slurmtrain.model.spec.checkpoint.placeholders import OF_CHECKPOINT, conditional_problem
 from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
 from slurmtrain.model.spec.checkpoint.start_from import StartFromSection, StartFromSpec
 from slurmtrain.model.spec.code.section import CodeSpec
@@ -85,9 +87,6 @@ class NetworkSpec:
         "The kind of network; sets environment variables of the ranks. null: none.",
     )
 
-
-# Placeholders of the command for the checkpoint to continue from.
-_OF_CHECKPOINT = ("{resume_from}", "{resume_dir}", "{resume_tag}")
 
 # sbatch(1), --signal: the seconds are a number of 16 bits.
 _LONGEST_LEAD_S = 65535
@@ -226,8 +225,9 @@ class Spec:
     command: str = declare_key(
         "",
         kinds.text("command", check_command),
-        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{resume_dir}`, "
-        "`{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` are substituted; no shell is "
+        "What each process runs. `python` is the one on the submitter's PATH, unless `setup` changes that. "
+        "`{resume_from}`, `{resume_dir}`, `{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` "
+        "are substituted; `{resume_from?TEXT}` is the text if there is a checkpoint, else nothing. No shell is "
         "involved.",
         required=True,
     )
@@ -389,11 +389,19 @@ class Spec:
         if self.resources.mixed:
             yield from self._mixed_conflicts()
         # A wrong command is None.
-        for name in _OF_CHECKPOINT if self.command else ():
-            if name in self.command and not self.checkpoint.glob:
-                yield "command", f"'{name}' needs to know where checkpoints are: set 'checkpoint.glob'"
-            elif name in self.command and self.checkpoint.format == OWN:
-                yield "command", f"'{name}' is always empty with 'checkpoint.format: own'; remove one of the two"
+        if self.command:
+            yield from self._placeholder_conflicts()
+
+    def _placeholder_conflicts(self) -> Iterator[Conflict]:
+        if problem := conditional_problem(self.command):
+            yield "command", problem
+        for name in OF_CHECKPOINT:
+            if not re.search(rf"\{{{name}[?}}]", self.command):
+                continue
+            if not self.checkpoint.glob:
+                yield "command", f"'{{{name}}}' needs to know where checkpoints are: set 'checkpoint.glob'"
+            elif self.checkpoint.format == OWN:
+                yield "command", f"'{{{name}}}' is always empty with 'checkpoint.format: own'; remove one of the two"
 
     def _strategy_conflicts(self) -> Iterator[Conflict]:
         # A number of nodes that cannot be read is None, and is reported already.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from slurmtrain.errors import NoCheckpoint, PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.job.plan_file import read_plan
 
 # How many steps an error lists.
 _SHOWN = 10
@@ -28,6 +31,31 @@ def find_own(directory: RunDir, run: Run) -> list[ExternalCheckpoint] | None:
     if plan.spec.checkpoint.glob is None:
         return None
     return find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
+
+
+def newest_own(workspace: Workspace, run_id: str, recorded: Checkpoint | None) -> Checkpoint | None:
+    """The newest checkpoint that the script of a run has left by now, or else the ``recorded`` one.
+
+    Agents look for it when ranks start and end, and a script may have saved, or rewritten its file, since.
+
+    Args:
+        workspace: Where the run is.
+        run_id: The run.
+        recorded: The newest that is recorded.
+    """
+    directory = workspace.root.run(run_id)
+    with contextlib.suppress(PathError, OSError):
+        # Of most runs the first plan alone tells that slurmtrain saves.
+        first = read_plan(directory.plan) if recorded is None or recorded.format is None else None
+        if first is not None and first.spec.checkpoint.glob is None:
+            return recorded
+        run = workspace.store.load(run_id)
+        own = (find_own(directory, run) or ()) if run is not None else ()
+        newest = next((each for each in own if each.complete), None)
+        if run is not None and newest is not None:
+            records = {(Path(each.path), each.saved_at): each for each in run.checkpoints}
+            return _as_checkpoint(run, newest, records.get((newest.path, newest.saved_at)))
+    return recorded
 
 
 def choose_own(run: Run, own: Sequence[ExternalCheckpoint], step: int | None, *, to: str) -> list[ExternalCheckpoint]:
@@ -74,4 +102,5 @@ def _as_checkpoint(run: Run, own: ExternalCheckpoint, recorded: Checkpoint | Non
         why="found",
         attempt=attempt,
         format=own.format,
+        step_from=own.step_from,
     )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.
 _TAIL_BYTES = 16_384
+# In these states no agent has noted at the end what the script of a run has saved.
+_STILL_SAVING = frozenset({"running", "lost"})
 
 
 def iso(seconds: float | None) -> str | None:
@@ -141,6 +143,10 @@ def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
     checkpoint = run.listed.checkpoint
+    if run["state"] in _STILL_SAVING:
+        from slurmtrain.ops.shared.own_checkpoints import newest_own
+
+        checkpoint = newest_own(run.workspace, run.listed.id, checkpoint)
     return checkpoint_json(run.directory, checkpoint) if checkpoint else None
 
 
@@ -187,6 +193,7 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
     """CHECKPOINT of the JSON contract."""
     return {
         "step": checkpoint.step,
+        "step_from": checkpoint.step_from,
         "path": str(directory.path / checkpoint.path),
         "bytes": checkpoint.bytes,
         "complete": checkpoint.complete,

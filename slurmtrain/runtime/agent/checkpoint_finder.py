@@ -143,6 +143,7 @@ class CheckpointFinder:
                     saved_at=checkpoint.saved_at,
                     format=checkpoint.format,
                     fingerprint=newest.fingerprint,
+                    step_from=checkpoint.step_from,
                 )
             )
         return newest

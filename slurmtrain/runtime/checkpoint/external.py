@@ -13,15 +13,17 @@ from pathlib import Path
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.checkpoint.formats import AUTO, OWN, step_by_pattern
+from slurmtrain.model.run.run import FROM_LOG
+from slurmtrain.model.spec.checkpoint.formats import AUTO, OWN, step_by_pattern, step_key
 from slurmtrain.model.spec.checkpoint.step_names import last_number
 from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.fingerprint import fingerprint
 from slurmtrain.runtime.checkpoint.formats.base import Format
 from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, tags_in
-from slurmtrain.runtime.checkpoint.formats.registry import format_of
+from slurmtrain.runtime.checkpoint.formats.registry import format_of, step_by_key
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
+from slurmtrain.runtime.job.logged_step import logged_step
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.owned_files import check_owner
 
@@ -35,7 +37,8 @@ class Search:
     """Where the checkpoints of a script are, and how to read them.
 
     ``pattern``: an absolute glob. ``format`` and ``step``: as in the spec. ``since``: ignores older ones (seconds since
-    1970). ``ranks``: the least number of ranks of this run, which saved what is newer than ``began_at``.
+    1970). ``ranks``: the least number of ranks of this run, which saved what is newer than ``began_at``. ``run``: its
+    metrics tell the step of a checkpoint that does not tell it itself; None: nothing does.
     """
 
     pattern: str
@@ -44,6 +47,7 @@ class Search:
     since: float | None = None
     ranks: int = 1
     began_at: float = 0.0
+    run: RunDir | None = None
 
     @classmethod
     def from_plan(cls, plan: Plan, run: RunDir, since: float | None = None) -> Search:
@@ -58,6 +62,7 @@ class Search:
             since=since,
             ranks=min(map(_least_ranks, [plan, *_earlier_plans(run)])),
             began_at=began_at,
+            run=run,
         )
 
 
@@ -66,7 +71,7 @@ class ExternalCheckpoint:
     """A checkpoint of a user's script.
 
     ``format``: its name. ``step``: None if unknown. ``saved_at``: in seconds since 1970. ``problem``: why it is not
-    complete, as a phrase; None if it is.
+    complete, as a phrase; None if it is. ``step_from``: ``log`` if the step is the one logged last when it was saved.
     """
 
     path: Path
@@ -75,6 +80,7 @@ class ExternalCheckpoint:
     bytes: int
     saved_at: float
     problem: str | None = None
+    step_from: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -126,6 +132,21 @@ def newest(search: Search) -> ExternalCheckpoint | None:
 
 def find_all(search: Search) -> list[ExternalCheckpoint]:
     """All checkpoints that the pattern matches, also incomplete ones, the newest first.
+
+    A step that none tells is the one that was logged last when it was saved, which says nothing about their order.
+    """
+    return [_with_logged_step(search, each) for each in _in_order(search)]
+
+
+def _with_logged_step(search: Search, checkpoint: ExternalCheckpoint) -> ExternalCheckpoint:
+    if checkpoint.step is not None or not checkpoint.complete or search.run is None:
+        return checkpoint
+    step = logged_step(search.run, checkpoint.saved_at)
+    return checkpoint if step is None else replace(checkpoint, step=step, step_from=FROM_LOG)
+
+
+def _in_order(search: Search) -> list[ExternalCheckpoint]:
+    """The checkpoints, the newest first.
 
     If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the highest
     of these, since clocks of nodes differ; otherwise the one that was written to last.
@@ -225,8 +246,10 @@ def _describe(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
 
 
 def _step(search: Search, candidate: _Candidate) -> int | None:
-    """The step by the spec's pattern; else the one inside; else the one in the name."""
+    """The step by the spec's key or pattern; else the one inside; else the one in the name."""
     tree = candidate.tree
+    if (key := step_key(search.step)) is not None:
+        return step_by_key(tree, key) if candidate.problem is None else None
     if search.step is not None:
         return step_by_pattern(search.step, str(tree.path))
     if candidate.problem is None:

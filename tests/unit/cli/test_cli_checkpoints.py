@@ -112,6 +112,7 @@ def test_a_checkpoint_in_json_has_all_that_is_known_of_it(run: RunDir, saved: Wr
     [checkpoint] = listed(run)
     assert checkpoint == {
         "step": 50,
+        "step_from": None,
         "path": str(run.checkpoints / "step-50"),
         "bytes": 50 << 20,
         "complete": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from slurmtrain.ops.checkpoint import request_checkpoint
 from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.export import ExportRequest, export
 from slurmtrain.ops.resume import resume
-from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import attempt_json, checkpoints_json
+from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
 from slurmtrain.system.journal import Journal
@@ -192,3 +194,15 @@ def test_safetensors_have_no_checksums_but_a_header_that_is_checked(
     [checked] = verify(workspace, run.id).checked
     assert (checked.step, checked.result) == (7, "good")
     assert export(workspace, run.id, ExportRequest(to=tmp_path / "x.safetensors")).tensors == 2
+
+
+def test_status_and_checkpoints_agree_on_a_file_that_is_written_anew(
+    workspace: Workspace, run: RunDir, out: Path
+) -> None:
+    for step in (10, 20):
+        save(out / "last.pt", step)
+        fetched = observe(workspace, [run.id], ask_slurm=False).runs.fetch([run.id])[run.id]
+        in_status = run_json(workspace, replace(fetched, row={**fetched.row, "state": "running"}))["checkpoint"]
+        in_list = listed(workspace, run)[-1]
+        assert in_status == {name: in_list[name] for name in in_status}
+        assert in_status["step"] == step

@@ -14,8 +14,8 @@ BEGIN = "command: python x.py\ntracking:\n  metrics:\n"
     ("lines", "line", "expected"),
     [
         ("    pattern: 'loss=(?P<loss'", 4, "is not a regular expression: missing >"),
-        (r"    pattern: 'loss=(\S+)'", 4, "it names no metric: give each a named group"),
-        (r"    pattern: 'step (?P<step>\d+)'", 4, "it names no metric"),
+        (r"    pattern: 'loss=(\S+)'", 4, "it names no metric and no step: give each a named group"),
+        (r"    pattern: 'of (?P<total>\d+)'", 4, "it names no metric and no step"),
         ("    pattern: '(?P<a>.)'\n    step: '('", 5, "is not a regular expression: missing )"),
         (
             r"    pattern: '(?P<a>.)'" + "\n" + r"    step: 'step \d+'",

@@ -159,6 +159,8 @@ class CheckpointFound(CheckpointRecord):
     """The name of its format, as in ``checkpoint.format``, or ``other``."""
     fingerprint: str | None = field(default=None, metadata=OMIT_NONE)
     """Its identity by its content; None: it could not be read."""
+    step_from: str | None = field(default=None, metadata=OMIT_NONE)
+    """``log``: the checkpoint does not tell its step, which is the one logged last when it was saved."""
 
 
 @payload

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, read_every
-from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, check_step_pattern
+from slurmtrain.model.spec.checkpoint.formats import AUTO, FORMATS, check_step
 from slurmtrain.model.spec.kinds import Conflict, Nullable, NullableSection, Scalar, ShorthandSection, declare_key
 from slurmtrain.model.spec.units import parse_size, write_size
 from slurmtrain.model.spec.values import POSITIVE
@@ -91,9 +91,10 @@ class CheckpointSpec:
     )
     step: str | None = declare_key(
         None,
-        Nullable(kinds.text("regular expression", check_step_pattern)),
-        "A regular expression whose one group is the step in the path of what `glob` matches; null: the step inside "
-        "the checkpoint, else in its name.",
+        Nullable(kinds.text("regular expression, or key", check_step)),
+        "A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the "
+        "key of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the "
+        "checkpoint under a usual name, else in its name.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:

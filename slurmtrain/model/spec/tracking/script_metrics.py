@@ -40,7 +40,7 @@ class ScriptMetricsSpec:
         Nullable(kinds.text("regular expression", _check_pattern)),
         r"A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for "
         "in each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and "
-        "how many there will be.",
+        "how many there will be; `step` alone is enough.",
     )
     file: str | None = declare_key(
         None,
@@ -72,8 +72,12 @@ class ScriptMetricsSpec:
             yield from self._conflicts_of_patterns(set(re.compile(self.pattern).groupindex))
 
     def _conflicts_of_patterns(self, groups: set[str]) -> Iterator[Conflict]:
-        if not groups - {STEP, TOTAL}:
-            yield "pattern", r"it names no metric: give each a named group, such as 'loss=(?P<loss>\S+)'"
+        if not groups - {TOTAL}:
+            yield (
+                "pattern",
+                r"it names no metric and no step: give each a named group, such as 'step (?P<step>\d+)' or "
+                r"'loss=(?P<loss>\S+)'",
+            )
         if self.step is None:
             return
         if STEP in groups:

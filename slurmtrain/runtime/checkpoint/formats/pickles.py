@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from slurmtrain.errors import CheckpointError
 
-STEP_NAMES = ("global_step", "global_steps", "step", "iteration")
+STEP_NAMES = ("global_step", "global_steps", "step", "iteration", "iter_num", "current_step", "train_step")
 """Names under which a checkpoint may hold its step, the most specific first."""
 
 # Plain values are in small pickles: torch.save keeps tensors outside of them.

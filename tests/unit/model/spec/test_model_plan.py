@@ -205,6 +205,24 @@ def test_at_a_first_start_the_argument_and_its_option_vanish(command: str, left:
     assert argv(command, resume_from=None) == left
 
 
+@pytest.mark.parametrize(
+    ("command", "first", "later"),
+    [
+        ("run {resume_from?--init_from=resume} -v", ["run", "-v"], ["run", "--init_from=resume", "-v"]),
+        ("run --a {resume_from?--continue}", ["run", "--a"], ["run", "--a", "--continue"]),
+        ("run '{resume_from?two words}'", ["run"], ["run", "two words"]),
+        ("run {resume_tag?--tag={resume_tag}}", ["run"], ["run", "--tag=5 a.pt"]),
+        ("bash -c 'go {resume_from?--init_from=resume} | tee x'", ["bash", "-c", "go  | tee x"],
+         ["bash", "-c", "go --init_from=resume | tee x"]),
+        ("run mode={resume_from?resume}", ["run", "mode="], ["run", "mode=resume"]),
+        ("run {a?b} ''", ["run", "{a?b}", ""], ["run", "{a?b}", ""]),
+    ],
+)  # fmt: skip
+def test_text_that_needs_a_checkpoint_is_there_only_with_one(command: str, first: list[str], later: list[str]) -> None:
+    assert argv(command, resume_from=None, resume_tag=None, resume_dir=None) == first
+    assert argv(command) == later
+
+
 # --- who starts the ranks -------------------------------------------------------------------------------------------
 
 

@@ -370,6 +370,13 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),
         ({"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "preflight.clock.warn_ms", "above fail_ms"),
         ({"command": "x --from {resume_from}"}, "command", "set 'checkpoint.glob'"),
+        ({"command": "x {resume_from?--go}"}, "command", "'{resume_from}' needs to know where checkpoints are"),
+        (
+            {"command": "x {resume_from?a b}", "checkpoint": {"glob": "*"}},
+            "command",
+            "does not end in the same",
+        ),
+        ({"command": "x {resume_form?a}"}, "command", "is no placeholder; did you mean 'resume_from'?"),
         ({"command": "x --tag {resume_tag}"}, "command", "'{resume_tag}' needs to know where checkpoints are"),
         ({"checkpoint": {"format": "hf"}}, "checkpoint.format", "'format' needs 'glob'"),
         ({"checkpoint": {"step": r"(\d+)"}}, "checkpoint.step", "'step' needs 'glob'"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.accounts import BOB, give, needs_accounts
+from safetensors.torch import save_file
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, find_all, newest
@@ -137,3 +140,42 @@ def test_brackets_and_stars_in_directories_of_the_run_are_no_pattern(tmp_path: P
         candidate = newest(Search(pattern=absolute(pattern, str(workdir), run)))
         assert candidate is not None, pattern
         assert candidate.path == path
+
+
+# --- steps that a checkpoint does not tell under a usual name ---
+
+
+def test_a_key_of_the_spec_is_looked_up_inside_files_of_each_kind(tmp_path: Path) -> None:
+    torch.save({"trainer": {"n.done": 70}, "weights": torch.zeros(2)}, tmp_path / "a.pt")
+    save_file({"w": torch.zeros(1)}, tmp_path / "b.safetensors", metadata={"done": "71"})
+    put(tmp_path / "dir" / "model.bin")
+    put(tmp_path / "dir" / "trainer.json", json.dumps({"at": {"updates": 72.0}}).encode())
+    steps = {
+        pattern: newest(Search(pattern=str(tmp_path / pattern), step=key)).step  # type: ignore[union-attr]
+        for pattern, key in (("a.pt", "trainer.n.done"), ("b.*", "done"), ("dir", "at.updates"), ("d*r", "weights"))
+    }
+    assert steps == {"a.pt": 70, "b.*": 71, "dir": 72, "d*r": None}
+
+
+def test_the_step_of_nanogpt_is_read_without_a_key(tmp_path: Path) -> None:
+    torch.save(
+        {"model": {}, "iter_num": 300, "best_val_loss": 1.5, "config": {"max_iters": 5000}}, tmp_path / "ckpt.pt"
+    )
+    candidate = newest(Search(pattern=str(tmp_path / "*.pt")))
+    assert candidate is not None
+    assert (candidate.step, candidate.step_from) == (300, None)
+
+
+def test_a_step_that_nothing_tells_is_the_one_logged_when_it_was_saved(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for number, begin in enumerate((0, 5000)):
+        lines = [{"t": 1000.0 * number + step / 10, "step": begin + step, "metrics": {}} for step in range(1, 5001)]
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        put(run.attempt("7", number).metrics, content).chmod(0o600)
+    for name, at in (("first", 0), ("second", 300), ("third", 700), ("fourth", 1200), ("last", 9000)):
+        put(tmp_path / f"{name}.bin", at=at)
+    checkpoints = find_all(Search(pattern=str(tmp_path / "*.bin"), run=run))
+    assert [(each.path.stem, each.step, each.step_from) for each in checkpoints] == [
+        ("last", 10000, "log"), ("fourth", 7000, "log"), ("third", 5000, "log"), ("second", 3000, "log"),
+        ("first", None, None),
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import importlib.util
 import json
 import os
@@ -16,11 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slurmtrain.errors import NotAvailable, PathError
+from slurmtrain.errors import NotAvailable, PathError, UserError
 from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.launcher import split_command
+from slurmtrain.model.spec.oversights import in_shell, of_shell
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container
 from slurmtrain.model.spec.script_imports import ScriptImport, script_imports
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.spec.values import SHELL_KEYS
 from slurmtrain.system.user_cache import identity, load, store
 
 _PYTHON = re.compile(r"python[\d.]*")
@@ -38,11 +43,14 @@ _LONGEST = 1 << 20
 _TIMEOUT_S = 10.0
 # Variables by which Python finds modules, besides those that begin with PYTHON.
 _OF_PYTHON = ("HOME", "LD_LIBRARY_PATH")
+# How bash says where a script is wrong.
+_SYNTAX = re.compile(r"line (\d+): (.*)")
 # Finds modules without importing any. With -c, the first entry of the path is the current directory.
 _PROBE = """
-import importlib.util, json, os, sys
-if sys.path[:1] == [""]:
+import sys
+if sys.path[:1] == [""]:  # before anything else is imported: the working directory may have a json.py
     del sys.path[0]
+import importlib.util, json, os
 def has(name):
     try:
         return importlib.util.find_spec(name) is not None
@@ -77,7 +85,9 @@ class Interpreter(NamedTuple):
         variables = {
             name: value for name, value in self.environment.items() if name.startswith("PYTHON") or name in _OF_PYTHON
         }
-        return [identity(self.path), list(self.flags), self.workdir, variables]
+        # A wrapper may look at any variable. Their values may be secrets.
+        own = hashlib.sha256(repr(sorted(self.env)).encode()).hexdigest()
+        return [identity(self.path), list(self.flags), self.workdir, variables, own]
 
 
 class Script(NamedTuple):
@@ -106,15 +116,38 @@ def find_script(plan: Plan) -> Script | None:
     if words[0] != "python":
         path = _search_path(plan.spec.env)
         python = find_program(words[0], path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
-    at = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
+    at = _first_argument(words)
     flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
     interpreter = Interpreter(python, flags, plan.workdir, tuple(plan.spec.env.items()))
     first, second = [*words[at : at + 2], "", ""][:2]
     if first == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", second):
         return Script(interpreter, Path(plan.workdir), second)
-    if first.endswith(".py") and "{" not in first and not first.startswith("-"):
-        return Script(interpreter, Path(plan.workdir, first))
-    return None
+    return Script(interpreter, Path(plan.workdir, first)) if _is_script(first) else None
+
+
+def _first_argument(words: Sequence[str]) -> int:
+    """Where the options of Python itself end."""
+    return next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(".py") and "{" not in word and not word.startswith("-")
+
+
+def missing_script(spec: Spec, workdir: Path) -> str:
+    """What to say of the script that a spec names, if there certainly is none; else empty.
+
+    Args:
+        spec: It may have mistakes, though not in its command.
+        workdir: Where the command runs.
+    """
+    words = split_command(spec.command)
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name) or runs_in_container(spec.slurm or {}):
+        return ""
+    script = next(iter(words[_first_argument(words) :]), "")
+    if spec.setup or not _is_script(script) or not workdir.is_dir() or not is_missing(workdir / script):
+        return ""
+    return _no_script(workdir / script)
 
 
 def find_program(word: str, path: str | None) -> str | None:
@@ -147,7 +180,11 @@ def check_script(plan: Plan, executor: str) -> None:
     Raises:
         PathError: there is no such program; or the command is ``python SCRIPT``, and there is no such script.
         NotAvailable: its Python does not have what it imports first.
+        UserError: bash cannot read the lines of setup.
     """
+    for key in SHELL_KEYS:
+        if problem := setup_problem("\n".join(getattr(plan.spec, key)), key):
+            raise UserError(problem)
     if plan.spec.setup or not Path(plan.workdir).is_dir():
         return
     problem = program_problem(plan)
@@ -161,6 +198,23 @@ def check_script(plan: Plan, executor: str) -> None:
     missing = missing_import(script) if executor == "local" else None
     if missing is not None and missing.certain:
         raise NotAvailable(_no_module(script, missing))
+
+
+@functools.cache
+def setup_problem(lines: str, key: str) -> str:
+    """Why bash cannot read the lines of a key such as ``setup``; empty if it can, or is not here."""
+    if not lines or shutil.which("bash") is None:
+        return ""
+    # Without the user's own start-up file.
+    environ = {name: value for name, value in os.environ.items() if name != "BASH_ENV"}
+    completed = subprocess.run(
+        ["bash", "-n"], input=lines, env=environ, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    if completed.returncode == 0:
+        return ""
+    messages = [match.groups() for line in completed.stderr.splitlines() if (match := _SYNTAX.search(line))]
+    number, message = messages[0] if messages else ("?", completed.stderr.strip())
+    return f"{key}: bash cannot read line {number}: {message}; mend it, the lines run as one script"
 
 
 def note_script(plan: Plan, executor: str) -> list[str]:
@@ -184,7 +238,11 @@ def program_problem(plan: Plan) -> str:
     if "/" not in word:
         if not word or find_program(word, path):
             return ""
-        return f"there is no program {word}{suggestion(word, _COMMON)}"
+        if problem := of_shell(word):
+            return f"{problem}; write {in_shell(plan.spec.command)}, or a script"
+        installed = [each for each in _COMMON if each == "python" or find_program(each, path)]
+        cure = suggestion(word, installed) or "; install it, or activate the environment that has it"
+        return f"there is no program {word}{cure}"
     program = Path(plan.workdir, word)
     if is_missing(program):
         return f"there is no program {program}"

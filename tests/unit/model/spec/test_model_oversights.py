@@ -74,8 +74,7 @@ def test_the_placeholders_are_those_that_are_filled_in() -> None:
         ("python a.py | tee log", "'|'"),
         ("python a.py > log", "'>'"),
         ("python a.py 2>&1", "'2>&1'"),
-        ("cd there; python a.py", "'there;'"),
-        ("cd there", "'cd'"),
+        ("python a.py; python b.py", "'a.py;'"),
         ("python a.py --lr $LR", "$LR"),
         ('python a.py --lr "$LR"', "$LR"),
         ("python a.py --data ~/data", "'~/data'"),
@@ -99,6 +98,40 @@ def test_what_only_a_shell_understands_is_told_once(command: str, shown: str) ->
 )
 def test_what_is_quoted_is_meant(command: str) -> None:
     assert oversights(command=command) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("cd there; python a.py", "'cd' is no program, but a command of the shell"),
+        ("source activate x", "'source' is no program, but a command of the shell"),
+        ("A=1 python x.py", "'A=1' sets a variable, which only a shell does"),
+    ],
+)
+def test_a_command_that_begins_with_a_word_of_the_shell_is_told_in_a_shell(command: str, why: str) -> None:
+    [(_, message)] = oversights(command=command)
+    assert message == f"no shell runs the command: {why}; write bash -c '{command}', or a script"
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "is_now"),
+    [
+        ("DATA", {}, True),
+        ("UNSET", {}, False),
+        ("SLURM_TMPDIR", {}, False),
+        ("LOCAL_RANK", {}, False),
+        ("DATA", {"DATA": "/elsewhere"}, False),
+        ("HF_TOKEN", {}, False),
+    ],
+)
+def test_a_variable_is_told_to_be_replaced_now_only_if_it_is_set_now_and_the_same_in_the_job(
+    name: str, env: dict[str, str], is_now: bool
+) -> None:
+    plan = make_test_plan(command=f"python x.py --d ${name}", env=env)
+    variables = {"DATA", "SLURM_TMPDIR", "LOCAL_RANK", "HF_TOKEN"}
+    [(_, message)] = find_oversights(plan.content, variables)
+    assert f"write bash -c 'python x.py --d ${name}' for its value in the job" in message
+    assert ("${oc.env:" in message) == is_now
 
 
 @pytest.mark.parametrize("text", ["0.1,0.3", "1, 2,3", "1e-3,3e-4", "-1,.5"])

@@ -15,6 +15,7 @@ from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PathError, SpecError
 from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.written import WrittenFloat, WrittenInt, WrittenNumber, as_written
 from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]
@@ -271,6 +272,11 @@ class FileDumper(yaml.SafeDumper):
         is_plain = data.replace("\n", "").isprintable()
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if is_plain else '"')
 
+    def represent_written(self, data: WrittenNumber) -> yaml.ScalarNode:
+        """A number ``data`` as it was written."""
+        kind = "int" if isinstance(data, int) else "float"
+        return self.represent_scalar(f"tag:yaml.org,2002:{kind}", data.written)
+
 
 # Resolvers are class attributes that PyYAML's own methods modify, so they are set up once, when first needed.
 @cache
@@ -283,6 +289,8 @@ def _file_loader() -> type[FileLoader]:
 def _dumper() -> type[FileDumper]:
     FileDumper.add_implicit_resolver(*_SHORT_FLOAT)
     FileDumper.add_representer(str, FileDumper.represent_str)
+    for kind in (WrittenInt, WrittenFloat):
+        FileDumper.add_representer(kind, FileDumper.represent_written)
     return FileDumper
 
 
@@ -396,7 +404,7 @@ class _Reader:
         if not (value is None or isinstance(value, bool | int | float | str)):
             self._report(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
             return None
-        return value
+        return as_written(value, node.value) if plain else value
 
     def _report(self, node: yaml.Node, at: KeyPath, message: str) -> None:
         self._document.mistakes.append(Mistake(self._where(node), ".".join(at), message))

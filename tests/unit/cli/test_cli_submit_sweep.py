@@ -42,8 +42,8 @@ def test_the_table_shows_what_varies_and_the_cost(command: tuple[str, ...], proj
         "RUN  params.lr  params.act  resources.nodes",
         "1    0.5        gelu",
         "2    0.5                    1",
-        "3    0.001      gelu",
-        "4    0.001                  1",
+        "3    1e-3       gelu",
+        "4    1e-3                   1",
         "",
         "4 runs, at most 24.0 GPU-hours and 6.0 node-hours per attempt",
     ]
@@ -117,7 +117,7 @@ def test_render_tells_where_each_value_of_each_run_comes_from() -> None:
     assert shown.exit_code == 0
     rows = [line.split(maxsplit=2) for line in shown.stdout.splitlines()]
     assert ["params.lr", "0.5", "sweep, x.yaml:5"] in rows
-    assert ["params.lr", "0.001", "sweep, x.yaml:5"] in rows
+    assert ["params.lr", "1e-3", "sweep, x.yaml:5"] in rows
     assert ["resources.nodes", "3", "command line (resources.nodes=3)"] in rows
     printed = json.loads(call("render", "x.yaml", "--sources", "--json").stdout)
     sources = {each["key"]: each for each in printed["runs"][0]["sources"]}
@@ -131,7 +131,7 @@ def test_a_search_shows_its_space_its_trials_and_what_they_may_cost(project: Pat
     (project / "x.yaml").write_text(text)
     shown = call("submit", "x.yaml", "--dry-run")
     assert shown.exit_code == 0
-    assert "params.lr  one of 0.5, 0.001" in shown.stdout
+    assert "params.lr  one of 0.5, 1e-3" in shown.stdout
     assert "a search of 5 trials, 1 at once, for the smallest loss (sampler tpe, pruner none)" in shown.stdout
     assert "5 runs, at most 40.0 GPU-hours" in shown.stdout
     refused = call("submit", "x.yaml")

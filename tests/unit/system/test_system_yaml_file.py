@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError, SpecError
+from slurmtrain.model.written import plain_numbers
 from slurmtrain.system.yaml_file import YamlDocument, parse_value, parse_yaml, read_text
 
 
@@ -66,7 +67,7 @@ def test_a_span_is_the_text_of_the_value() -> None:
 def test_scalars_have_the_type_that_people_expect(text: str, value: object) -> None:
     parsed = data_of(f"x: {text}\n")["x"]
     assert parsed == value
-    assert type(parsed) is type(value)
+    assert type(plain_numbers(parsed)) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePath
 
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 
@@ -30,8 +29,7 @@ _MODULES = {
 _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)?)?")
 _PYTHON_FLAG = re.compile(r"-[bBdEIOqsSuv]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
-_IN_A_SHELL = re.compile(r"\b(torchrun|torch\.distributed\.(?:run|launch)|accelerate[ -]launch|deepspeed)\b")
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 # Options without a value; the word after any other option is taken for its value.
 _FLAGS = frozenset(
     {"m", "module", "no_python", "run_path", "standalone", "use_env", "virtual_local_rank",
@@ -177,6 +175,46 @@ def choose_launcher(command: str) -> str:
     return NODE if _find(split_command(command)) is not None or _PLACEHOLDER.search(command) else RANKS
 
 
+def known_launcher(command: str) -> str:
+    """The name of the launcher that a command starts with; empty if there is none for sure."""
+    launched = _find(split_command(command))
+    return launched.name if launched is not None else ""
+
+
+def command_without_env(words: Sequence[str]) -> Sequence[str]:
+    """The words of a command without ``env NAME=VALUE`` before it."""
+    if not words or words[0].rpartition("/")[2] != "env":
+        return words
+    return words[next((i for i, word in enumerate(words) if i and not _ASSIGNMENT.match(word)), len(words)) :]
+
+
+def counts_of_command(command: str, written: Collection[str]) -> dict[str, tuple[str, int]]:
+    """How many nodes, and processes on each, the options of a command's launcher say, where the spec does not.
+
+    Args:
+        command: the spec's.
+        written: the keys of ``resources`` that the spec has.
+
+    Returns:
+        The option and its value, by the key of ``resources`` that it takes the place of.
+    """
+    launched = _find(split_command(command))
+    if launched is None or "components" in written:
+        return {}
+    numbers = {
+        key: (f"--{name}", int(launched.options[name]))
+        for key, table in (("nodes", _NODES), ("procs_per_node", _PROCS_PER_NODE), ("all", _WORLD_SIZE))
+        for name in table.get(launched.name, ())
+        if launched.options.get(name, "").isdecimal() and int(launched.options[name]) > 0
+    }
+    option, total = numbers.pop("all", ("", 0))
+    nodes = numbers.get("nodes", ("", 1))[1]
+    if total and "nodes" not in written and total % nodes == 0:
+        numbers["procs_per_node"] = (option, total // nodes)
+    decided = {*written, *(["procs_per_node"] if "gpus_per_node" in written else [])}
+    return {key: number for key, number in numbers.items() if key not in decided}
+
+
 def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
     """The command with the options by which its launcher finds the other nodes, as placeholders.
 
@@ -232,8 +270,6 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
         added = _added(launched.name, on_own_gpus=on_own_gpus) if launched else ()
         options = f", with {' '.join(added)} added to its options" if added else ""
         yield f"{reason}: it is started once per node{options} ('launcher: node')"
-    if launcher == RANKS and words and PurePath(words[0]).name in _SHELLS and (inner := _IN_A_SHELL.search(command)):
-        yield f"the command seems to call {inner[1]} in a shell: set 'launcher: node' to have it started once per node"
     for name in _PORTS if launched else ():
         if launched is not None and "{" not in launched.options.get(name, "{"):
             yield (
@@ -274,19 +310,22 @@ def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[st
 
 def _find(words: Sequence[str]) -> _Launched | None:
     """The known launcher that a command starts with, also behind ``env NAME=VALUE``; None if there is none for sure."""
-    begin = 0
-    if words and PurePath(words[0]).name == "env":
-        begin = next((i for i, word in enumerate(words) if i and not _ASSIGNMENT.match(word)), len(words))
-    program = PurePath(words[begin]).name if begin < len(words) else ""
+    return _find_in(tuple(words))
+
+
+@lru_cache(maxsize=64)  # asked several times for each run of a sweep
+def _find_in(words: tuple[str, ...]) -> _Launched | None:
+    begin = len(words) - len(command_without_env(words))
+    program = words[begin].rpartition("/")[2] if begin < len(words) else ""
     if program in (_TORCHRUN, _DEEPSPEED):
         return _launched(words, program, begin + 1)
     if program == "accelerate-launch":
         return _launched(words, _ACCELERATE, begin + 1)
-    if program == "accelerate" and words[begin + 1 : begin + 2] == ["launch"]:
+    if program == "accelerate" and words[begin + 1 : begin + 2] == ("launch",):
         return _launched(words, _ACCELERATE, begin + 2)
     if _PYTHON.fullmatch(program):
         option = next((i for i in range(begin + 1, len(words)) if not _PYTHON_FLAG.fullmatch(words[i])), len(words))
-        module = words[option + 1] if words[option : option + 1] == ["-m"] and option + 1 < len(words) else ""
+        module = words[option + 1] if words[option : option + 1] == ("-m",) and option + 1 < len(words) else ""
         return _launched(words, _MODULES[module], option + 2) if module in _MODULES else None
     return None
 

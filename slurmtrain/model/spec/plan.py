@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,14 @@ from slurmtrain.model.spec.checkpoint.placeholders import CONDITIONAL
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import relative_to_root
 from slurmtrain.model.spec.kinds import KeyPath, type_name
-from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice, split_command
+from slurmtrain.model.spec.launcher import (
+    RANKS,
+    add_options,
+    choose_launcher,
+    counts_of_command,
+    describe_choice,
+    split_command,
+)
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 from slurmtrain.model.written import remembering, storable, texts_as_json
@@ -113,7 +120,11 @@ class Plan:
         spec = self.spec
         chosen = not self.template.get("launcher")
         on_own_gpus = spec.resources.single_node_with_gpus
-        return [*describe_choice(spec.command, spec.launcher or RANKS, chosen=chosen, on_own_gpus=on_own_gpus)]
+        counts = counts_of_command(spec.command, written_resources(self.template)) if spec.calls_launcher else {}
+        return [
+            *describe_choice(spec.command, spec.launcher or RANKS, chosen=chosen, on_own_gpus=on_own_gpus),
+            *(f"'resources.{key}' is {value}, as {option} says" for key, (option, value) in counts.items()),
+        ]
 
     @property
     def hash(self) -> str:
@@ -187,6 +198,12 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
         env={name: REDACTED if is_secret_variable(name, value) else value for name, value in spec.env.items()},
     )
     return Plan(spec=resolved, workdir=workdir, python=python, template=_without_secrets(template)), secrets
+
+
+def written_resources(template: Mapping[str, Any]) -> Collection[str]:
+    """The keys of ``resources`` that a spec has, before interpolation."""
+    resources = template.get("resources")
+    return [key for key, value in resources.items() if value is not None] if isinstance(resources, Mapping) else []
 
 
 def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:

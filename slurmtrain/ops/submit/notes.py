@@ -23,6 +23,7 @@ from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
+from slurmtrain.ops.submit.shell_scripts import notes_on_scripts
 from slurmtrain.slurm.command import read_options
 from slurmtrain.system.locking.mounts import mount_of
 
@@ -74,6 +75,7 @@ def notes_on_plans(
 def _notes_on_plan(plan: Plan, executor: str) -> Iterator[str]:
     yield from plan.launcher_notes()
     yield from note_script(plan, executor)
+    yield from notes_on_scripts(plan)
     yield from _other_python(plan)
     if plan.spec.deterministic:
         yield "'deterministic: true': such algorithms are often slower on GPUs, and an operation that has none fails"

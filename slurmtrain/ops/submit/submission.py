@@ -40,6 +40,7 @@ from slurmtrain.ops.submit.job_starts import JobStarts, describe_failure, name_r
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
+from slurmtrain.ops.submit.shell_scripts import check_shell_script
 from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.slurm.command import read_options
@@ -305,6 +306,7 @@ class _Work:
             # With a snapshot from before, what is in the working directory now is not what it runs.
             if plan.code is None:
                 check_script(plan, self.executor)
+                check_shell_script(plan)
         self.workspace.prepare()
         check_room(self.workspace, len(plans))
 

@@ -14,6 +14,7 @@ from slurmtrain.model.spec.launcher import (
     NodePlace,
     add_options,
     choose_launcher,
+    counts_of_command,
     describe_choice,
     find_contradictions,
 )
@@ -174,8 +175,33 @@ def test_accelerate_without_a_kind_of_training_is_noted() -> None:
     assert notes("accelerate launch --config_file a.yaml train.py", chosen=False) == ""
 
 
-def test_a_launcher_in_a_shell_is_noted_since_the_shell_is_started_for_each_rank() -> None:
-    assert "seems to call torchrun in a shell" in notes("bash -c 'source env.sh && torchrun train.py'", RANKS)
+@pytest.mark.parametrize(
+    ("command", "written", "counts"),
+    [
+        ("torchrun --nproc_per_node 4 train.py", [], {"procs_per_node": ("--nproc_per_node", 4)}),
+        (
+            "torchrun --nnodes=2 --nproc-per-node=4 train.py",
+            [],
+            {"nodes": ("--nnodes", 2), "procs_per_node": ("--nproc_per_node", 4)},
+        ),
+        ("torchrun --nnodes=2 --nproc-per-node=4 train.py", ["nodes", "procs_per_node"], {}),
+        ("torchrun --nproc-per-node=4 train.py", ["gpus_per_node"], {}),
+        ("torchrun --nnodes=2 train.py", ["components"], {}),
+        ("torchrun --nnodes=1:4 --nproc-per-node=gpu train.py", [], {}),
+        (
+            "accelerate launch --multi_gpu --num_machines 2 --num_processes 8 train.py",
+            [],
+            {"nodes": ("--num_machines", 2), "procs_per_node": ("--num_processes", 4)},
+        ),
+        ("accelerate launch --num_processes 8 train.py", ["nodes"], {}),
+        ("deepspeed --num_gpus 2 train.py", [], {"procs_per_node": ("--num_gpus", 2)}),
+        ("python train.py --nproc_per_node 4", [], {}),
+    ],
+)
+def test_numbers_that_only_the_launcher_is_told_are_those_of_the_run(
+    command: str, written: list[str], counts: dict[str, tuple[str, int]]
+) -> None:
+    assert counts_of_command(command, written) == counts
 
 
 UNEQUAL = NodeRanks((1, 2))

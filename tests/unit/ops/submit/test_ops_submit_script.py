@@ -14,6 +14,7 @@ from helpers.simulated_run import make_test_plan
 from slurmtrain.errors import NotAvailable, PathError
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.submit.script import check_script, note_script
+from slurmtrain.ops.submit.shell_scripts import check_shell_script, notes_on_scripts
 
 ABSENT = "zz_absent_package"
 
@@ -200,10 +201,13 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, python: Path) -> No
     ("command", "message"),
     [
         ("pyhton train.py", "there is no program pyhton; did you mean 'python'?"),
-        ("zz-none", "there is no program zz-none"),
+        ("zz-none", "there is no program zz-none; install it, or activate the environment that has it"),
+        # What is not installed is no suggestion either.
+        ("deepsped x", "there is no program deepsped; install it, or activate the environment that has it"),
         ("./gone.sh", "there is no program {path}/gone.sh"),
         ("./train.py --lr 1", "{path}/train.py is not executable; write python before it"),
-        ("cd elsewhere", "there is no program cd"),
+        ("cd x", "'cd' is no program, but a command of the shell; write bash -c 'cd x', or a script"),
+        ("A=1 x", "'A=1' sets a variable, which only a shell does; write bash -c 'A=1 x', or a script"),
     ],
 )
 def test_a_program_that_cannot_be_started_is_refused_on_this_machine(
@@ -241,3 +245,53 @@ def _forget_this_process() -> None:
     from slurmtrain.ops.submit import script
 
     script._absent.cache_clear()
+
+
+# --- launchers in scripts ---------------------------------------------------------------------------------------------
+
+
+def plan_of_shell(path: Path, text: str, **keys: Any) -> Plan:
+    """A plan that runs a shell script with this text in this directory, on two ranks."""
+    (path / "train.sh").write_text(text)
+    resources = {"nodes": 1, "procs_per_node": 2}
+    return replace(make_test_plan(**{"command": "bash train.sh", "resources": resources, **keys}), workdir=str(path))
+
+
+def test_a_shell_script_that_starts_ranks_itself_is_refused_unless_the_spec_says_who_does(tmp_path: Path) -> None:
+    text = "set -e\ntorchrun --standalone --nproc_per_node=2 train.py\n"
+    plan = plan_of_shell(tmp_path, text)
+    with pytest.raises(NotAvailable) as raised:
+        check_shell_script(plan)
+    problem = str(raised.value)
+    assert problem.startswith("train.sh, line 2, calls torchrun, which starts ranks itself")
+    assert "set 'launcher: node'" in problem
+    own = plan_of_shell(tmp_path, text, launcher="ranks")
+    check_shell_script(own)
+    assert [*notes_on_scripts(own)] == [problem]
+    check_shell_script(plan_of_shell(tmp_path, text, launcher="node"))
+    assert [*notes_on_scripts(plan_of_shell(tmp_path, text, launcher="node"))] == []
+    check_shell_script(plan_of_shell(tmp_path, "python train.py\n"))
+
+
+def test_a_script_that_is_missing_too_long_or_no_text_is_not_looked_at(tmp_path: Path) -> None:
+    for text in ("torchrun x.py\n\0", "torchrun x.py\n" + "#" * (1 << 20)):
+        check_shell_script(plan_of_shell(tmp_path, text))
+    check_shell_script(replace(make_test_plan(command="bash none.sh"), workdir=str(tmp_path)))
+
+
+def test_a_script_per_node_that_asks_for_its_task_is_told_of_its_node(tmp_path: Path) -> None:
+    text = "torchrun --node_rank $SLURM_PROCID train.py\n"
+    [note] = notes_on_scripts(plan_of_shell(tmp_path, text, launcher="node"))
+    assert "train.sh, line 1, reads SLURM_PROCID" in note
+    assert "SLURM_NODEID" in note
+
+
+def test_a_script_that_trains_with_others_as_soon_as_it_has_a_rank_is_told_how_to_train_alone(tmp_path: Path) -> None:
+    text = "import os\nddp = int(os.environ.get('RANK', -1)) != -1\n"
+    resources = {"nodes": 1, "procs_per_node": 1}
+    [note] = notes_on_scripts(plan_for(tmp_path, sys.executable, text, resources=resources))
+    assert "train.py seems to train with others as soon as RANK is set" in note
+    assert "'launcher: none'" in note
+    assert not [*notes_on_scripts(plan_for(tmp_path, sys.executable, text, resources=resources, launcher="none"))]
+    resources["procs_per_node"] = 2
+    assert not [*notes_on_scripts(plan_for(tmp_path, sys.executable, text, resources=resources))]

@@ -139,7 +139,7 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
 
     def parse(value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"expected {name}, found {type_name(value)} ({value!r}){_quote_hint(value)}")
+            raise ValueError(f"expected {name}, found {type_name(value)} ({value!r}){_quote_hint(value, check)}")
         if not value.strip():
             raise ValueError(f"expected {name}, found a blank text")
         if "\0" in value:
@@ -151,10 +151,18 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
     return Scalar(name, parse, is_text=True)
 
 
-def _quote_hint(value: object) -> str:
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        return f"; write it in a line: {' '.join(value)}"
-    return "; put it in quotes" if isinstance(value, int | float) else ""
+def _quote_hint(value: object, check: Callable[[str], None] | None) -> str:
+    """What to write instead of a value that is no text, if that is right."""
+    is_line = isinstance(value, list) and value and all(isinstance(word, str) for word in value)
+    if not is_line and not isinstance(value, int | float):
+        return ""
+    line = " ".join(value) if isinstance(value, list) else str(value).lower()
+    try:
+        if check is not None:
+            check(line)
+    except ValueError:
+        return ""
+    return f"; write {line}" if is_line else "; put it in quotes"
 
 
 def choice(*words: str) -> Scalar:

@@ -30,7 +30,7 @@ def check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         bad = sorted({character for character in name if not re.match(r"[A-Za-z0-9._-]", character)})
         why = f"{' '.join(map(repr, bad))} cannot be used" if bad else "it must begin with a letter or a digit"
-        raise ValueError(f"{name!r} cannot name a run: {why}; use letters, digits, '.', '_' and '-'")
+        raise ValueError(f"{name!r} cannot name a run: {why}; it consists of letters, digits, '.', '_' and '-'")
 
 
 def check_experiment_name(name: str) -> None:

@@ -68,5 +68,5 @@ class OomSection(NullableSection):
         oom = NullableSection.read(self, value, at, report)
         # With a mistake in one of the two keys, or in its name, that is what the user meant to say.
         if isinstance(value, Mapping) and value.keys() <= {"mem", "max_accumulation"}:
-            report((*at, "at_most"), "what may it get? Set 'at_most', such as 64GB, or 'accumulation', such as x2")
+            report((*at, "at_most"), "what may it get? set 'at_most', such as '64GB', or 'accumulation', such as 'x2'")
         return oom

@@ -52,7 +52,8 @@ class ClockCheck:
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
         if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
-            yield "warn_ms", f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+            problem = f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+            yield "warn_ms", f"{problem}: write {self.fail_ms:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

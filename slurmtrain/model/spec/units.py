@@ -13,7 +13,7 @@ _DURATION = re.compile(
     r"|(?P<mm>\d+):(?P<ss>\d{1,2})"
     r"|(?P<minutes>\d+))"
 )
-_WRITE_TIME = 'write it in quotes, as "hours:minutes:seconds" or "days-hours", for example "12:00:00"'
+_WRITE_TIME = 'write it in quotes, for example "12:00:00" or "2-12"'
 
 
 def parse_duration(value: object) -> int:
@@ -53,7 +53,12 @@ def parse_span(value: object) -> int:
     """Seconds from ``90s``, ``10m`` or ``2h``, or from what :func:`parse_duration` reads. Raises ValueError."""
     match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        return parse_duration(value)
+        try:
+            return parse_duration(value)
+        except ValueError:
+            raise ValueError(
+                f"expected a time, found {type_name(value)} ({value!r}); write for example 90s, 10m or 2h"
+            ) from None
     seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
     if seconds <= 0:
         raise ValueError(f"expected a time above zero, found {value!r}")
@@ -107,12 +112,14 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
     """
     # Slurm reads a bare number as MiB, people mean GB: refuse it rather than be off by a factor of a thousand.
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f"{value} has no unit; write for example {value}GB or {value}MB")
+        fits = 0 < value < _MOST / _UNITS["G"]
+        cure = f"{value}GB or {value}MB" if fits else examples
+        raise ValueError(f"{value} {'has no unit' if fits else f'is not {quantity}'}; write for example {cure}")
     if not isinstance(value, str):
-        raise ValueError(f"expected {quantity} such as {examples.split(',')[0]}, found {type_name(value)} ({value!r})")
+        raise ValueError(f"expected {quantity}, found {type_name(value)} ({value!r}); write for example {examples}")
     match = _AMOUNT.fullmatch(value.strip())
     if match is None:
-        if re.fullmatch(r"[\d.]+", value.strip()):
+        if re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", value.strip()):
             raise ValueError(f"{value!r} has no unit; write for example {value.strip()}GB")
         raise ValueError(f"{value!r} is not {quantity}; write for example {examples}")
     count = float(match["amount"]) * _UNITS[match["unit"].upper()]

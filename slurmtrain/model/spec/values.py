@@ -155,4 +155,4 @@ def check_interface(name: str) -> None:
     """Raise ValueError unless this can name a network interface."""
     # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
     if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
-        raise ValueError(f"{name!r} cannot be an interface name; write 'auto' or one name such as eth0")
+        raise ValueError(f"{name!r} cannot be an interface name; write for example auto or eth0")

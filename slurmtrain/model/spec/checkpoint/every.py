@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.kinds import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +79,10 @@ def read_every(value: object) -> Every:
     if set(value) == {"steps", "minutes"}:
         raise ValueError("'steps' and 'minutes' exclude each other; keep one of them")
     if len(value) != 1 or next(iter(value)) not in ("steps", "minutes"):
-        hint = "".join(suggestion(key, ("steps", "minutes")) for key in list(value)[:1])
-        raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{hint}")
+        near = next((nearest(str(key), ("steps", "minutes")) for key in value), None)
+        amount = next((each for each in value.values() if isinstance(each, int) and each > 0), 10)
+        cure = f"; write {{{near}: {amount}}}" if near else ""
+        raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{cure}")
     ((unit, amount),) = value.items()
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
         raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")

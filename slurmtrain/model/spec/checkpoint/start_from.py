@@ -60,7 +60,7 @@ class StartFromSection(Section):
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if value is None:
             return None
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str):
             match = _WORDS.fullmatch(value)

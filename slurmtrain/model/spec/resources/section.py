@@ -111,7 +111,8 @@ class ResourcesSpec:
         if self.procs_per_node and self.gpus_per_node and self.procs_per_node % self.gpus_per_node:
             yield (
                 "procs_per_node",
-                f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly",
+                f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly; "
+                f"write for example {self.gpus_per_node}",
             )
         # A value that cannot be read is None here, and is reported already.
         if self.grow and self.nodes and self.nodes.min == self.nodes.max:

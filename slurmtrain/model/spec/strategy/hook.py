@@ -34,7 +34,7 @@ def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
     for option in fields(strategy):
         owner = _OWNERS.get(option.name)
         if owner not in (None, strategy.hook) and getattr(strategy, option.name) != option.default:
-            yield option.name, f"it has no effect without 'hook: {owner}'"
+            yield option.name, f"it has no effect without 'hook: {owner}'; leave it out"
     if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
         yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
     if strategy.hook in WITH_FEEDBACK and may_be(strategy.mixed_precision, FP16):

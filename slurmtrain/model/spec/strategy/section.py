@@ -293,7 +293,10 @@ class StrategySpec:
         for option in fields(self):
             owners = _OWNERS.get(option.name, STRATEGIES)
             if self.name not in owners and getattr(self, option.name) != option.default:
-                yield option.name, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}"
+                yield (
+                    option.name,
+                    f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out",
+                )
         if self.name in REPLICATED:
             yield from hook_conflicts(self)
         if is_by_hardware(self.mixed_precision) and (self.name not in REPLICATED or self.is_sharded):
@@ -312,7 +315,10 @@ class StrategySpec:
         ):
             for option in fields(self) if not is_used else ():
                 if option.name in keys and getattr(self, option.name) != default_of(option):
-                    yield option.name, f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'"
+                    yield (
+                        option.name,
+                        f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'; leave it out",
+                    )
             if self.name == name and self.mesh is not None and getattr(self.mesh, dimension) == 1:
                 yield "mesh", f"{name!r} needs a dimension '{dimension}' of more than one process"
         if not (self.is_tensor_parallel or self.is_pipeline):
@@ -325,7 +331,10 @@ class StrategySpec:
             yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
         for option in fields(self):
             if _OWNERS.get(option.name) == REPLICATED and getattr(self, option.name) != option.default:
-                yield option.name, "it has no effect where the model is divided: gradients are reduced otherwise there"
+                yield (
+                    option.name,
+                    "it has no effect where the model is divided: gradients are reduced otherwise there; leave it out",
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,8 @@ def read_expression(text: str) -> ListedValues | RandomValues:
     called = _CALL.fullmatch(text)
     if called is None or called[1] not in _FUNCTIONS:
         near = suggestion(called[1], _FUNCTIONS) if called else ""
+        if text.partition("(")[0] in _FUNCTIONS and not text.rstrip().endswith(")"):
+            near = "; in braces, put all of it in quotes: a comma ends it otherwise"
         names = ", ".join(f"{name}()" for name in _FUNCTIONS)
         raise ValueError(f"expected a list of at least one value, or one of {names}; found {text!r}{near}")
     read, usage = _FUNCTIONS[called[1]]

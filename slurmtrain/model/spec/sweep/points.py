@@ -6,6 +6,7 @@ are run, in the order of the file, the last one varying fastest; ``exclude`` tak
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
-from slurmtrain.model.spec.kinds import KeyPath, Report, type_name, whole_number
+from slurmtrain.model.spec.kinds import KeyPath, Report, whole_number
 from slurmtrain.model.spec.sweep.expressions import (
     Distribution,
     ListedValues,
@@ -23,6 +24,7 @@ from slurmtrain.model.spec.sweep.expressions import (
     read_expression,
 )
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.model.spec.sweep.other_forms import describe_other_form, is_list
 from slurmtrain.model.spec.sweep.pack import Pack, read_pack
 from slurmtrain.model.spec.sweep.search import SearchSpec, read_search
 
@@ -256,10 +258,21 @@ class _Reader:
             return False
         return True
 
+    def _exists(self, key: str) -> bool:
+        with contextlib.suppress(ValueError):
+            self._check_key(key)
+            return True
+        return False
+
     def _values(self, value: Any, at: KeyPath) -> ListedValues | RandomValues | None:
         """The values of a key; None after a mistake."""
+        is_listed = (isinstance(value, list) and value) or (isinstance(value, str) and not is_list(value))
+        if not is_listed:
+            drawn = self._section.get("samples") is not None or self._section.get("search") is not None
+            self._report(at, describe_other_form(value, at[-1], is_key=self._exists, drawn=drawn))
+            return None
         try:
-            return _read_values(value, at[-1])
+            return _read_values(value)
         except ValueError as error:
             self._report(at, str(error))
             return None
@@ -330,7 +343,9 @@ class _Reader:
         seed = 0 if self._varies_seed else self._whole("seed", 0)
         keys = dict(self._drawn)
         if self._section.get("samples") is None:
-            self._report((next(iter(keys)),), "random values need 'samples' in the sweep: how many runs to draw")
+            self._report(
+                (next(iter(keys)),), "random values need 'samples': how many runs to draw; write 'samples: 20'"
+            )
         if samples is None or (seed is None and self._section.get("seed") is not None):
             return []
         choices = [drawn.choices for drawn in keys.values()]
@@ -356,29 +371,16 @@ def _equal(first: Point, other: Point) -> bool:
     return first.keys() == other.keys() and all(_same(first[key].value, other[key].value) for key in first)
 
 
-def _read_values(value: Any, key: str) -> ListedValues | RandomValues:
-    """The values of a key. Raises ValueError with what is wrong."""
+def _read_values(value: Any) -> ListedValues | RandomValues:
+    """The values of a key: a list, or text that stands for one. Raises ValueError with what is wrong."""
     if isinstance(value, str):
         return read_expression(value)
-    if isinstance(value, Mapping) and value:
-        raise ValueError(_instead_of_section(value, key))
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of at least one value, found {value!r}")
     for each in value:
         if is_expression(each):
             raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")
     if len({repr(each) for each in value}) < len(value):
         raise ValueError(f"a value occurs twice in {value!r}, which would make two identical runs")
     return ListedValues(len(value), value.__getitem__)
-
-
-def _instead_of_section(value: Mapping[Any, Any], key: str) -> str:
-    """What to write instead of a mapping."""
-    if "values" in value:
-        return f"write the values themselves, as in '{key}: [...]', found {type_name(value)}"
-    if {"min", "max"} <= value.keys():
-        return f"write '{key}: uniform({value['min']}, {value['max']})', or loguniform, for random values"
-    return f"name the key as a whole, as in '{key}.{next(iter(value))}: [...]'"
 
 
 def _each(value: Any, listed: ListedValues, at: KeyPath) -> Iterator[Swept]:

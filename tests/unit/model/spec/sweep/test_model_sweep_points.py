@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,9 +169,9 @@ def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
         ({"b": "range(3, 3)"}, "b", "no values"),
         ({"b": ["range(3)"]}, "b", "write it without brackets"),
         ({"b": [1, 2, 1]}, "b", "occurs twice"),
-        ({"params": {"lr": [1, 2]}}, "params", "name the key as a whole, as in 'params.lr: [...]'"),
-        ({"b": {"values": [1, 2]}}, "b", "write the values themselves"),
-        ({"b": {"min": 0, "max": 1}}, "b", "write 'b: uniform(0, 1)'"),
+        ({"params": {"lr": [1, 2]}}, "params", "name the key as a whole: write 'params.lr: [1, 2]'"),
+        ({"b": {"values": [1, 2]}}, "b", "write 'b: [1, 2]'"),
+        ({"b": {"min": 0, "max": 1}}, "b", "write 'b: \"uniform(0, 1)\"'"),
         ({"zip": {"b": [1, 2], "c": [1, 2, 3]}}, "zip", "b has 2, c has 3"),
         ({"zip": [{"b": [1]}, {}]}, "zip.1", "expected a mapping"),
         ({"zip": {"b": "uniform(0, 1)"}, "samples": 2}, "zip.b", "outside of 'zip'"),
@@ -194,6 +196,44 @@ def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, mes
     [(at, why)] = mistakes_of({"a": [1], **section})
     assert at == key
     assert message in why
+
+
+@pytest.mark.parametrize(
+    ("section", "runs"),
+    [
+        ({"params.lr": {"range": [0, 71]}}, 71),
+        ({"params.lr": {"range": 3}}, 3),
+        ({"params.lr": {"linspace": [0, 1, 5]}}, 5),
+        ({"params.lr": {"choice": ["relu", "gelu", True]}}, 3),
+        ({"params.lr": {"values": [1, 2]}}, 2),
+        ({"params.lr": {"value": "a b"}}, 1),
+        ({"params.lr": {"min": 0, "max": 1}}, 20),
+        ({"params.lr": {"min": 0, "max": 1}, "samples": 7}, 7),
+        ({"params.lr": {"distribution": "log_uniform_values", "min": 1e-5, "max": 0.1}}, 20),
+        ({"params.lr": {"start": 0, "stop": 10}}, 20),
+        ({"params.lr": {"foo": 3}}, 2),
+        ({"params.lr": 0.1}, 1),
+        ({"params.lr": True}, 1),
+        ({"params.lr": "0.1,0.3,1"}, 3),
+        ({"params.lr": None}, 2),
+        ({"params.lr": []}, 2),
+        ({"params.lr": {}}, 2),
+        ({"params.lr": "uniform(0, 1)"}, 20),
+        ({"params": {"lr": [1, 2, 3]}}, 3),
+        ({"params": {"model": {"depth": [1, 2, 3]}}}, 3),
+    ],
+)
+def test_what_is_written_instead_of_another_form_is_accepted(section: dict[str, Any], runs: int) -> None:
+    def check(key: str) -> None:
+        if key not in ("params", "params.lr", "params.model", "params.model.depth"):
+            raise ValueError(key)
+
+    [(at, why)] = mistakes_of(section, check_key=check)
+    proposed = yaml.safe_load("\n".join(re.findall(r"'([\w.]+: [^']*)'", why.partition("; ")[2])))
+    replaced = at if {*proposed} - {"samples"} else ""
+    fixed = {key: value for key, value in section.items() if key != replaced} | proposed
+    assert mistakes_of(fixed, check_key=check) == []
+    assert read_sweep(fixed, lambda *_: None, check).count == runs
 
 
 def test_an_unknown_key_is_refused_wherever_it_stands() -> None:

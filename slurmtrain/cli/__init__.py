@@ -153,7 +153,11 @@ def _run(arguments: list[str]) -> int:
 
             output.echo(*traceback.format_exc().rstrip("\n").split("\n"), err=True)
         else:
-            output.echo(*(f"error: {line}" for line in _describe(error).split("\n")), err=True)
+            # After an empty line, there may be the text of a file to write.
+            message, empty, to_write = _describe(error).rstrip("\n").partition("\n\n")
+            output.echo(*(f"error: {line}" for line in message.split("\n")), err=True)
+            if empty:
+                output.echo("", *to_write.split("\n"), err=True)
         return error.exit_code if isinstance(error, SlurmtrainError) else 1
 
 

@@ -44,7 +44,7 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
     if as_json:
         output.print_json(outcome.to_dict(workspace, request))
     elif outcome.checkpoint is not None:
-        output.echo(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
+        output.verbatim(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
     output.echo(describe_outcome(outcome, request, timeout), err=True)
     return 0 if outcome.outcome in ("asked", "saved") or outcome.checkpoint is not None else 1
 

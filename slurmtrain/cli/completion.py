@@ -60,5 +60,5 @@ def command(shell: str) -> int:
     assert kind is not None
     own = _BASH if shell == "bash" else kind.source_template.replace(_ZSH, _ZSH_OPEN + _ZSH)
     script = own % kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source_vars()
-    output.echo(*script.split("\n"))
+    output.verbatim(*script.split("\n"))
     return 0

@@ -83,7 +83,7 @@ def _print_code(code: CodeDifference) -> None:
             if len(paths) > _SHOWN:
                 output.echo(f"  and {len(paths) - _SHOWN} more {change}; --json has all")
     for line in code.lines:
-        output.echo(line)
+        output.verbatim(line)
 
 
 def _print_metrics(metrics: Mapping[str, Divergence], headers: Sequence[str]) -> None:

@@ -68,7 +68,7 @@ def command(
     if as_json:
         output.print_json((registered or exported).to_dict())
     else:
-        output.echo(str(exported.to))
+        output.verbatim(str(exported.to))
         amount = f"{exported.tensors} tensors, {formatting.size(exported.bytes)}"
         output.echo(f"{exported.object!r} of step {exported.step}: {amount}", err=True)
         if registered:

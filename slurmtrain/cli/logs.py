@@ -41,7 +41,7 @@ def command(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen:
     choice = _choice(**chosen)
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     if paths:
-        output.echo(*map(str, log_paths(workspace, run_id, choice)))
+        output.verbatim(*map(str, log_paths(workspace, run_id, choice)))
         return 0
     for line in read_logs(
         workspace, run_id, choice, follow=follow, waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"])

@@ -82,7 +82,7 @@ def command(
     if dashboard:
         from slurmtrain.ops.monitoring.dashboard import read_dashboard
 
-        output.echo(*read_dashboard().splitlines())
+        output.verbatim(*read_dashboard().splitlines())
         return 0
     from slurmtrain.ops.monitoring.counters import Counters
     from slurmtrain.ops.monitoring.exposition import check_client, check_textfile, text_of, write_textfile
@@ -100,7 +100,8 @@ def command(
     if as_json:
         output.print_json({**collection.to_json(), "labels": labels})
     elif textfile is None:
-        output.echo(*text_of(collection, labels).splitlines())
+        # Not splitlines(), which knows more ends of lines than Prometheus.
+        output.verbatim(*text_of(collection, labels).rstrip("\n").split("\n"))
     else:
         write_textfile(textfile, text_of(collection, labels))
     return 0

@@ -37,5 +37,5 @@ def command(workspace: Workspace, run: str, words: tuple[str, ...], as_json: boo
     if as_json:
         output.print_json(runs_json(workspace, {run_id: listed}))
     elif listed.row["note"]:
-        output.echo(str(listed.row["note"]))
+        output.verbatim(str(listed.row["note"]))
     return 0

@@ -129,11 +129,11 @@ def _print_csv(rows: Iterable[Sequence[str]]) -> None:
     for number, row in enumerate(rows, 1):
         writer.writerow(row)
         if number % _CSV_ROWS == 0:
-            output.echo(*text.getvalue().splitlines())
+            output.verbatim(*text.getvalue().splitlines())
             text.seek(0)
             text.truncate()
     if text.getvalue():
-        output.echo(*text.getvalue().splitlines())
+        output.verbatim(*text.getvalue().splitlines())
 
 
 def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
@@ -146,7 +146,7 @@ def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
         if path.suffix.lower() != suffix:
             raise UserError(f"{path} does not end in {suffix}")
         write_picture(path, charts)
-        output.echo(str(path))
+        output.verbatim(str(path))
 
 
 def _draw(metrics: Sequence[str], chart_of: Callable[[str, int], Chart]) -> None:

@@ -11,13 +11,14 @@ import io
 import json
 import locale
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from slurmtrain.cli.shared.printable import printable, printable_log
+from slurmtrain.cli.shared.printable import LONGEST_CELL, LONGEST_LINE, printable, printable_log, shortened
 from slurmtrain.errors import OutputError
 from slurmtrain.system.interpreter import is_utf8_by_option
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Narrower text is not readable; terminals that know no size of their own report 0.
 _NARROWEST = 20
+# Longer than paths that people copy.
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_CELL + 1},}}")
 # Before all lines of a message but the first.
 _INDENT = "  "
 
@@ -86,17 +89,28 @@ def discard_output() -> None:
 def echo(*lines: str, err: bool = False) -> None:
     """Print lines, by default an empty one. Raises OutputError, BrokenPipeError.
 
-    ``err``: to standard error; on a terminal, long lines are wrapped between words.
+    No line has more than LONGEST_LINE characters; on a terminal, long lines are wrapped between words.
+
+    Args:
+        *lines: The lines.
+        err: Print to standard error.
     """
     if not err:
+        parts = [_wrapped(_short(line), sys.stdout, _indent_below(line)) for line in lines or ("",)]
         with _writing() as stream:
-            stream.write("".join(f"{printable(line)}\n" for line in lines or ("",)))
+            stream.write("".join(f"{part}\n" for line in parts for part in line))
         return
-    text = "".join(f"{part}\n" for line in lines or ("",) for part in _wrapped(line, sys.stderr, _INDENT))
+    text = "".join(f"{part}\n" for line in lines or ("",) for part in _wrapped(_short(line), sys.stderr, _INDENT))
     # There is nowhere to say that this cannot be written.
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def verbatim(*lines: str) -> None:
+    """Print lines whole: what other programs read, or people copy. Raises as :func:`echo`."""
+    with _writing() as stream:
+        stream.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def paragraph(text: str, indent: str) -> None:
@@ -104,7 +118,17 @@ def paragraph(text: str, indent: str) -> None:
 
     Elsewhere it stays one line, so that grep sees it whole.
     """
-    echo(*_wrapped(text, sys.stdout, indent))
+    verbatim(*_wrapped(_short(text), sys.stdout, indent))
+
+
+def _indent_below(line: str) -> str:
+    """What precedes the lines on which a line goes on that is too wide."""
+    return " " * (len(line) - len(line.lstrip())) + _INDENT
+
+
+def _short(text: str) -> str:
+    """A text whose lines are all of a length that people read."""
+    return "\n".join(shortened(line, LONGEST_LINE) for line in text.split("\n"))
 
 
 def log_line(prefix: str, line: str) -> None:
@@ -214,6 +238,7 @@ def _wrapped(line: str, stream: TextIO, indent: str) -> list[str]:
         return [line]
     from textwrap import wrap
 
+    line = _LONG_WORD.sub(lambda word: shortened(word[0], LONGEST_CELL), line)
     return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 

@@ -20,6 +20,15 @@ _UNSAFE = re.compile(
 )
 
 
+# Characters of a cell, or of a line of a message, that people read; --json has what is longer as a whole.
+LONGEST_CELL, LONGEST_LINE = 500, 2000
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning and how much more there is; ``limit``: in characters."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+
+
 def printable(text: str) -> str:
     """The text on one line, without colours, tabs as blanks, and everything that is not visible escaped."""
     if text.isprintable():

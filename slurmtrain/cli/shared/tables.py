@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.fit import GAP, Column, fit, fit_wrapped
-from slurmtrain.cli.shared.printable import printable
+from slurmtrain.cli.shared.printable import LONGEST_CELL, printable, shortened
 
 STATE_STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
@@ -26,12 +26,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         drawer = console()
         drawer.print(_wrapped_rows(headers, rows, drawer.width))
         return
-    rows = [[printable(cell) for cell in row] for row in rows]
+    headers, *rows = [[printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in (headers, *rows)]
     # All columns but the last, whose text may be long, are as wide as their widest cell.
     widths = [max(len(line[column]) for line in [headers, *rows]) for column in range(len(headers) - 1)]
     for line in [headers, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        output.echo("  ".join([*cells, line[-1]]).rstrip())
+        output.verbatim("  ".join([*cells, line[-1]]).rstrip())
 
 
 def console(*, stderr: bool = False) -> Any:
@@ -48,7 +48,7 @@ def _wrapped_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], width: 
     """A rich table; rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be."""
     from rich.cells import cell_len
 
-    lines = [headers, *([printable(cell) for cell in row] for row in rows)]
+    lines = [headers, *([printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in rows)]
     content = [max(cell_len(line[index]) for line in lines) for index in range(len(headers))]
     longest_word = max(cell_len(word) for line in lines for word in line[-1].split() or [""])
     *cut, last = fit_wrapped(content, min(longest_word, _LEAST_WRAPPED), width)

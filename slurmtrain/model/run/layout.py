@@ -253,6 +253,10 @@ class AttemptDir:
         """Says which agents take part in the newest stage of the attempt, and that node 0 still looks for newcomers."""
         return self.path / "admission.json"
 
+    def params(self, node: int) -> Path:
+        """The run's parameters, for the ranks of this node, where they are too long for a variable."""
+        return self.path / f"params-{node}.json"
+
     @property
     def turn(self) -> Path:
         """Says, once node 0 of a local run has its turn, which GPUs the run has."""

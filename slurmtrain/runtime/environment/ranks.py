@@ -13,6 +13,7 @@ from slurmtrain.runtime.environment import network_profile, variables
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.environment.gpus import gpus_of_node
 from slurmtrain.runtime.environment.node import Node
+from slurmtrain.system.files import write_atomically
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.launcher import NodePlace
@@ -55,7 +56,7 @@ def set_worker_environment(
             variables.ATTEMPT_DIR: str(attempt.path),
             variables.LOG_DIR: str(attempt.logs),
             variables.AGENT_PID: str(os.getpid()),
-            variables.PARAMS: json.dumps(plan.spec.params),
+            **_parameters(plan.spec, attempt, node),
             variables.ACCUMULATION: str(plan.spec.resources.accumulation_on(place.nodes)),
             variables.STOP_SIGNAL: plan.spec.requeue.signal,
             variables.FORCED_EXIT: str(variables.FORCED_EXIT_S),
@@ -77,6 +78,17 @@ def set_worker_environment(
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+def _parameters(spec: Spec, attempt: AttemptDir, node: Node) -> dict[str, str]:
+    """The variable with the parameters or, where they are too long for one, that with the file of this ``node``."""
+    text = json.dumps(spec.params)
+    if len(text) <= variables.LONGEST_PARAMS:
+        return {variables.PARAMS: text}
+    path = attempt.params(node.index)
+    write_atomically(path, text.encode(), private=True)
+    os.environ.pop(variables.PARAMS, None)
+    return {variables.PARAMS_FILE: str(path)}
 
 
 def set_mlflow_run(uri: str, mlflow_run_id: str) -> None:

@@ -72,7 +72,7 @@ def this_worker() -> Worker:
         attempt=attempt,
         submission=attempt.run.submission(int(environ[variables.SUBMISSION])) if attempt else None,
         number=int(environ.get(variables.ATTEMPT, "1")),
-        params=json.loads(environ.get(variables.PARAMS, "{}")),
+        params=_read_params(environ),
         from_start=bool(environ.get(variables.FROM_START)),
         resume_from=environ.get(variables.RESUME_FROM) or None,
         heartbeat=environ.get(variables.HEARTBEAT),
@@ -82,3 +82,9 @@ def this_worker() -> Worker:
         deterministic=environ.get(variables.DETERMINISTIC) == "1",
         accumulation=int(environ.get(variables.ACCUMULATION, "1")),
     )
+
+
+def _read_params(environ: Mapping[str, str]) -> Any:
+    """The run's parameters, from a variable or, if they are too long for one, from the file that another names."""
+    path = environ.get(variables.PARAMS_FILE)
+    return json.loads(Path(path).read_bytes() if path else environ.get(variables.PARAMS, "{}"))

@@ -55,6 +55,12 @@ def test_metrics_are_printed_written_or_given_as_json(workspace: Workspace, tmp_
     assert by_name["slurmtrain_queue_seconds"]["samples"][0]["count"] == 2
 
 
+def test_a_label_may_have_what_only_python_takes_for_a_line_break(workspace: Workspace) -> None:
+    printed = call(workspace, "--label", "project=a\u2028b").stdout
+    lines = [line for line in printed.split("\n") if line and not line.startswith("#")]
+    assert all("project=" in line and line.rpartition(" ")[2] for line in lines)
+
+
 def test_the_dashboard_is_printed_as_it_is(workspace: Workspace) -> None:
     assert json.loads(call(workspace, "--dashboard").stdout)["uid"] == "slurmtrain"
 

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import Mistake, PathError, SpecError
+from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.spec.chain.references import PLACES, dependencies_of, references, references_of
-from slurmtrain.model.spec.launcher import RANKS, find_contradictions
+from slurmtrain.model.spec.launcher import NODE, RANKS, choose_launcher, counts_of_command, find_contradictions
 from slurmtrain.model.spec.names import check_name
-from slurmtrain.model.spec.oversights import find_oversights
-from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.oversights import find_failures, find_oversights
+from slurmtrain.model.spec.plan import Plan, make_plan, written_resources
 from slurmtrain.model.spec.sbatch import ReadOptions, refused_options
+from slurmtrain.model.spec.shell_launchers import calls_in, problem_of_calls, refused_programs, shell_text
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.strategy.placement import crossing_layers
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
 from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
 from slurmtrain.model.spec.sweep.search import SearchSpec
+from slurmtrain.model.spec.values import SHELL_KEYS, Nodes
+from slurmtrain.specfile.batch_script import check_is_spec
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA
 from slurmtrain.specfile.from_data import write_spec
 from slurmtrain.specfile.interpolate import Interpolator
+from slurmtrain.specfile.lengths import excesses
 from slurmtrain.specfile.mistakes import Mistakes
 from slurmtrain.specfile.overrides import Override, apply_overrides, override_for_value, parse_overrides, parse_sweeps
+from slurmtrain.specfile.proposals import Proposals
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
 from slurmtrain.specfile.sources import SpecInputs, ValueSource
 from slurmtrain.specfile.sweeps import merge_sweeps
@@ -36,8 +41,11 @@ from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
-# What runs files that are no specs, by their suffix.
-_SCRIPTS = {".py": "python", ".sh": "bash"}
+# Keys without mistakes from which it can be told whether the command is right.
+_OF_COMMAND = (
+    ("command",), ("launcher",),
+    *(("resources", key) for key in ("nodes", "procs_per_node", "gpus_per_node", "components")),
+)  # fmt: skip
 # Names that the spec files of unrelated experiments share.
 _SAYS_LITTLE = frozenset(
     {
@@ -105,10 +113,14 @@ class SpecFile:
 
 @dataclass(frozen=True, slots=True)
 class SiteRules:
-    """What differs among sites: the options of their own sbatch, and how many runs a sweep may have."""
+    """What differs among sites: the options of their own sbatch, how many runs a sweep may have, which scripts exist.
+
+    ``missing_script``: what to say of a spec, which has mistakes elsewhere, and its directory; empty: nothing.
+    """
 
     read_options: ReadOptions = lambda _: frozenset()
     max_runs: int = MAX_RUNS
+    missing_script: Callable[[Spec, Path], str] = lambda *_: ""
 
 
 _ANY_SITE = SiteRules()
@@ -127,6 +139,13 @@ class _Machine:
     site: SiteRules
     experiment: str | None = None
     planned: Spec | None = None
+    _directories: dict[str | None, Path] = field(default_factory=dict, init=False, repr=False)
+
+    def directory(self, workdir: str | None) -> Path:
+        """Where a command runs, absolute and without links, by its spec's ``workdir``."""
+        if workdir not in self._directories:
+            self._directories[workdir] = (self.cwd / expand_home(workdir or ".")).resolve()
+        return self._directories[workdir]
 
 
 def load_spec(
@@ -155,9 +174,7 @@ def load_spec(
     machine = _Machine(cwd, python, site)
     if isinstance(spec, Path):
         text = read_text(spec)
-        if spec.suffix in _SCRIPTS:
-            script = f"'command: {_command(spec)}'"
-            raise PathError(f"{spec} is a script; a spec is a YAML file with a line such as {script}")
+        check_is_spec(spec, text)
         machine = replace(machine, experiment=experiment_of(spec))
         composed = compose(text, str(spec), spec.parent, spec)
         return replace(_load(composed, spec.stem, (overrides, sweep), machine), path=spec.absolute())
@@ -195,7 +212,7 @@ def _load(
     _warn_of_twins(runs, warnings)
     _warn_of_secrets(runs, on_command_line, warnings)
     for run in runs:
-        for key, message in find_oversights(run.plan.content):
+        for key, message in find_oversights(run.plan.content, os.environ):
             warnings.add(key, message)
         strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
         crossing = strategy and crossing_layers(strategy, resources.most_ranks)
@@ -215,10 +232,6 @@ def _load(
         bases=composed.bases,
         search=read.search,
     )
-
-
-def _command(script: Path) -> str:
-    return shlex.join([_SCRIPTS[script.suffix], str(script)])
 
 
 def _warn_of_twins(runs: Sequence[PlannedRun], warnings: Mistakes) -> None:
@@ -348,7 +361,7 @@ def _plan_all(
         values = {key: swept_to.value for key, swept_to in point.items()}
         run_overrides = [*overrides, *(override_for_value(key, value) for key, value in values.items())]
         template = apply_overrides(run_overrides, data)
-        if not template.get("name"):
+        if "name" not in template:
             mistakes.add(("name",), "a spec that is not a file needs a name")
         planned = _plan_one(template, run_overrides, mistakes, machine, interpolator)
         if planned is not None:
@@ -386,25 +399,66 @@ def _plan_one(
 
     resolved = interpolator.interpolate(template, report)
     # A failed interpolation is None in ``resolved``: one message for it is enough.
-    spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
+    unread = frozenset(failed)
+    reported: list[tuple[KeyPath, str]] = []
+    spec = read_spec(resolved, lambda at, message: None if at in unread else reported.append((at, message)))
+    proposals = Proposals(resolved)
+    for at, message in reported:
+        report(at, proposals.add_to(message, at))
     for path, message in find_leaks(template, resolved):
         mistakes.add(path, message)
-    for key in resolved.keys() - {*PLACES, "setup"}:
+    for key in resolved.keys() - {*PLACES, *SHELL_KEYS}:
         for reference in dict.fromkeys(references(resolved[key])):
             mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
     # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
     # must stay readable.
     for at, message in _refused_options(spec, machine):
         mistakes.add(at, message)
+    if not any(path[: len(key)] == key for path in failed for key in _OF_COMMAND):
+        spec = _with_counts(spec, template)
+        for message in _command_mistakes(spec, template):
+            mistakes.add(("command",), message)
+    workdir = machine.directory(spec.workdir)
     if mistakes:
+        # A script that is missing is found later otherwise, in a second round.
+        is_known = not failed.intersection((("command",), ("workdir",), ("setup",)))
+        if problem := machine.site.missing_script(spec, workdir) if is_known else "":
+            mistakes.add(("command",), problem)
         return None
-    workdir = (machine.cwd / expand_home(spec.workdir or ".")).resolve()
     spec = _in_experiment(spec, machine.experiment)
     plan, secrets = make_plan(spec, workdir=str(workdir), python=machine.python, template=template)
-    resources = plan.spec.resources
-    for message in find_contradictions(spec.command, plan.spec.launcher or RANKS, resources.most_ranks):
-        mistakes.add(("command",), message)
+    for at, message in excesses(spec, plan.content):
+        mistakes.add(at, message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
+
+
+def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a command, as far as a spec tells whose :data:`_OF_COMMAND` are right."""
+    yield from find_failures(template)
+    launcher = spec.launcher or choose_launcher(spec.command)
+    if spec.resources.bind and launcher != RANKS:
+        yield (
+            "it starts its ranks itself, and 'resources.bind' is for those that slurmtrain starts: leave that out, or "
+            "set 'launcher: ranks'"
+        )
+    ranks = spec.resources.resolved().most_ranks
+    yield from find_contradictions(spec.command, launcher, ranks)
+    yield from refused_programs(spec.command, launcher)
+    problem = problem_of_calls(calls_in(shell_text(spec.command) or ""), launcher, ranks.world_size)
+    if problem is not None:
+        yield f"the shell calls {problem[0].name}, {problem[1]}"
+
+
+def _with_counts(spec: Spec, template: Mapping[str, Any]) -> Spec:
+    """The spec with the numbers of nodes and processes that only the command's launcher is told."""
+    if (spec.launcher or choose_launcher(spec.command)) != NODE:
+        return spec
+    resources, counts = spec.resources, counts_of_command(spec.command, written_resources(template))
+    if "nodes" in counts:
+        resources = replace(resources, nodes=Nodes(counts["nodes"][1], counts["nodes"][1]))
+    if "procs_per_node" in counts:
+        resources = replace(resources, procs_per_node=counts["procs_per_node"][1])
+    return replace(spec, resources=resources) if counts else spec
 
 
 def _refused_options(spec: Spec, machine: _Machine) -> Iterator[tuple[KeyPath, str]]:

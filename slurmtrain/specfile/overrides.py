@@ -123,7 +123,58 @@ def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) ->
     if multiple and key.strip() in WORDS:
         return Override(path, parse_value(raw), shown.strip())
     check_path(path, data, adds=key.startswith("+"))
-    return Override(path, _parse_values(raw) if multiple else parse_value(raw), shown.strip())
+    if multiple:
+        return Override(path, _parse_values(raw), shown.strip())
+    value = parse_value(raw)
+    if _is_for_sweep(path, value, raw.strip(), data):
+        raise ValueError(_instead_of_several(key.strip(), path, raw.strip()))
+    return Override(path, value, shown.strip())
+
+
+def _instead_of_several(key: str, path: KeyPath, raw: str) -> str:
+    """What to write instead of several values for a key that has one."""
+    ways = [f"for a run with each: --sweep {'.'.join(path)}={raw}"]
+    if path[0] == "params":
+        ways.append(f"for a list: '{key}=[{raw}]'")
+    if path not in SCHEMA:
+        ways.append(f"""for the text: {key}="'{raw}'\"""")
+    return f"{raw} is text, where the spec has one value; {'; '.join(ways)}"
+
+
+def _is_for_sweep(path: KeyPath, value: object, raw: str, data: Mapping[str, Any]) -> bool:
+    """Whether text such as ``0.1,0.3`` is for a key which has, or can only have, one number, or true or false.
+
+    In quotes of its own it is meant as text.
+    """
+    parts = raw.split(",")
+    if not isinstance(value, str) or len(parts) < 2 or raw[0] in "\"'":
+        return False
+    with contextlib.suppress(ValueError):
+        values = [parse_value(part) for part in parts]
+        if not all(isinstance(each, bool | int | float) for each in values):
+            return False
+        return isinstance(_value_at(path, data), bool | int | float) or _takes_one(path, value, values)
+    return False
+
+
+def _takes_one(path: KeyPath, value: str, values: Sequence[object]) -> bool:
+    """Whether a key of the schema cannot have this value, but any of these."""
+    if path not in SCHEMA:
+        return False
+    kind = SCHEMA[path].metadata["kind"]
+
+    def is_right(each: object) -> bool:
+        mistakes: list[str] = []
+        kind.read(each, path, lambda _, message: mistakes.append(message))
+        return not mistakes
+
+    return not is_right(value) and all(map(is_right, values))
+
+
+def _value_at(path: KeyPath, data: object) -> object:
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
 
 
 def _parse_values(raw: str) -> object:

@@ -39,7 +39,7 @@ from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, ne
 from slurmtrain.ops.submit.job_starts import JobStarts, describe_failure, name_runs
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import notes_on, notes_on_pack
-from slurmtrain.ops.submit.script import check_script
+from slurmtrain.ops.submit.script import check_script, missing_script
 from slurmtrain.ops.submit.shell_scripts import check_shell_script
 from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.environment.file_limit import make_room
@@ -77,7 +77,7 @@ def load(
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
-    site = SiteRules(read_options, max_runs)
+    site = SiteRules(read_options, max_runs, missing_script)
     cwd, python = current_directory(), which_python()
     loaded = load_spec(spec, overrides, sweep, cwd=cwd, python=python, site=site)
     if not after:

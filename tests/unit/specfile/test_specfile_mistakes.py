@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import PathError, SpecError
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.specfile import SiteRules, load_spec, replan
 
 # --- files that are no spec ------------------------------------------------------------------------------------------
@@ -30,16 +33,6 @@ def test_a_misspelt_file_gets_the_nearest_spec_beside_it(tmp_path: Path) -> None
 def test_a_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(PathError, match="this is a directory"):
         load_spec(tmp_path, cwd=tmp_path, python=PYTHON)
-
-
-@pytest.mark.parametrize(("name", "command"), [("train.py", "python"), ("my train.sh", "bash")])
-def test_a_script_is_told_from_a_spec(tmp_path: Path, name: str, command: str) -> None:
-    path = tmp_path / name
-    path.write_text("import torch\n")
-    with pytest.raises(
-        PathError, match=rf"is a script; a spec is a YAML file with a line such as 'command: {command} "
-    ):
-        load_spec(path, cwd=tmp_path, python=PYTHON)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
@@ -72,6 +65,36 @@ def test_a_syntax_error_is_reported_at_its_line(mistakes: Mistakes, text: str, l
     assert where == line
     assert message.startswith("this is not YAML: ")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("command: bash -c 'echo a: b'\n", "put the value in quotes: command: \"bash -c 'echo a: b'\""),
+        ("command: bash -c \"echo 'a': b\"\n", "command: 'bash -c \"echo ''a'': b\"'"),
+        ("command: {run_dir}/x --a 1\n", 'command: "{run_dir}/x --a 1"'),
+        ('command: "x" --a "b"\n', 'command: \'"x" --a "b"\''),
+        ("checkpoint:\n  glob: *.pt\ncommand: x\n", 'glob: "*.pt"'),
+        ("command: @x\n", 'command: "@x"'),
+        ("command: x\nsetup:\n- @x\n", '- "@x"'),
+        ("command: x\n\tname: a\n", "indent it as the line above: name: a"),
+        ("command: x\nresources:\n\tnodes: 2\n", "indent with blanks instead of tabs: nodes: 2"),
+        ("command: x\n name: a\n", "indent it as the line above: name: a"),
+        ("command: x\nname: 'a\n", "close the quotes: name: 'a'"),
+        ("command: x\nsetup: [a\n", "close the brackets: setup: [a]"),
+    ],
+)
+def test_a_line_that_is_not_yaml_is_told_as_one_that_is_accepted(
+    load: Load, mistakes: Mistakes, text: str, cure: str
+) -> None:
+    [(_, _, message)] = mistakes(text)
+    assert message.endswith(cure)
+    proposed = message.partition("; ")[2].partition(": ")[2]
+    key = proposed.partition(" ")[0]
+    lines = text.split("\n")
+    [number] = [number for number, line in enumerate(lines) if line.strip().startswith(key)]
+    indent = "" if "as the line above" in message else "  " * ("\t" in lines[number] or lines[number].startswith("  "))
+    load("\n".join([*lines[:number], indent + proposed, *lines[number + 1 :]]))
 
 
 @pytest.mark.parametrize("text", ["- command: x\n", "just text\n", "42\n"])
@@ -110,7 +133,7 @@ def test_a_duplicate_key_is_refused_with_both_lines(mistakes: Mistakes) -> None:
             "name: a/b\n",
             "2",
             "name",
-            "'a/b' cannot name a run: '/' cannot be used; use letters, digits, '.', '_' and '-'",
+            "'a/b' cannot name a run: '/' cannot be used; it consists of letters, digits, '.', '_' and '-'",
         ),
         ("name: 5\n", "2", "name", "expected name, found a whole number (5); put it in quotes"),
         ("name: '   '\n", "2", "name", "expected name, found a blank text"),
@@ -121,11 +144,14 @@ def test_a_duplicate_key_is_refused_with_both_lines(mistakes: Mistakes) -> None:
             "tracking.plugins.csv",
             "csv is slurmtrain's own tracker: its settings are those of 'tracking.csv'",
         ),
-        ("setup: module load cuda\n", "2", "setup", "expected a list, found text ('module load cuda')"),
+        ("setup: 3\n", "2", "setup", "expected a list, found a whole number (3)"),
     ],
 )
 def test_a_mistake_is_reported_at_its_line(mistakes: Mistakes, text: str, line: str, key: str, message: str) -> None:
-    assert mistakes(BASE + text) == [(line, key, message)]
+    [(place, at, why)] = mistakes(BASE + text)
+    assert (place, at) == (line, key)
+    # What to write instead may follow.
+    assert why == message or why.startswith(f"{message}; ")
 
 
 @pytest.mark.parametrize(("name", "bad"), [('"a\\nb"', "'\\n'"), ('"a\'b"', '"\'"'), ("'a\"b'", "'\"'")])
@@ -243,7 +269,7 @@ def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -
             "a factor above 1 such as 'x2'",
         ),
         ("resources: {mem: 1GB}\nrequeue:\n  oom: {mem: x2}\n", "4", "requeue.oom.at_most", "what may it get?"),
-        ("requeue:\n  keep_nodes: 10x\n", "3", "requeue.keep_nodes", "'10x' is not a time"),
+        ("requeue:\n  keep_nodes: 10x\n", "3", "requeue.keep_nodes", "expected a time, found text ('10x')"),
         ("requeue:\n  keep_nodes: 0m\n", "3", "requeue.keep_nodes", "expected a time above zero"),
         ("requeue:\n  oom: {accumulation: x1.5}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
         ("requeue:\n  oom: {accumulation: x0}\n", "3", "requeue.oom.accumulation", "expected a whole factor"),
@@ -265,7 +291,7 @@ def test_keys_that_exclude_each_other_are_refused(
 
 
 def test_a_missing_command_is_a_mistake(mistakes: Mistakes) -> None:
-    assert mistakes("name: x\n") == [("1", "command", "this key is required")]
+    assert mistakes("name: x\n") == [("1", "command", "this key is required; write for example python train.py")]
 
 
 def test_a_date_is_refused_at_its_own_key(mistakes: Mistakes) -> None:
@@ -344,6 +370,80 @@ name: a/b
     ]
 
 
+def test_mistakes_of_other_sections_hide_none_of_the_command(mistakes: Mistakes) -> None:
+    text = """\
+params: {lr: 0.1}
+slurm: {zz-none: 1}
+requeue: {max_failures: many}
+resources: {time: 1:00:00, nodes: 2}
+command: torchrun --nnodes 3 train.py --lr {lr}
+"""
+    reported = mistakes(text)
+    assert [(line, key) for line, key, _ in reported] == [
+        ("2", "slurm.zz-none"),
+        ("3", "requeue.max_failures"),
+        ("4", "resources.time"),
+        ("5", "command"),
+        ("5", "command"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("{lr}", "${params.lr}"), ("--lr={model.depth}", "${params.model.depth}"), ("{params.lr}", "${params.lr}")],
+)
+def test_braces_that_only_name_a_parameter_are_a_mistake_unless_they_are_quoted(
+    load: Load, mistakes: Mistakes, word: str, instead: str
+) -> None:
+    text = "params: {lr: 0.1, model: {depth: 2}}\ncommand: >-\n  python x.py "
+    name = word[word.index("{") :]
+    [(_, key, message)] = mistakes(text + word)
+    assert (key, message.startswith(f"nothing replaces {name}; write {instead} for the value ")) == ("command", True)
+    assert load(text + word.replace(name, instead)).warnings == ()
+    # With quotes it is allowed, and still worth a word.
+    for quoted in (word.replace(name, f"'{name}'"), word.replace(name, f'"{name}"')):
+        [warning] = load(text + quoted).warnings
+        assert "is passed on as it is" in warning.message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python x.py --out {lr}/x --config ${params.shape}",
+        "python -c 'print(f\"{steps}\")'",
+        "bash -c 'for i in {steps}; do echo; done'",
+        'python x.py {"steps": 3} {steps,3} ${params.steps}',
+        "python x.py \\{steps\\}",
+        "torchrun x.py {nodes} {run_dir}",
+    ],
+)
+def test_other_braces_are_no_mistake(load: Load, command: str) -> None:
+    load(f"params: {{steps: 3, nodes: 1, run_dir: a, shape: '{{steps}}'}}\ncommand: >-\n  {command}\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "sweep", "others"),
+    [
+        ("params.lr=0.1,0.3", "params.lr=0.1,0.3", ["params.lr=[0.1,0.3]", "params.lr='0.1,0.3'"]),
+        ("params.amp=true,false", "params.amp=true,false", ["params.amp=[true,false]", "params.amp='true,false'"]),
+        ("resources.nodes=1,2", "resources.nodes=1,2", []),
+        ("checkpoint.keep=1,2", "checkpoint.keep=1,2", []),
+    ],
+)
+def test_several_values_for_a_key_that_has_one_are_a_sweep(
+    load: Load, mistakes: Mistakes, override: str, sweep: str, others: list[str]
+) -> None:
+    text = BASE + "params: {lr: 0.1, amp: false, tags: a}\n"
+    [(where, _, message)] = mistakes(text, override)
+    assert where == f"command line ({override})"
+    assert f"--sweep {sweep}" in message
+    assert len(load(text, sweep=[sweep]).runs) == 2
+    for other in others:
+        assert {shlex.join([other]), other.replace("='", "=\"'") + '"'} & {*re.split("; for [a-z ]+: ", message)}
+        load(text, other)
+    load(text, "params.tags=1,2")
+
+
 def test_mistakes_of_file_and_command_line_are_reported_together(mistakes: Mistakes) -> None:
     reported = mistakes(
         BASE + "resources: {nodes: 0}\n", "resources.gpus_per_node=-1", "nonsense", "foo=1", sweep=["resources.gpu=1"]
@@ -368,8 +468,10 @@ def test_the_message_of_the_error_has_a_line_for_each_mistake(load: Load, tmp_pa
     file = tmp_path / "exp.yaml"
     assert str(raised.value).splitlines() == [
         f"{file}:1: nodes: unknown key; it belongs under 'resources'",
-        f"{file}:1: command: this key is required",
-        f"{file}:2: name: 'a b' cannot name a run: ' ' cannot be used; use letters, digits, '.', '_' and '-'",
+        f"{file}:1: command: this key is required; write for example python train.py",
+        f"{file}:2: name: 'a b' cannot name a run: ' ' cannot be used; it "
+        f"consists of letters, digits, '.', '_' and '-'; "
+        "write a-b",
     ]
 
 
@@ -383,7 +485,71 @@ def test_a_command_that_contradicts_the_resources_is_a_mistake_at_its_line(mista
     assert "told --nproc_per_node 2, but resources.procs_per_node is 4: leave the option out" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("command: srun -n 2 python train.py\n", "write 'python train.py'"),
+        ("command: mpirun -np 2 python train.py\n", "set 'launcher: none'"),
+        ("command: bash -c 'torchrun x.py'\nresources: {procs_per_node: 2}\n", "set 'launcher: node'"),
+        ("command: bash -c 'srun python x.py'\nlauncher: node\n", "leave srun and its options out"),
+    ],
+)
+def test_a_command_that_would_start_ranks_in_each_rank_is_refused_with_what_to_write(
+    text: str, cure: str, mistakes: Mistakes, load: Load
+) -> None:
+    [(_, key, message)] = mistakes(text)
+    assert key == "command"
+    assert cure in message
+    if cure.startswith("set"):
+        assert load(text + cure.removeprefix("set ").strip("'") + "\n").runs
+    elif cure.startswith("write"):
+        assert load(f"command: {cure.removeprefix('write ')}\n").runs
+
+
+def test_numbers_that_only_the_command_says_are_in_the_plan(load: Load, mistakes: Mistakes) -> None:
+    command = "command: torchrun --nnodes 2 --nproc_per_node 4 train.py\n"
+    [run] = load(command).runs
+    assert (run.plan.spec.resources.nodes.max, run.plan.spec.resources.procs_per_node) == (2, 4)
+    assert "'resources.procs_per_node' is 4, as --nproc_per_node says" in run.plan.launcher_notes()
+    [same] = load(f"{command}resources: {{nodes: 2, procs_per_node: 4}}\n").runs
+    assert same.plan.hash == run.plan.hash
+    [(_, _, message)] = mistakes(f"{command}resources: {{nodes: 1}}\n")
+    assert "--nnodes 2, but resources.nodes is 1" in message
+
+
 def test_an_unknown_launcher_is_a_mistake(mistakes: Mistakes) -> None:
     [(_, key, message)] = mistakes("command: torchrun x.py\nlauncher: nodes\n")
     assert key == "launcher"
     assert "did you mean 'node'?" in message
+
+
+# --- options of Slurm ------------------------------------------------------------------------------------------------
+
+
+def test_options_of_slurm_that_are_not_passed_on_are_mistakes_at_their_lines(mistakes: Mistakes) -> None:
+    text = """resources: {components: [{nodes: 1, slurm: {gres: "gpu:2"}}, {nodes: 1}]}
+command: python x.py
+slurm:
+  gpus: a40:4
+  sbatch:
+  - -p spot
+  - --quiet
+  srun: ["--cpu-bind=cores"]
+"""
+    assert [(line, key, message.partition(":")[0]) for line, key, message in mistakes(text)] == [
+        ("1", "resources.components.0.slurm.gres", "--gres is not passed on"),
+        ("4", "slurm.gpus", "--gpus is not passed on"),
+        ("7", "slurm.sbatch.1", "--quiet is not passed on"),
+        ("8", "slurm.srun.0", "--cpu-bind is not passed on"),
+    ]
+    [(_, _, gpus)] = mistakes("resources: {nodes: 2}\ncommand: python x.py\nslurm: {gpus: a40:4}\n")
+    assert gpus.endswith("use 'resources.gpus_per_node: a40:2'")
+
+
+def test_a_run_of_an_earlier_version_keeps_options_that_are_refused_now() -> None:
+    data = {"name": "x", "command": "python x.py", "slurm": {"gres": "gpu:2", "srun": ["--cpu-bind=cores"]}}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    plan = Plan.from_json(make_plan(spec, workdir="/w", python=PYTHON, template=data)[0].to_json())
+    assert replan(plan, ["resources.mem=4GB"]).plan.spec.slurm == spec.slurm
+    with pytest.raises(SpecError, match=r"use 'resources\.gpus_per_node: 4'"):
+        replan(plan, ["slurm.gres=gpu:4"])

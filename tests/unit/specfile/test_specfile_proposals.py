@@ -1,0 +1,189 @@
+"""Every message about a spec names something that is accepted: each proposal is fed back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.rare import THOROUGH
+from helpers.specfiles import PYTHON
+
+from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model.spec.kinds import Section
+from slurmtrain.model.spec.other_names import OTHER_NAMES
+from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
+from slurmtrain.specfile import load_spec
+from slurmtrain.specfile.overrides import SCHEMA
+from slurmtrain.system.yaml_file import parse_value, write_yaml
+
+KeyPath = tuple[str, ...]
+SCHEMA_NAMES = {path[0] for path in SCHEMA}
+WRONG = [
+    None, True, False, "", "abc", "a b", "Auto", "yes", "none", "1,2", "2-4", "4", "4 GB", "~/x", "A=1", "12 hours",
+    1.5, 4.0, -1, 0, 7, 1e30, 10**20, ["a", 1], ["A=1", "B=2"], [1, {"b": 2}], [], {"a": 1}, {"min": 4, "max": 2}, {},
+]  # fmt: skip
+
+
+# What a right value may still lack in the rest of the spec, each with a proposal of its own.
+DEPENDS = re.compile(
+    r"has no effect|needs 'glob'|exclude each other|what may it get|there are no GPUs|nothing to grow to|lets it raise"
+    r"|replicates the model|a run ends with all of them|cannot share|names no metric|divides layers|is less than"
+)
+
+
+def mistakes_of(spec: dict[str, Any], tmp_path: Path) -> list[Mistake]:
+    path = tmp_path / "exp.yaml"
+    path.write_text(write_yaml(spec))
+    try:
+        load_spec(path, cwd=tmp_path, python=PYTHON)
+    except SpecError as error:
+        return [replace(mistake, where="") for mistake in error.mistakes]
+    return []
+
+
+def put(spec: dict[str, Any], at: KeyPath, value: object) -> dict[str, Any]:
+    """The spec with a value at a key."""
+    if not at:
+        assert isinstance(value, dict)
+        return value
+    key, *below = at
+    if isinstance(spec, list):
+        return [*spec[: int(key)], put(spec[int(key)], tuple(below), value) if below else value, *spec[int(key) + 1 :]]
+    inner = put(spec.get(key) or {}, tuple(below), value) if below else value
+    return {**spec, key: inner}
+
+
+def take(spec: Any, at: KeyPath) -> tuple[dict[str, Any], Any]:
+    """The spec without a key, and the key's value; a list item is a key, too."""
+    *parents, last = at
+    section = spec
+    for key in parents:
+        section = section[int(key)] if isinstance(section, list) else section.get(key, {})
+    if isinstance(section, list):
+        value, rest = section[int(last)], [*section[: int(last)], *section[int(last) + 1 :]]
+    else:
+        value = section.get(last)
+        rest = {key: each for key, each in section.items() if key != last}
+    return (put(spec, tuple(parents), rest) if parents else rest), value
+
+
+def _is_in(spec: Any, at: KeyPath) -> bool:
+    """Whether there can be such a key: in sections, or nothing yet, and in lists that are long enough."""
+    for key in at:
+        if isinstance(spec, list):
+            if not key.isdecimal() or int(key) >= len(spec):
+                return False
+            spec = spec[int(key)]
+        elif isinstance(spec, dict):
+            spec = spec.get(key, {})
+        else:
+            return False
+    return True
+
+
+def proposals(message: str, spec: dict[str, Any], at: KeyPath) -> Iterator[dict[str, Any]]:
+    """The specs that a message proposes instead of one with a mistake at a key."""
+    # A shorthand has no keys below it.
+    while at and not _is_in(spec, at):
+        at = at[:-1]
+    yield from other_keys(message, spec, at)
+    yield from other_values(message, spec, at)
+
+
+def other_keys(message: str, spec: dict[str, Any], at: KeyPath) -> Iterator[dict[str, Any]]:
+    """The specs in which the value, or a word, is at the key that a message names."""
+    without, value = take(spec, at) if at else (spec, None)
+    # "did you mean 'a.b'?", "it belongs under 'a'", "use 'a.b'": the value goes there, if it is one that can be there.
+    for word in re.findall(r"did you mean '([^']+)'\?", message):
+        if "found" in message:
+            yield put(spec, at, word)
+        else:
+            key = tuple(word.split("."))
+            yield put(without, key if len(key) > 1 or (key in SCHEMA and len(at) == 1) else (*at[:-1], *key), value)
+    for word in re.findall(r"belongs under '([^']+)'", message):
+        yield put(without, (*word.split("."), at[-1]), value)
+    if "belongs at the top level" in message:
+        yield put(without, at[-1:], value)
+    for words in re.findall(r"expected one of ([^;]*?), found", message):
+        yield from (put(spec, at, word) for word in words.split(", "))
+    for words in re.findall(r"the keys here are (.*)", message):
+        yield from (put(without, (*at[:-1], word), value) for word in words.split(", ")[:3])
+
+
+def other_values(message: str, spec: dict[str, Any], at: KeyPath) -> Iterator[dict[str, Any]]:
+    """The specs in which the key has the value that a message names, or is left out, or a key beside it is set."""
+    without, value = take(spec, at) if at else (spec, None)
+    for number in re.findall(r"of at least ([\d.]+\d|\d)|from (\d+) to \d+|above 0 and at most (\d+)", message):
+        yield put(spec, at, parse_value("".join(number)))
+    if "true or false, found" in message:
+        yield put(spec, at, True)
+    if "put it in quotes" in message:
+        yield put(spec, at, str(value).lower())
+    if "leave it out" in message:
+        yield without
+    # "write 'nodes: {min: 1, max: 2}'" and "set 'at_most', such as '64GB', or 'mem', such as 'x2'": keys beside it.
+    beside = re.findall(r"write '(\w+): ([^']*)'", message)
+    beside += re.findall(r"'([\w.]+)', such as '([^']*)'", message)
+    for key, written in beside:
+        with contextlib.suppress(ValueError):
+            written = parse_value(written)
+        section = at if at in SCHEMA and isinstance(SCHEMA[at].metadata["kind"], Section) else at[:-1]
+        yield put(spec, tuple(key.split(".")) if "." in key else (*section, key), written)
+    for typed in re.findall(r"into the list slurm.sbatch: '([^']*)'", message):
+        yield put(without, ("slurm", "sbatch"), [typed])
+    for written in (
+        []
+        if beside
+        else re.findall(r"[;,:] write (?:it in quotes, )?(?:for example )?(.*?)(?: for one of them)?$", message)
+    ):
+        # Several examples are a list without brackets.
+        several = [] if written[0] in "[{" else re.split(r", | or ", written.partition("; ")[0])
+        yield from (put(spec, at, parse_value(each)) for each in several or [written])
+
+
+@pytest.mark.parametrize(
+    ("index", "path"), enumerate(SCHEMA), ids=lambda each: ".".join(each) if isinstance(each, tuple) else ""
+)
+def test_what_a_message_about_a_value_proposes_is_accepted(index: int, path: KeyPath, tmp_path: Path) -> None:
+    dead_ends = []
+    # Some for each key, and for others of its kind the next ones.
+    for wrong in WRONG if THOROUGH else WRONG[index % 4 :: 4]:
+        spec = put({"command": "python t.py"}, path, wrong)
+        for mistake in mistakes_of(spec, tmp_path):
+            at = tuple(mistake.key.split(".")) if mistake.key else ()
+            proposed = list(proposals(mistake.message, spec, at))
+            wrong_again = [
+                (each, new)
+                for each in proposed
+                for new in mistakes_of(each, tmp_path)
+                if new == mistake or (new.key == mistake.key and not DEPENDS.search(new.message))
+            ]
+            if not proposed or wrong_again:
+                dead_ends.append(f"{wrong!r}: {mistake} -> {wrong_again or 'nothing'}")
+    assert not dead_ends, "\n".join(dead_ends)
+
+
+@pytest.mark.parametrize("name", ["nodse", "partition", "lr", "nodes", *OTHER_NAMES])
+def test_the_key_that_an_unknown_one_may_be_is_known(name: str, tmp_path: Path) -> None:
+    spec = {"command": "python t.py", name: 1}
+    if name in SCHEMA_NAMES:
+        return
+    [mistake, *_] = [each for each in mistakes_of(spec, tmp_path) if each.key == name]
+    proposed = list(proposals(mistake.message, spec, (name,)))
+    assert proposed
+    for each in proposed:
+        assert not any("unknown key" in new.message for new in mistakes_of(each, tmp_path)), mistake
+
+
+@pytest.mark.parametrize("program", ["sbatch", "srun"])
+def test_the_keys_that_stand_for_an_option_of_slurm_are_known(program: str) -> None:
+    keys = {".".join(path) for path in SCHEMA} | {"sweep", "parallel"}
+    options = {option.replace("_", "-") for option in SLURM_OPTIONS}
+    for name, option in SLURM_OPTIONS.items():
+        for word in re.findall(r"'([^' ]+)(?:: [^']*)?'", option.advice(program) or ""):
+            assert word in keys | options | {"slurm", "h100:4"}, (name, word)

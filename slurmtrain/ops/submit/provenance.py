@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.redact import redact_code
+from slurmtrain.ops.submit.changed_files import ChangedFiles, changed_files
 from slurmtrain.runtime.code.git import NoGit, run_git
 from slurmtrain.runtime.code.packages import read_software
 
@@ -23,8 +24,8 @@ class Provenance:
     """What a run is submitted from.
 
     ``git``: ``commit``, ``dirty`` and ``branch``; None outside a checkout. ``difference``: what ``git diff HEAD``
-    prints, without secrets; empty if there is none, or it is too long. ``environment``: Python and its packages,
-    the text of a :class:`~slurmtrain.model.environment.software.Software`.
+    prints of files that no filter applies to, without secrets; empty if there is none, or it is too long.
+    ``environment``: Python and its packages, the text of a :class:`~slurmtrain.model.environment.software.Software`.
     """
 
     git: dict[str, Any] | None
@@ -39,25 +40,28 @@ def find_provenance(workdir: Path, python: str) -> Provenance:
         workdir: Where their commands run.
         python: What the word ``python`` in their commands stands for.
     """
-    git = _git_facts(workdir)
-    difference = _difference(workdir) if git is not None and git["dirty"] else b""
-    return Provenance(git, difference, read_software(Path(python)).to_text().encode())
+    git, difference = _git_facts(workdir)
+    return Provenance(git, _without_secrets(difference), read_software(Path(python)).to_text().encode())
 
 
-def _git_facts(directory: Path) -> dict[str, Any] | None:
-    """The revision of the code that runs, if it is in git."""
+def _git_facts(directory: Path) -> tuple[dict[str, Any] | None, bytes]:
+    """The revision of the code that runs, if it is in git, and how the code differs from that."""
     commit = _ask_git(directory, "rev-parse", "HEAD")
     if commit is None:
-        return None
-    modified = len((_ask_git(directory, "status", "--porcelain", "--untracked-files=no") or "").splitlines())
+        return None, b""
+    try:
+        changed = changed_files(directory, timeout_s=_GIT_TIMEOUT_S)
+    except (NoGit, subprocess.TimeoutExpired):
+        changed = ChangedFiles((), b"")
+    modified = len(changed.paths)
     facts = {"commit": commit, "dirty": modified > 0, "modified": modified}
     branch = _ask_git(directory, "symbolic-ref", "--quiet", "--short", "HEAD")
-    return {**facts, "branch": branch} if branch else facts
+    return ({**facts, "branch": branch} if branch else facts), changed.difference
 
 
 def describe_git(directory: Path) -> str:
     """The revision of the code in a directory in a few words; empty if it is not in git."""
-    return describe_revision(_git_facts(directory))
+    return describe_revision(_git_facts(directory)[0])
 
 
 def describe_revision(git: Mapping[str, Any] | None) -> str:
@@ -72,9 +76,8 @@ def describe_revision(git: Mapping[str, Any] | None) -> str:
     return ", ".join(filter(None, (str(git["commit"])[:12], git.get("branch"), state)))
 
 
-def _difference(directory: Path) -> bytes:
-    # Neither programs that the user has configured for git nor colours.
-    text = _ask_git(directory, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD") or ""
+def _without_secrets(difference: bytes) -> bytes:
+    text = difference.decode(errors="replace").strip()
     safe = "".join(f"{redact_code(line)}\n" for line in text.splitlines()).encode()
     return safe if len(safe) <= _MOST_BYTES else b""
 

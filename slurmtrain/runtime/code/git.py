@@ -1,9 +1,14 @@
-"""Asking git about repositories, in which nothing is written by that, and whose hooks and monitors do not run."""
+"""Asking git about repositories: nothing is written in them, and no program that they name is run.
+
+Settings of a repository name programs: filters of contents, hooks, monitors of files, commands that fetch. Whoever
+made the repository may have chosen them, and a look at its files is no reason to run them.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +17,9 @@ _OF_ANOTHER = frozenset({
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX",
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE",
 })  # fmt: skip
+# An object that a partial clone lacks is not fetched: no protocol is allowed, and none has this name.
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none",
+          "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +43,21 @@ def run_git(directory: Path, *arguments: str, timeout_s: float, stdin: bytes = b
         subprocess.TimeoutExpired: It takes longer.
     """
     environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
+    # An entry such as "." would be a directory of the repository.
+    path = os.pathsep.join(filter(os.path.isabs, environ.get("PATH", os.defpath).split(os.pathsep)))
     try:
         completed = subprocess.run(
-            # A monitor of files is a program that the repository names.
-            ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments],
-            env={**environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            [
+                "git",
+                "-c",
+                "core.fsmonitor=false",
+                "-c",
+                f"core.hooksPath={os.devnull}",
+                "-C",
+                str(directory),
+                *arguments,
+            ],
+            env={**environ, **_QUIET, "PATH": path},
             input=stdin,
             capture_output=True,
             timeout=timeout_s,
@@ -53,3 +71,26 @@ def run_git(directory: Path, *arguments: str, timeout_s: float, stdin: bytes = b
         lines = completed.stderr.decode(errors="replace").strip().splitlines()
         raise NoGit(lines[0].removeprefix("fatal: ") if lines else f"git exited with {completed.returncode}")
     return completed.stdout
+
+
+def without_filters(directory: Path, *, timeout_s: float) -> Sequence[str]:
+    """Options of git, before its command, with which it takes the bytes of files as they are.
+
+    Commands that compare or add contents need them; others run no filter. git-lfs is a filter, too: it runs programs
+    that a repository may name (``lfs.extension`` in git-lfs-extensions(7)).
+
+    Args:
+        directory: In the repository.
+        timeout_s: How long git may take.
+
+    Raises:
+        NoGit: It fails, or a filter has a name that no option can contain.
+        subprocess.TimeoutExpired: It takes longer.
+    """
+    settings = run_git(directory, "config", "--list", "--name-only", "-z", timeout_s=timeout_s)
+    keys = {os.fsdecode(key) for key in settings.split(b"\0")}
+    filters = sorted({key.rpartition(".")[0] for key in keys if key.startswith("filter.") and key.count(".") > 1})
+    if any("=" in each for each in filters):
+        raise NoGit("the name of a filter contains '='")
+    values = ("clean=", "smudge=", "process=", "required=false")
+    return [word for each in filters for value in values for word in ("-c", f"{each}.{value}")]

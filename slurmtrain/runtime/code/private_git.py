@@ -18,7 +18,7 @@ from pathlib import Path
 from slurmtrain.model.spec.code.revision import Revision
 from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.model.spec.code.tree_paths import link_target, names_by_directory
-from slurmtrain.runtime.code.git import NoGit, run_git
+from slurmtrain.runtime.code.git import NoGit, run_git, without_filters
 from slurmtrain.runtime.code.own_paths import is_own_directory
 from slurmtrain.system.files import make_directory
 
@@ -97,9 +97,10 @@ class _Repository:
         hidden = [path for path in _lines(self._ask("ls-files", "-z")) if self._is_hidden(path, is_sparse=is_sparse)]
         self._ask("update-index", "-z", "--skip-worktree", "--stdin", stdin=_joined(hidden))
         added = [path for path in self._revision.added if self._prefix + path in self._files]
-        self._ask("update-index", "-z", "--add", "--stdin", stdin=_joined(added))
+        plain = without_filters(self._place, timeout_s=_TIMEOUT_S)
+        self._ask(*plain, "update-index", "-z", "--add", "--stdin", stdin=_joined(added))
         # Plumbing such as diff-index takes new times of files for changes. It fails if there are changes.
-        self._ask("update-index", "-q", "--refresh")
+        self._ask(*plain, "update-index", "-q", "--refresh")
 
     def _is_hidden(self, path: str, *, is_sparse: bool) -> bool:
         """Whether git must not look at a file of the commit: there is a link in its place, or that of a directory.

@@ -23,6 +23,7 @@ from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry.line_rows import summarise_line
+from slurmtrain.registry.sent import read_sent
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
 from slurmtrain.system.metric_lines import MetricLines, read_metric_lines
@@ -172,8 +173,10 @@ class _RunReader:
     files: Sequence[JournalFile] = ()
     changed: set[str] = field(default_factory=set)
     result: Run | None = None
+    is_new: bool = False
 
     def __post_init__(self) -> None:
+        self.is_new = not self.offsets
         # The folders' times are read before their content: what appears in between is noticed the next time.
         self.looked_at_ns = time.time_ns()
         self.scanned = folder_times(self.run.path)
@@ -231,6 +234,8 @@ class _RunReader:
         settled = run.ended and dead and is_quiet(self.scanned, self.looked_at_ns)
         findings = ledger_entries(run.id, self.builder.events, numbers)
         transaction.put(run, findings, settled=settled, scanned=self.scanned, revision=sum(self.offsets.values()))
+        for sent in read_sent(self.run) if self.is_new else ():
+            transaction.set_sent(run.id, sent)
         if not run.ended:
             transaction.set_builder_facts(run.id, self.builder.to_dict())
         return run

@@ -52,20 +52,20 @@ def decode_as(text: str | None, annotation: str) -> Any:
         annotation: The type of the field, as in its class. Raises ValueError if the value has another shape.
     """
     value = decode(text)
-    if value and not _fits(value, annotation):
+    if value and not fits(value, annotation):
         raise ValueError(f"JSON of another shape than {annotation}")
     return value
 
 
-def _fits(value: object, annotation: str) -> bool:
+def fits(value: object, annotation: str) -> bool:
     """Whether objects, lists, text and numbers are where an annotation has them."""
     bare = annotation.removesuffix(" | None")
     if value is None and bare != annotation:
         return True
     if bare.startswith(_MAPPING):
-        return isinstance(value, dict) and all(_fits(each, bare[len(_MAPPING) : -1]) for each in value.values())
+        return isinstance(value, dict) and all(fits(each, bare[len(_MAPPING) : -1]) for each in value.values())
     if bare.startswith(_SEQUENCE):
-        return isinstance(value, list) and all(_fits(each, bare[len(_SEQUENCE) : -1]) for each in value)
+        return isinstance(value, list) and all(fits(each, bare[len(_SEQUENCE) : -1]) for each in value)
     return isinstance(value, _SCALARS.get(bare, object))
 
 
@@ -140,7 +140,7 @@ def read_checkpoint(text: str | None) -> Checkpoint | None:
     fields = decode_as(text, "Mapping[str, Any]")
     if not fields:
         return None
-    wrong = [name for name, value in fields.items() if not _fits(value, _CHECKPOINT_TYPES.get(name, ""))]
+    wrong = [name for name, value in fields.items() if not fits(value, _CHECKPOINT_TYPES.get(name, ""))]
     if wrong:
         raise ValueError(f"a checkpoint with another {wrong[0]}")
     return Checkpoint(**fields)

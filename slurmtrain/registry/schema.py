@@ -256,8 +256,8 @@ garbage = sa.Table(
     sa.Column("why", TEXT, nullable=False),
 )
 
-# How much of a run each tracker has (:class:`slurmtrain.registry.sent.Sent`). This is not in the run directories, so
-# the table survives a change of the version.
+# How much of a run each tracker has (:class:`slurmtrain.registry.sent.Sent`). Directories of runs that earlier versions
+# have sent do not have this, so the table survives a change of the version.
 sent = sa.Table(
     "sent",
     metadata,

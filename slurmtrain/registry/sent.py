@@ -1,13 +1,16 @@
-"""What trackers have of runs."""
+"""What trackers have of runs: in the directory of each, and from there in the registry."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from slurmtrain.errors import PathError, UntrustedPath
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.registry import schema
-from slurmtrain.registry.rows import RowFormat
+from slurmtrain.registry.rows import RowFormat, fits
+from slurmtrain.system.files import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +40,32 @@ class Sent:
 
 
 SENT = RowFormat(schema.sent, Sent, "run_id")
+_TYPES = {each.name: str(each.type) for each in fields(Sent)}
+
+
+def write_sent(run: RunDir, sent: Mapping[str, Sent]) -> None:
+    """Write what trackers have of a run into its directory: a registry that is lost or made anew reads it there.
+
+    Args:
+        run: The run.
+        sent: What each has, by its name.
+    """
+    write_json(run.sent, {"trackers": [asdict(each) for each in sent.values()]}, private=True)
+
+
+def read_sent(run: RunDir) -> list[Sent]:
+    """What trackers have of a run, by its directory; nothing that cannot be read, which is then sent again."""
+    try:
+        trackers = (read_json(run.sent) or {}).get("trackers")
+    except (PathError, UntrustedPath):
+        return []
+    return [Sent(**each) for each in trackers if _is_sent(each)] if isinstance(trackers, list) else []
+
+
+def _is_sent(record: object) -> bool:
+    """Whether this is the JSON of a :class:`Sent`."""
+    return (
+        isinstance(record, dict)
+        and {"tracker", "uri"} <= record.keys() <= _TYPES.keys()
+        and all(fits(value, _TYPES[name]) for name, value in record.items())
+    )

@@ -100,7 +100,7 @@ class Transaction:
         self._connection.exec_driver_sql("RELEASE part")
 
     def clear(self) -> None:
-        """Delete everything that the run directories tell: not what trackers have."""
+        """Delete what the directories of runs tell: not what trackers have, which those of old runs lack."""
         for table in schema.metadata.tables.values():
             if table is not schema.sent:
                 self._connection.execute(table.delete())

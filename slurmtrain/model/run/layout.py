@@ -154,6 +154,11 @@ class RunDir:
         return self.path / "mlflow-live.json"
 
     @property
+    def sent(self) -> Path:
+        """What trackers have of it."""
+        return self.path / "sent.json"
+
+    @property
     def mlflow_runs(self) -> Path:
         """Which MLflow runs have shown it, one file for each."""
         return self.path / "mlflow"

@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.mirroring.points import at_place, place_of
 from slurmtrain.ops.shared.mirroring.targets import Target, link, targets_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.sent import Sent, write_sent
 from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
 from slurmtrain.tracking.plugins import open_tracker, writes_files
 from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
@@ -174,8 +174,11 @@ class RunSender:
         return notes
 
     def note(self, sent: Sent) -> None:
-        """Note what a tracker has."""
+        """Note what a tracker has: in the run's directory first, from which a new registry takes it."""
+        if not self._noted:
+            self._noted.update(self._workspace.store.sent([self._run.id]).get(self._run.id, {}))
         self._noted[sent.tracker] = sent
+        write_sent(self._directory, self._noted)
         self._workspace.store.write(lambda transaction: transaction.set_sent(self._run.id, sent))
 
     def note_problem(self, name: str, before: Sent | None, problem: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.metrics.settled import Fate
+from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.mirroring.targets import check_trackers, notes_on_trackers
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.run_details import show_json
+from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking import plugins
 from slurmtrain.tracking.step_file import StepFile
 from slurmtrain.tracking.to_tensorboard import TensorboardTracker
 from slurmtrain.tracking.tracker import TrackedPoint
@@ -233,31 +233,10 @@ def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
         check_trackers([plan])
 
 
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Installs a package with these trackers; returns its directory."""
-
-    def call(package: str, **trackers: str) -> Path:
-        information = tmp_path / package / f"{package}-1.dist-info"
-        information.mkdir(parents=True)
-        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-        lines = [f"{name} = {value}" for name, value in trackers.items()]
-        (information / "entry_points.txt").write_text("\n".join(["[slurmtrain.trackers]", *lines]))
-        monkeypatch.syspath_prepend(information.parent)
-        plugins._declared.cache_clear()
-        return information.parent
-
-    yield call
-    plugins._declared.cache_clear()
-
-
 def test_the_tracker_of_the_page_about_trackers_gets_final_points(
-    workspace: Workspace, install: Callable[..., Path]
+    workspace: Workspace, install_jsonl: Callable[[], None]
 ) -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "trackers.md").read_text()
-    blocks = dict(re.findall(r"^```(python|toml)[^\n]*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    points = tomllib.loads(blocks["toml"])["project"]["entry-points"]["slurmtrain.trackers"]
-    (install("jsonl", **points) / "jsonl_tracker.py").write_text(blocks["python"])
+    install_jsonl()
     run = tracked(workspace, others={"jsonl": {"dir": "lines"}})
     assert run._plan is not None
     check_trackers([run._plan])
@@ -295,3 +274,32 @@ def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     file = StepFile(tmp_path / "x.csv")
     assert file.keep(1) is None
     assert list(file.rows()) == []
+
+
+@pytest.mark.parametrize("loss", ["rebuild", "lost registry", "damaged record"])
+def test_a_registry_that_is_made_anew_knows_what_was_sent(workspace: Workspace, loss: str) -> None:
+    run = tracked(workspace, "csv", "tensorboard")
+    assert send(workspace) == SENT
+    rolled_back(run, 1, 2, 3)
+    assert send(workspace) == SENT
+
+    def whole() -> tuple[dict[str, Any], dict[str, Any]]:
+        listed = observe(workspace, ask_slurm=False).runs.fetch([RUN_ID])[RUN_ID]
+        loaded = workspace.store.load(RUN_ID)
+        assert loaded is not None
+        return run_json(workspace, listed), show_json(workspace, listed, loaded)
+
+    before, directory = whole(), workspace.root.run(RUN_ID)
+    assert before[0]["mirrored"] is True
+    assert {each["tracker"] for each in before[0]["trackers"]} == {"csv", "tensorboard"}
+    if loss != "rebuild":
+        workspace.root.registry.unlink()
+    if loss == "damaged record":
+        directory.sent.write_text('{"trackers": [{"tracker": "csv", "uri": 7}, 3]}')
+    rebuild(workspace)
+    if loss == "damaged record":
+        assert whole()[0]["trackers"] == []
+        assert send(workspace) == SENT
+    assert whole() == before
+    assert send(workspace) == MirrorOutcome()
+    assert losses(workspace) == in_tensorboard(workspace) == [(1, 0.25), (2, 0.5), (3, 103), (4, 104)]

@@ -23,6 +23,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.locks import has_record_locks
 from slurmtrain.system.process_group import ProcessGroup
 from slurmtrain.tracking.account_gate import gate
+from slurmtrain.tracking.own_store import store_address
 
 # Importing MLflow takes seconds, and minutes on a cold network file system.
 _START_S = 300.0
@@ -171,7 +172,7 @@ def _start(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Ite
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_SETTINGS)}
     environ |= {
         # Not an argument, which every user of this machine can read: it may have a password.
-        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_BACKEND_STORE_URI": store_address(root.mlflow_db) if uri == root.mlflow_uri else uri,
         "MLFLOW_ARTIFACTS_DESTINATION": str(root.mlflow_artifacts),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -45,7 +45,7 @@ class RunsRoot:
 
     @property
     def mlflow_uri(self) -> str:
-        """The URI of the MLflow store next to the runs."""
+        """What records and messages call the MLflow store next to the runs."""
         return f"sqlite:///{self.mlflow_db}"
 
     @property

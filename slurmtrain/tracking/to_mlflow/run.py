@@ -8,9 +8,11 @@ its successor in a tag.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from slurmtrain.errors import TrackingError
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
@@ -22,6 +24,7 @@ from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.artifacts import FOLDER
 from slurmtrain.tracking.to_mlflow.checkpoints import tags_of_checkpoints
 from slurmtrain.tracking.to_mlflow.choices import FIRST, Choices
+from slurmtrain.tracking.to_mlflow.database import artifacts_of, make_shared
 from slurmtrain.tracking.to_mlflow.names import flat_name, legal_name
 from slurmtrain.tracking.to_mlflow.sender import Sender
 from slurmtrain.tracking.to_mlflow.sweeps import SweepRuns
@@ -234,9 +237,12 @@ class MlflowRuns:
     def _experiment(self, name: str) -> str:
         existing = self._client.get_experiment_by_name(name)
         if existing is not None:
-            return str(existing.experiment_id)
+            return self._active(existing, name)
         # Without an explicit location, a local store would put artifacts below the current directory.
-        location = self._root.mlflow_artifacts.as_uri() if self._uri.startswith("sqlite:") else None
+        artifacts = artifacts_of(self._uri, self._root)
+        if artifacts is not None:
+            make_shared(artifacts)
+        location = None if artifacts is None else artifacts.as_uri()
         try:
             return str(self._client.create_experiment(name, artifact_location=location))
         except self._failure:
@@ -244,7 +250,18 @@ class MlflowRuns:
             existing = self._client.get_experiment_by_name(name)
             if existing is None:
                 raise
-            return str(existing.experiment_id)
+            return self._active(existing, name)
+
+    def _active(self, experiment: Any, name: str) -> str:
+        """The id of an experiment. Raises TrackingError if somebody has deleted it, which keeps its name taken."""
+        identifier = str(experiment.experiment_id)
+        if experiment.lifecycle_stage == "deleted":
+            restore = f"MLFLOW_TRACKING_URI={shlex.quote(self._uri)} mlflow experiments restore -x {identifier}"
+            raise TrackingError(
+                f"the experiment {name!r} of the MLflow store {self._uri} was deleted: '{restore}' restores it, "
+                f"and tracking.mlflow.experiment in the spec names another one for new runs"
+            )
+        return identifier
 
     # --- sending --------------------------------------------------------------------------------------------------
 

@@ -9,17 +9,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.metrics.settled import Place
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.system.files import create_private, describe_os_error
-from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.tracking.to_mlflow import model_registry
 from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
 from slurmtrain.tracking.to_mlflow.client_store import ClientStore
+from slurmtrain.tracking.to_mlflow.database import cure, prepare
 from slurmtrain.tracking.to_mlflow.live.live_place import read_place
 from slurmtrain.tracking.to_mlflow.metrics import MetricLog
 from slurmtrain.tracking.to_mlflow.run import MlflowRuns
@@ -39,13 +37,6 @@ class MlflowTracker(Tracker):
         self._run_id = self._mlflow_id = ""
         self._metrics: MetricLog | None = None
         _quiet_environment()
-        if self.uri == root.mlflow_uri:
-            try:
-                create_private(root.mlflow_db)
-            except OSError as error:
-                raise TrackingError(f"cannot write {root.mlflow_db}: {describe_os_error(error)}") from error
-            except PathError as error:
-                raise TrackingError(str(error)) from error
         import mlflow
         from mlflow import entities
         from mlflow.exceptions import MlflowException
@@ -56,21 +47,17 @@ class MlflowTracker(Tracker):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
         try:
-            self._client = mlflow.MlflowClient(tracking_uri=self._usable_uri())
-        except self._failure as error:
-            raise TrackingError(f"the MLflow store {self.uri} cannot be opened: {first_line(error)}") from error
+            usable = prepare(self.uri, root, mlflow.MlflowClient)
+            self._client = mlflow.MlflowClient(tracking_uri=usable)
+        except (*self._failure, PathError) as error:
+            raise TrackingError(f"the MLflow store {self.uri} cannot be opened: {self._explain(error)}") from error
         self._entities = entities
         self._records = MlflowRuns(self._client, entities, self.uri, root, self._failure)
         self.notes = self._records.notes
 
-    def _usable_uri(self) -> str:
-        """The store's URI; that of our own store is opened without locks where its file system has none.
-
-        Nobody else writes to it meanwhile: whoever mirrors runs holds the runs root's lock for that.
-        """
-        if self.uri != self.root.mlflow_uri or has_record_locks(self.root.tracking_lock):
-            return self.uri
-        return f"sqlite:///file:{quote(str(self.root.mlflow_db))}?vfs={SQLITE_WITHOUT_LOCKS}&uri=true"
+    def _explain(self, error: Exception) -> str:
+        """What went wrong in the store, and what to do about it where that is known."""
+        return first_line(error) + cure(self.uri, str(error))
 
     def begin(self, tracked: TrackedRun, start: Start) -> Begun:
         """As :meth:`Tracker.begin`."""
@@ -145,7 +132,7 @@ class MlflowTracker(Tracker):
             if _is_no_answer(error):
                 raise NoAnswer(f"the MLflow store {self.uri} does not answer: {first_line(error)}") from error
             raise TrackingError(
-                f"the MLflow store {self.uri} did not take run {self._run_id}: {first_line(error)}"
+                f"the MLflow store {self.uri} did not take run {self._run_id}: {self._explain(error)}"
             ) from error
 
 

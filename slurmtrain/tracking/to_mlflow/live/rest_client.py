@@ -70,6 +70,7 @@ class Experiment:
     """An experiment in MLflow."""
 
     experiment_id: str
+    lifecycle_stage: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class RestClient:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return Experiment(str(_part(experiment, "experiment_id")))
+        return Experiment(str(_part(experiment, "experiment_id")), str(experiment.get("lifecycle_stage", "active")))
 
     def create_experiment(self, name: str, artifact_location: str | None = None) -> str:
         """The id of a new experiment."""

@@ -132,7 +132,7 @@ class GpuCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerCheck:
-    """How long a small matrix product takes, compared with the median of all nodes."""
+    """How long a small computation takes, on each GPU or on a CPU core, compared with the median of all nodes."""
 
     level: str = _declare_level("warn")
     max_ratio: float = declare_key(2, kinds.finite_number(1), "The limit, as a multiple of the median time.")

@@ -19,6 +19,8 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NotAvailable
@@ -42,6 +44,8 @@ NEWEST = (2, 15)
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 # Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
 ELASTIC_EXTENSION_POINTS = frozenset(("_assign_worker_ranks", "_start_workers", "_monitor_workers", "_exit_barrier"))
+# The versions of CUDA for which there are packages of NCCL.
+_CUDA_MAJORS = (13, 12, 11)
 # The method of torch.distributed.tensor.parallel.ParallelStyle that applies a style, which is abstract.
 STYLE_EXTENSION_POINT = "_apply"
 
@@ -51,10 +55,40 @@ STYLE_EXTENSION_POINT = "_apply"
 
 def installed_version() -> str | None:
     """The version of torch that is installed for this Python, such as ``2.13.0+cpu``; None if there is none."""
+    return _version_of("torch")
+
+
+def _version_of(package: str) -> str | None:
     try:
-        return metadata.version("torch")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def torch_versions() -> dict[str, str | None]:
+    """The versions of ``torch``, and of the ``cuda`` and ``nccl`` that it uses; None for what is not installed.
+
+    Torch is not imported, which takes seconds: one of its files names the CUDA that it was built for, and NCCL is a
+    package. A torch that contains NCCL, as conda's does, tells its version only to those who import it.
+    """
+    nccl = (_version_of(f"nvidia-nccl-cu{major}") for major in _CUDA_MAJORS)
+    return {
+        "torch": installed_version(),
+        "cuda": _built_for_cuda(),
+        "nccl": next((version for version in nccl if version), None),
+    }
+
+
+def _built_for_cuda() -> str | None:
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    try:
+        text = Path(torch.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    version = re.search(r"^cuda\b.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def release_of(version: str) -> tuple[int, int] | None:

@@ -1,15 +1,19 @@
-"""What the ranks of a node compute on: its GPUs, or the model of its CPUs and how many of them the job may use."""
+"""What the ranks of a node compute on: its GPUs, or the model, the number and the speed of its CPUs."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.runtime.preflight.facts.environment import read_field
 
+_ROUNDS = 30
+_BLOCK = bytes(1 << 20)
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -28,6 +32,18 @@ def read_cpus(requested: int) -> dict[str, Any]:
     usable = float(min(requested, len(os.sched_getaffinity(0))))
     model = read_field("/proc/cpuinfo", "model name") or platform.machine()
     return {"cpu": model, "cpus": min(usable, cgroup_limit(_OWN_CGROUPS, _CGROUPS) or usable)}
+
+
+def compute_on_one_core() -> float:
+    """Seconds of a computation on one core, in which memory plays no part: a hash, the fastest of some rounds."""
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        # No CPU has instructions of its own for this one, so that CPUs differ only by their speed.
+        hashlib.blake2b(_BLOCK)
+        return time.perf_counter() - began
+
+    return min(seconds() for _ in range(_ROUNDS))
 
 
 def cgroup_limit(own: Path, root: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""A matrix product: on every GPU that a process can see, run as a child process, or on one CPU core.
+"""A matrix product on every GPU that a process can see, run as a child process.
 
 A CUDA context holds GPU memory for as long as its process lives, so the node agent, which lives as long as the run,
 never makes one. ``python matmul.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 # Powers of two: the sum of that many ones is exact in float16, so that any other result is an error of the hardware.
-_GPU_SIZE, _CPU_SIZE = 4096, 256
-_GPU_ROUNDS, _CPU_ROUNDS = 5, 50
+_GPU_SIZE = 4096
+_GPU_ROUNDS = 5
 # Products between two clock readings, so that the cost of launching one on a GPU matters little.
 _GPU_BATCH = 10
 
@@ -50,18 +50,6 @@ def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> 
         wait(matrix.device)
         least = min(least, (time.perf_counter() - began) / batch)
     return least
-
-
-def multiply_on_one_core() -> float:
-    """Seconds of a small float32 product on one core. The number of threads that torch uses is left as it was."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return multiply("cpu", "float32", _CPU_SIZE, rounds=_CPU_ROUNDS, batch=1)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _print_line(line: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.preflight.facts import gpus, hardware, matmul, plugins
+from slurmtrain.runtime.job.torch_private import torch_versions
+from slurmtrain.runtime.preflight.facts import gpus, hardware, plugins
 from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
@@ -252,18 +253,10 @@ def _ms_since(began: float) -> float:
 
 
 def _read_versions(nvml: Any | None) -> Facts:
-    """Versions as text, None for what is not installed. Nothing here opens a GPU: a CUDA context would hold memory."""
-    import torch
-
-    try:
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    except (AttributeError, RuntimeError):  # torch is built without it
-        nccl = None
+    """Versions as text, None for what is not installed."""
     return {
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "nccl": nccl,
+        **torch_versions(),
         "driver": gpus.driver_version(nvml),
         "slurmtrain": __version__,
     }
@@ -330,13 +323,13 @@ def _read_hardware(context: NodeContext, inspect_gpus: _CachedMeasurement | None
 
 
 def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None) -> Facts:
-    """``seconds`` of a matrix product: of the slowest GPU if there are GPUs, else of one CPU core."""
+    """``seconds`` of a matrix product on the slowest GPU, or of a computation on one CPU core if there are no GPUs."""
     if context.nodes == 1:
         return {"skip": "there is one node only"}
     if context.executor == "local":
         return {"skip": "the nodes of a local run are one machine"}
     if inspect_gpus is None:
-        return {"seconds": matmul.multiply_on_one_core()}
+        return {"seconds": hardware.compute_on_one_core()}
     times = [gpu["ms"] for gpu in inspect_gpus().get("gemm", {}).get("gpus", ()) if "ms" in gpu]
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU finished a matrix product"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -317,6 +318,16 @@ def test_a_rate_is_measured_with_a_load_that_has_arrived() -> None:
     assert bytes_per_s is not None
     assert bytes_per_s > 0
     assert len(proxy.forth) > RATE_BYTES
+
+
+def test_of_a_slow_network_half_of_the_load_is_enough() -> None:
+    def slowly(chunk: bytes) -> bytes:
+        time.sleep(0.02)
+        return chunk
+
+    bytes_per_s, proxy = rate(forth_as=slowly)
+    assert bytes_per_s is not None
+    assert RATE_BYTES // 2 < len(proxy.forth) < RATE_BYTES * 3 // 4
 
 
 def test_a_load_that_is_lost_has_no_rate() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.site import PATIENCE_S, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,17 +198,3 @@ def test_a_product_is_timed_on_any_device_of_torch() -> None:
 def test_a_device_that_torch_does_not_have_is_an_error() -> None:
     with pytest.raises((RuntimeError, AssertionError)):
         matmul.multiply("cuda:99", "float32", 64, rounds=1, batch=1)
-
-
-def test_timing_one_core_leaves_the_threads_of_torch_as_they_were() -> None:
-    before = torch.get_num_threads(), torch.__config__.parallel_info()
-    assert matmul.multiply_on_one_core() > 0
-    assert (torch.get_num_threads(), torch.__config__.parallel_info()) == before
-
-
-def test_one_core_is_timed_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread_counts = []
-    monkeypatch.setattr(matmul, "multiply", lambda *_, **__: thread_counts.append(torch.get_num_threads()) or 1.0)
-    torch.set_num_threads(2)
-    matmul.multiply_on_one_core()
-    assert (thread_counts, torch.get_num_threads()) == ([1], 2)

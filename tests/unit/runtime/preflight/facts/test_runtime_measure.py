@@ -263,8 +263,8 @@ def test_versions_are_those_of_what_runs(make_context: MakeContext) -> None:
 def test_versions_of_a_node_with_gpus_are_complete(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_nvml", lambda: "nvml")
     monkeypatch.setattr(gpus, "driver_version", lambda nvml: f"570 by {nvml}")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
+    versions = {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.28.3"}
+    monkeypatch.setattr(measure, "torch_versions", lambda: versions)
     facts = measure_all(make_context(preflight=only_checks("versions"), gpus=2))["versions"]
     assert (facts["cuda"], facts["nccl"], facts["driver"]) == ("12.8", "2.28.3", "570 by nvml")
 

@@ -113,7 +113,7 @@ def _participant(node: int, nodes: int, spec: Spec) -> Participant:
             "source": "chrony",
             "description": "synchronised, by chrony, to 21 us",
         },
-        warm_up=lambda: None,
+        reserve=lambda: listen("127.0.0.1", 0),
         listen=lambda address: listen(address, 0),
         bandwidth=lambda *_: {"skip": "not measured"},
         expected_hosts={other: _name(other) for other in range(nodes)},

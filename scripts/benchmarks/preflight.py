@@ -1,4 +1,4 @@
-"""The default preflight on a real Slurm cluster compared with importing torch, and its scaling on simulated nodes.
+"""The default preflight on a real Slurm cluster and its scaling on simulated nodes.
 
 The first part needs root to start its own cluster with scripts/cluster, or SLURM_CONF to use an existing one; without
 either, only the simulation is measured. ``_preflight_agents.py`` says what is made up there.
@@ -36,23 +36,15 @@ PATIENCE_S = 240.0
 POLL_S = 0.1
 # More agents in one process answer more slowly, and less like real nodes.
 MOST_A_PROCESS = 64
-# What the agent does before its preflight begins, then what the preflight does first.
-_IMPORT = """\
-import json, time
-import submitit.core.submission, slurmtrain.slurm.task, slurmtrain.runtime.preflight.entry
-began = time.time()
-import torch.distributed.elastic.agent.server.local_elastic_agent
-print(json.dumps([began, time.time()]))
-"""
 
 
 @dataclass(frozen=True)
 class JobTiming:
-    """One job: seconds from the first node's beginning to the last one's end, and until the last one had begun."""
+    """One job: the longest seconds of a node, until the last had begun, and from the first agent's first word on."""
 
     seconds: float
     begun_after: float
-    first_word: float | None = None
+    first_word: float
 
 
 @dataclass(frozen=True)
@@ -91,18 +83,6 @@ class Bench:
             begun_after=max(begun) - min(begun),
             first_word=last - min(float(events["agent"]["t"]) for events in journals),
         )
-
-    def alone(self, nodes: int) -> JobTiming:
-        """Importing what workers are started with, side by side on as many nodes, in the same shape of a job."""
-        self.cluster.wait_until_free()
-        shape = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", f"--time={MINUTES}"]
-        options = [*shape, f"--job-name={self.cluster.job_name}", f"--chdir={self.folder}"]
-        printed = self.cluster.ask("srun", *options, sys.executable, "-c", _IMPORT)
-        times = [json.loads(line) for line in printed.splitlines()]
-        if len(times) != nodes:
-            sys.exit(f"bench: {len(times)} of {nodes} processes reported when they imported torch")
-        begun = [began for began, _ in times]
-        return JobTiming(max(ended for _, ended in times) - min(begun), max(begun) - min(begun))
 
     def _journals(self, attempt: AttemptDir, nodes: int) -> list[dict[str, Any]]:
         """The events of each node by kind, once all nodes have ended."""
@@ -215,8 +195,8 @@ def run(arguments: argparse.Namespace) -> Report:
             for nodes in arguments.nodes:
                 measure_real(bench, nodes, rounds, report)
             real_cluster.wait_until_free()
-        report.notes.append("the real nodes share this machine's cores, and import torch on them at the same time")
-        report.notes.append("aim: on 4 nodes at most 3 s beyond starting Python and importing")
+        report.notes.append("the real nodes share this machine's cores")
+        report.notes.append("aim: on 4 nodes at most 3 s")
     except NoCluster as error:
         report.notes.append(f"real nodes were not measured: {error}")
         say(f"bench: {report.notes[-1]}")
@@ -225,24 +205,16 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def measure_real(bench: Bench, nodes: int, rounds: int, report: Report) -> None:
-    """Run the suite and the bare import once per round, alternately; the first round warms up the machine's caches."""
-    sides = {"suite": bench.suite, "import": bench.alone}
-    timings: dict[str, list[JobTiming]] = {name: [] for name in sides}
+    """Run the suite once per round; the one before the first warms up the machine's caches."""
+    timings = []
     for number in range(-1, rounds):
-        for name in sides if number % 2 else reversed(sides):
-            timing = sides[name](nodes)
-            say(f"{nodes} nodes, {name}: {timing.seconds:.2f} s")
-            if number >= 0:
-                timings[name].append(timing)
-    seconds = {name: [timing.seconds for timing in several] for name, several in timings.items()}
-    words = [timing.first_word for timing in timings["suite"] if timing.first_word is not None]
-    report.figure(f"{nodes}x1: first_word_to_verdict_s", words, "s")
-    report.figure(f"{nodes}x1: suite_s", seconds["suite"], "s")
-    report.figure(f"{nodes}x1: import_s", seconds["import"], "s")
-    beyond = [suite - alone for suite, alone in zip(seconds["suite"], seconds["import"], strict=True)]
-    report.figure(f"{nodes}x1: suite_beyond_import_s", beyond, "s")
-    for name, several in timings.items():
-        report.figure(f"{nodes}x1: {name}_begun_after_s", [timing.begun_after for timing in several], "s")
+        timing = bench.suite(nodes)
+        say(f"{nodes} nodes: {timing.seconds:.2f} s")
+        if number >= 0:
+            timings.append(timing)
+    report.figure(f"{nodes}x1: first_word_to_verdict_s", [timing.first_word for timing in timings], "s")
+    report.figure(f"{nodes}x1: suite_s", [timing.seconds for timing in timings], "s")
+    report.figure(f"{nodes}x1: begun_after_s", [timing.begun_after for timing in timings], "s")
 
 
 def measure_simulated(sizes: Sequence[int], rounds: int, report: Report) -> None:
@@ -288,13 +260,11 @@ def _grow(least: int, most: int, values: dict[int, dict[str, list[float]]], repo
 
 def _estimate(values: dict[int, dict[str, list[float]]], report: Report) -> None:
     """What a cluster with a node for each agent would take: what few nodes take, and what the two ends compute."""
-    name = f"{FIXED}x1: suite_beyond_import_s"
+    name = f"{FIXED}x1: suite_s"
     if name not in report.figures:
         return
     fixed = report.figures[name].median
     for size, measured in values.items():
         computed = zip(measured["node0_cpu_ms"], measured["alone_cpu_ms"], strict=True)
-        report.figure(f"{size} estimated: beyond_import_s", [fixed + sum(pair) / 1e3 for pair in computed], "s")
-    report.notes.append(
-        f"estimated: what {FIXED} real nodes take beyond importing ({fixed:.2f} s), node 0's CPU and another node's"
-    )
+        report.figure(f"{size} estimated: suite_s", [fixed + sum(pair) / 1e3 for pair in computed], "s")
+    report.notes.append(f"estimated: what {FIXED} real nodes take ({fixed:.2f} s), node 0's CPU and another node's")

@@ -42,8 +42,12 @@ def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) 
 
 def pid_of(site: ClusterSite, run_id: str, rank: int) -> int:
     """The current process of a rank."""
-    started = [event for event in events(site, run_id, "workers") if str(rank) in event["processes"]]
-    return int(started[-1]["processes"][str(rank)]["pid"])
+
+    def started() -> list[dict[str, Any]]:
+        return [event for event in events(site, run_id, "workers") if str(rank) in event["processes"]]
+
+    # A rank can be faster than the journal of its agent.
+    return int(until(started, f"the start of rank {rank}")[-1]["processes"][str(rank)]["pid"])
 
 
 def until_trains(site: ClusterSite, run_id: str, *, starts: int) -> None:

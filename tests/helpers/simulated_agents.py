@@ -24,15 +24,14 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Begin, Meeting, RoundConfig
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint
+from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.sockets import listen
+from slurmtrain.runtime.peers.sockets import reserve
 from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
@@ -113,14 +112,15 @@ class Ranks(Workers):
         self._first = config.members.index(config.node)
         number, node = config.attempt.round, config.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)
-        self._own = [Process(1000 + 100 * number + node, self.behaviour)]
-        self._ranks = SimulatedProcesses(self._own)  # type: ignore[assignment]
+        process: Any = Process(1000 + 100 * number + node, self.behaviour)
+        self._processes = {self._first: process}
+        self._ranks = SimulatedProcesses([process])  # type: ignore[assignment]
         self.world.ranks[number, node] = self
 
-    def run(self, role: str = "") -> Any:
+    def run(self) -> None:
         if self.behaviour == LOST:
             self.world.lose(self._config.node, self._control)
-        self._supervisor.started({self._first: self._own[0].pid})
+        self._supervisor.started({number: process.pid for number, process in self._processes.items()})
         pulse = Pulse.open(self.world.boards[self._config.node], 0)
         step = 0
         while self.request is None and None in self._exit_codes():
@@ -133,15 +133,17 @@ class Ranks(Workers):
         if self.request is not None or self.behaviour == CRASH:
             self._end_workers(self.behaviour == CRASH)
 
+    @property
+    def process(self) -> Any:
+        """The rank's."""
+        return self._processes[self._first]
+
     def exits(self) -> list[Exit]:
         if self._config.node == 0:
             self.world.when_ended()
-        codes = [process.returncode for process in self._own if process.returncode is not None]
+        codes = [process.returncode for process in self._processes.values() if process.returncode is not None]
         lines = [self.world.last_line] if self.behaviour == CRASH else []
         return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=lines) for code in codes]
-
-    def _processes(self) -> list[Any]:
-        return self._own
 
 
 @dataclass
@@ -251,9 +253,9 @@ class World:
             deadline=self.deadline,
             lead_s=30.0,
         )
-        listener = listen("127.0.0.1", 0) if node == 0 else None
-        port = listener.getsockname()[1] if listener is not None else 0
-        point, flag = MeetingPoint(LocalLink(self.board, node), "127.0.0.1", port, listener), self.flags[node]
+        reserved = reserve(0) if node == 0 else None
+        port = reserved.getsockname()[1] if reserved is not None else 0
+        point, flag = MeetingPoint(LocalLink(self.board, node), "127.0.0.1", port, reserved), self.flags[node]
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
             rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, flag)
             try:

@@ -17,8 +17,8 @@ from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.peers.channel import Channel, connect
-from slurmtrain.runtime.peers.sockets import listen
-from slurmtrain.runtime.preflight import probe
+from slurmtrain.runtime.peers.sockets import listen, reserve
+from slurmtrain.runtime.preflight import connections, probe
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
@@ -130,6 +130,8 @@ class SimulatedPreflight:
         with (
             mock.patch.object(probe, "connect", self._connect),
             mock.patch.object(CoordinatorConnection, "report", report_and_count),
+            # All agents share this process: on a busy machine each is silent for long.
+            mock.patch.object(connections, "HEARTBEAT_TIMEOUT_S", LONG_S),
         ):
             return asyncio.run(self._run_agents())
 
@@ -149,7 +151,7 @@ class SimulatedPreflight:
         listener.close()
         for result in results:
             if isinstance(result, PreflightOutcome):
-                for socket_ in (result.listener, result.control_listener):
+                for socket_ in (result.reserved, result.control_listener):
                     if socket_ is not None:
                         socket_.close()
         return results
@@ -164,7 +166,7 @@ class SimulatedPreflight:
             candidates=lambda: self._note_call(node, "candidates") or (simulated.candidates, simulated.excluded),
             measure=lambda own_addresses, token: self._measure(node, own_addresses, token),
             discipline=lambda: simulated.discipline,
-            warm_up=lambda: self._note_call(node, "warm_up"),
+            reserve=lambda: reserve(0),
             listen=lambda address: self._note_call(node, "listen", address) or self.listen(address),
             bandwidth=lambda *where: self._note_call(node, "bandwidth", where) or simulated.bandwidth,
             stopped=lambda: self._signals.get(node),
@@ -187,7 +189,7 @@ class SimulatedPreflight:
     def _note_call(self, node: int, function: str, arguments: object = None) -> None:
         """Record a call of one of a node's functions, and end the node if planned."""
         self.calls.setdefault(function, {})[node] = arguments
-        if node == 0 and function == "warm_up" and not all(simulated.joins for simulated in self.nodes):
+        if node == 0 and function == "candidates" and not all(simulated.joins for simulated in self.nodes):
             self._wait_for_reports("join", [simulated for simulated in self.nodes[1:] if simulated.joins])
         if (node, function) not in self._planned_ends:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -46,6 +47,24 @@ def test_a_run_over_two_nodes_completes_and_each_rank_has_its_log(completed: tup
     assert len(attempt["nodes"]) == len(set(attempt["nodes"])) == 2
     assert attempt["master_addr"] == "127.0.0.1"
     assert set(attempt["interfaces"].values()) == {"lo"}
+
+
+def test_a_rank_imports_what_it_needs_of_torch_at_its_start_and_nothing_that_only_others_need(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    spec = site.spec(script="imports.py", resources=TWO, checkpoint={"every": {"steps": 2}})
+    [run] = site.json("submit", str(spec), "--executor", "local", "--wait")["runs"]
+    for rank in range(2):
+        [log] = Path(run["dir"]).glob(f"attempts/*/logs/rank-{rank}.log")
+        imported = json.loads(log.read_text().splitlines()[-1])
+        assert {"torch._dynamo", "torch.distributed.checkpoint"} <= set(imported["start"])
+        # Neither the first save nor anything else in training waits for an import.
+        late = ("torch._dynamo", "torch._inductor", "torch.distributed", "sympy", "slurmtrain")
+        assert [name for name in imported["later"] if name.startswith(late)] == []
+        others = {"click", "mlflow", "omegaconf", "psutil", "pydantic", "sqlalchemy", "submitit", "yaml"}
+        assert not {name.partition(".")[0] for name in imported["start"]} & others
+        assert not [
+            name for name in imported["start"] if name.startswith(("slurmtrain.model.run.fold", "slurmtrain.ops"))
+        ]
 
 
 def test_what_a_run_leaves_behind_is_for_its_owner_alone(completed: tuple[Site, dict[str, Any]]) -> None:
@@ -175,6 +194,23 @@ def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
     assert "cannot run 'no-such-program'" in site.status(run_id)["reason"]
 
 
+def test_a_port_that_was_taken_before_rank_0_could_listen_is_named(site: Site) -> None:
+    (site.path / "taken.py").write_text(
+        "import os, socket, slurmtrain\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    taken = socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])))\n"
+        "with slurmtrain.session():\n"
+        "    pass\n"
+    )
+    spec = site.spec("taken", command=f"python {site.path / 'taken.py'}", requeue={"enabled": False})
+    run_id = site.submit(spec, "--wait", code=1)
+    assert re.search(
+        r"rank 0 cannot listen for the other ranks at port \d+ of 127\.0\.0\.1: Address already in use",
+        site.status(run_id)["reason"],
+    )
+    assert "the port is in use" in site.call("doctor", run_id, code=None).stdout
+
+
 def test_arguments_arrive_as_they_were_written(site: Site) -> None:
     words = ["a b", "$HOME", "$$", "${local_rank}", "it's", '"', "*", ";", "{json: 1}", "ü"]
     spec = site.path / "words.yaml"
@@ -223,6 +259,7 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
     spec = site.light(
         params={"steps": 60, "step_ms": 1000},
         resources={"nodes": 1, "procs_per_node": 2, "time": "00:00:40"},
+        requeue={"lead": "25s"},
     )
     run_id = site.submit(spec)
     site.until_state(run_id, "requeued")
@@ -230,6 +267,8 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
     assert run["attempts"][0]["cause"] == "timeout"
     assert "'slurmtrain sync' or 'watch' starts it again" in run["reason"]
     assert (run["lost_steps"], run["checkpoint"]["step"]) == (0, run["step"])
+    # 25 s before the limit, and not 4, which is a tenth of it.
+    assert run["step"] <= 16
     [resumed] = site.json("resume", run_id, "resources.time=01:00:00", "params.step_ms=0", "--wait")["runs"]
     assert (resumed["state"], resumed["step"]) == ("completed", 60)
     assert site.show(run_id)["attempts"][1]["overrides"] == ["resources.time=01:00:00", "params.step_ms=0"]
@@ -397,15 +436,6 @@ def test_setup_lines_run_before_the_tasks_and_their_exports_arrive(site: Site, t
     (elsewhere / "submitit.py").write_text("raise SystemExit('this is another module')\n")
     run_id = site.submit(spec, "--wait")
     assert "found yes" in site.call("logs", run_id).stdout
-
-
-def test_a_setup_line_that_fails_is_reported(site: Site) -> None:
-    spec = site.path / "setup.yaml"
-    spec.write_text("command: python -V\nsetup: ['no-such-module load cuda']\ntracking: {mlflow: {enabled: false}}\n")
-    run_id = site.submit(spec, "--wait", code=1)
-    run = site.status(run_id)
-    assert run["state"] == "lost"
-    assert "no-such-module" in run["reason"]
 
 
 def test_the_same_script_trains_without_any_job(site: Site) -> None:

@@ -19,7 +19,8 @@ STOPPED = 75
 
 # What a rank reports if another one died, perhaps before the agent has noticed that death.
 _CASCADE = re.compile(
-    r"connection (?:closed|reset) by|closed by (?:remote )?peer|caused by a remote worker|ncclRemoteError|broken pipe",
+    r"connection (?:closed|reset) by|closed by (?:remote )?peer|caused by a remote worker|ncclRemoteError|broken pipe"
+    r"|did the remote server shutdown or crash",  # of torch's store, which rank 0 serves
     re.IGNORECASE,
 )
 _CASCADE_LINES = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _TORCH = {
-    "NCCL_ASYNC_ERROR_HANDLING": "is TORCH_NCCL_ASYNC_ERROR_HANDLING since torch 2.2, which torch elastic sets to 1; "
+    "NCCL_ASYNC_ERROR_HANDLING": "is TORCH_NCCL_ASYNC_ERROR_HANDLING since torch 2.2, which the agent sets to 1; "
     "leave it out",
     "NCCL_BLOCKING_WAIT": "is TORCH_NCCL_BLOCKING_WAIT since torch 2.2",
     "NCCL_DESYNC_DEBUG": "is TORCH_NCCL_DESYNC_DEBUG since torch 2.2",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
@@ -46,7 +46,9 @@ from slurmtrain.runtime.agent.finish import (
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
+from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
+from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams
 from slurmtrain.runtime.code.translation import translate_command
 from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
@@ -63,17 +65,16 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.packs.member import enter_pack
 from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
+from slurmtrain.runtime.preflight.links import open_link
+from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.runtime.turns.local_turn import wait_for_turn
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly, print_utf8
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import become_subreaper, this_process
-
-if TYPE_CHECKING:
-    from slurmtrain.runtime.agent.node_round import Begin, Meeting
-    from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 # How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
 # known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
@@ -203,9 +204,6 @@ class _Agent:
 
     def _run_stage(self, stage: Stage) -> AttemptOutcome | Stage:
         """Run a part of the attempt in which the same nodes take part. Raises SlurmtrainError."""
-        # Imported here because this imports torch, and a run may have to wait hours for its turn.
-        from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
-
         self._at = self._node.at(stage)
         attempt = replace(self._attempt, round=stage.round)
         preflight = run_preflight(attempt, self._at, self._plan, self._journal, self._flag, self._refusals)
@@ -358,14 +356,9 @@ class _Agent:
 
     def _train(self, stage: Stage, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome | Stage:
         """Join the other agents of a ``stage`` at ``master``, and run rounds of ranks with them until it ends."""
-        from slurmtrain.runtime.agent.node_round import RoundConfig
-        from slurmtrain.runtime.agent.rendezvous import MeetingPoint
-        from slurmtrain.runtime.agent.rounds import Rounds
-        from slurmtrain.runtime.preflight.links import open_link
-
         # The port was bound during the preflight, so no other process can have taken it since.
         link = open_link(preflight, master[0], self._at, self._refusals, lambda: self._flag.raised is not None)
-        point = MeetingPoint(link, *master, preflight.listener)
+        point = MeetingPoint(link, *master, preflight.reserved)
         self._journal.write(
             RendezvousReady(
                 node=self._node.index, master_addr=point.address, master_port=point.port, interface=preflight.interface

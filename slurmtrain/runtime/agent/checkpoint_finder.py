@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
@@ -16,11 +17,13 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all, newest
 from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.checkpoint.start_point import start_point
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.system.journal import Journal
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search
 
 
 class CheckpointFinder:
@@ -47,6 +50,9 @@ class CheckpointFinder:
         """Where the script's own checkpoints are: known once the run has its copy of the code. None if it has none."""
         if self._plan.spec.checkpoint.glob is None:
             return None
+        # Late, here and below: a run whose scripts have no checkpoints of their own needs none of their formats.
+        from slurmtrain.runtime.checkpoint.external import Search
+
         return Search.from_plan(self._plan, self._attempt.run, self._since)
 
     def choose(self) -> tuple[str | None, Newest]:
@@ -75,6 +81,8 @@ class CheckpointFinder:
         if self._search is None:
             start = start_point(run)
             return str(start) if start else None, self._at_start(start)
+        from slurmtrain.runtime.checkpoint.external import newest
+
         pattern = str(Path(glob.escape(str(run.start))) / "*")
         start_of_script = newest(replace(self._search, pattern=pattern, since=None))
         return str(start_of_script.path) if start_of_script else None, self._note(start_of_script)
@@ -117,6 +125,8 @@ class CheckpointFinder:
 
         If all are suspected, the newest of them, and nothing is passed over.
         """
+        from slurmtrain.runtime.checkpoint.external import find_all
+
         assert self._search is not None
         complete = [each for each in find_all(self._search) if each.complete]
         passed_over: list[tuple[ExternalCheckpoint, str | None, str]] = []

@@ -1,4 +1,4 @@
-"""How the processes that torch elastic started have ended, by their exit codes, journals and logs."""
+"""How the processes that an agent has started have ended, by their exit codes, journals and logs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RankExits:
     def read(self, number: int, process: Any, at: float) -> Exit:
         """How a ``process`` ended, which has ended.
 
-        ``number``: its number among those that torch elastic has started on all nodes, the rank. ``at``: when it ended,
+        ``number``: its number among those that agents have started on all nodes, the rank. ``at``: when it ended,
         in seconds since 1970.
         """
         events = read_events(self._attempt.rank_journal(number), "")

@@ -32,9 +32,7 @@ from slurmtrain.model.interruption.kept_nodes import describe_kept, kept_s
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
 from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, NodesKept, RequeueFailed
-from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec, Spec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
@@ -93,6 +91,8 @@ def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
     state = lease.final_state(attempt.run, node.submission)
     if state is not None or node.restart == 0:
         return state
+    from slurmtrain.model.run.requeue import final_state
+
     before = attempt.run.attempt(node.job_id, node.restart - 1).node_journal(0)
     state = final_state(run_reader.read_events(before, before.name))
     if state is not None and node.index == 0:
@@ -247,6 +247,8 @@ class AttemptFinish:
             self._journal.write(self._requeue_event(attempt_report, decision, attempt_report.without))
         more = decision.memory
         why = "other runs stay in its job" if more is None else f"its next job runs with {more}"
+        from slurmtrain.model.run.events.command import JobReplaced
+
         self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
         self._journal_end(node_report)
         forbid_requeue(queue, self._attempt, self._node)

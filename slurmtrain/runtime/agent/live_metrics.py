@@ -23,7 +23,7 @@ _PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"
 _LAST_S = 5.0
 _LAST_IN_GRACE_S = 1.0
 # How long ranks that could start wait for the run's id on the server.
-_BEGIN_S = 5.0
+_BEGIN_S = 15.0
 _POLL_S = 0.1
 
 

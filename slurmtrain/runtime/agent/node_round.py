@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +27,18 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
+from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
+from slurmtrain.runtime.environment.tasks import Tasks
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.growth.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.board import CoordinatorGone
+from slurmtrain.runtime.peers.board import CoordinatorGone, Link
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
@@ -83,6 +85,23 @@ class RoundConfig:
     def number(self) -> int:
         """The number of this agent, which it has in all stages: its files are named by it."""
         return self.stage.roster[self.node]
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """Where the nodes of an attempt meet.
+
+    Rank 0 opens the store at which the ranks of a round meet; node 0 keeps its port free until then. The agents do not
+    use it: what they tell each other is authenticated (:mod:`slurmtrain.runtime.peers`), a store is not.
+
+    ``link``: the agents' messages. ``address``: node 0's. ``port``: where ranks meet in the first round; ``reserved``:
+    the socket that keeps it free for rank 0, on node 0; None on other nodes.
+    """
+
+    link: Link
+    address: str
+    port: int
+    reserved: socket.socket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +245,11 @@ class Round:
             WorkersConfig(
                 argv=argv,
                 ranks=self._ranks,
+                tasks=self._tasks(),
                 per_node=config.spec.per_node,
-                own_store=has_own_store(config.spec, self._members),
                 attempt=self._attempt,
                 node=config.node,
                 members=self._members,
-                local_addr=config.address,
                 master=(meeting.address, meeting.port),
                 stop_signal=signal.Signals[config.spec.requeue.signal],
                 zero_completes=config.spec.requeue.zero_completes,
@@ -262,6 +280,18 @@ class Round:
         report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
         return NodeResult(
             report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
+        )
+
+    def _tasks(self) -> Tasks:
+        config, spec = self._config, self._config.spec
+        hosts = [config.hosts[node] for node in self._members if node in config.hosts]
+        return Tasks(
+            launcher=spec.launcher or RANKS,
+            place=self._members.index(config.node),
+            ranks=self._ranks,
+            hosts=hosts if len(hosts) == len(self._members) else (),
+            cpus_per_task=spec.resources.of_node(config.number).cpus_per_proc,
+            own=spec.env.keys(),
         )
 
     def _sampler(self) -> contextlib.AbstractContextManager[object]:
@@ -352,14 +382,3 @@ class Round:
         with contextlib.suppress(CoordinatorGone):
             message = self._control.read("until")
         return stop_by if message is None else time.monotonic() + message["at"] - time.time()
-
-
-def has_own_store(spec: Spec, members: Sequence[int]) -> bool:
-    """Whether rank 0 serves the store where ranks meet, and not the agent.
-
-    So it is where the command starts the ranks itself, and where there is only one rank: its script may open a
-    rendezvous of its own with what it inherits.
-
-    ``members``: the nodes that have ranks.
-    """
-    return spec.per_node or spec.resources.ranks_on(members).world_size == 1

@@ -2,7 +2,7 @@
 
 Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, or the
 node's if the command starts the ranks itself (``launcher: node`` or ``none``), asks the kernel for a stop signal if the
-node agent dies, restores the limit of open files, removes the launcher's own variables, and executes the command.
+node agent dies, restores the limit of open files, makes the environment the command's own, and executes the command.
 
 A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
 to all processes of a step, and these kill by default, so they are ignored here. That persists across exec, and the
@@ -22,17 +22,6 @@ import sys
 _PR_SET_PDEATHSIG = 1
 # Signals that Slurm sends at a preemption, a cancel or a time limit.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# What torch elastic sets for a rank, which a launcher or a rendezvous of the command's own would take for its own.
-_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-              "ROLE_NAME", "ROLE_WORLD_SIZE")  # fmt: skip
-_OF_A_MEETING = ("MASTER_ADDR", "MASTER_PORT")
-# What Slurm sets for a task, here an agent; Lightning takes it for its own rank.
-_OF_A_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE")
-_OF_TASKS_BY_PREFIX = ("PMI_", "PMIX_")
-_OF_THE_AGENT = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
-                 "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")  # fmt: skip
-# What torch elastic reads in the agent.
-_FOR_THE_AGENT = ("TORCHELASTIC_SIGNALS_TO_HANDLE",)
 
 
 def main(argv: list[str]) -> None:
@@ -57,8 +46,7 @@ def main(argv: list[str]) -> None:
     # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
-    for name in [name for name in os.environ if _is_unwanted(name, launcher)]:
-        del os.environ[name]
+    _change_environment(os.environ.pop("SLURMTRAIN_CHANGES", ""))
     try:
         os.execvp(argv[0], argv)  # noqa: S606
     except OSError as error:
@@ -66,20 +54,17 @@ def main(argv: list[str]) -> None:
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _is_unwanted(name: str, launcher: str) -> bool:
-    """Whether a variable of this process must not reach a command that ``launcher`` says how to start."""
-    if name in _FOR_THE_AGENT:
-        return True
-    if name == "TORCHELASTIC_USE_AGENT_STORE" and os.environ[name] != "True":
-        return True
-    if launcher != "ranks" and (
-        name in (*_OF_A_RANK, *_OF_THE_AGENT, *_OF_A_TASK) or name.startswith(_OF_TASKS_BY_PREFIX)
-    ):
-        return True
-    if launcher == "none" and name in _OF_A_MEETING:
-        return True
-    # These would make libraries take a rank for a job of submitit, which it is not.
-    return name.startswith("SUBMITIT_")
+def _change_environment(changes: str) -> None:
+    """Apply the ``changes`` that runtime/environment/tasks.py has written: a line ``NAME=VALUE``, or ``NAME`` alone."""
+    for line in changes.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+    # What srun sets for each of its tasks.
+    if "SLURM_PROCID" in os.environ:
+        os.environ["SLURM_TASK_PID"] = str(os.getpid())
 
 
 main(sys.argv[1:])

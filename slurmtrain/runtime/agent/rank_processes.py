@@ -58,7 +58,7 @@ class RankProcesses:
         """Whether one of the ranks that were asked to stop is a shell."""
 
     def started(self, ranks: Iterable[int]) -> None:
-        """Take note of the process ids of the ranks, for whose exit codes torch elastic waits."""
+        """Take note of the process ids of the ranks, whose exit codes are collected elsewhere."""
         self._ranks = frozenset(ranks)
 
     def running(self) -> list[Entry]:

@@ -8,19 +8,16 @@ If nodes of another job can join (:mod:`slurmtrain.model.interruption.growth`), 
 the attempt: its agents then have a preflight, connections and rounds of their own. Nodes of another job that leave,
 because that job is preempted, drop out like lost ones.
 
-The ranks of each round meet at a store of their own, at another port, since torch keeps the addresses of a process
+The ranks of each round meet at a store that rank 0 opens, at another port, since torch keeps the addresses of a process
 group in it. Each round also has its own journals and unfinished checkpoints, so that a rank still alive on a lost node
 does no harm.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-
-from torch.distributed import TCPStore
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -43,17 +40,16 @@ from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
     Context,
+    MeetingPoint,
     NodeResult,
     Round,
     RoundConfig,
     RoundHost,
-    has_own_store,
 )
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint, serve_store
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
+from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
@@ -99,10 +95,8 @@ class Rounds:
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began = Newest()
-        # What keeps the port where ranks meet: the store ends with the object.
-        self._first_listener = point.listener
-        self._rank_store: TCPStore | None = None
-        self._reserved_port: socket.socket | None = None
+        # What keeps the port where ranks meet free for rank 0.
+        self._reserved_port = point.reserved
 
     def run(self) -> AttemptOutcome | Stage | None:
         """Run all rounds, and return how the attempt ended, or the stage that follows.
@@ -163,28 +157,18 @@ class Rounds:
         self._control.publish("begin", asdict(Begin(self._prepare_port(), resume_from, mlflow_run_id)))
 
     def _prepare_port(self) -> int:
-        """The port where the ranks of the next round meet: of a store that this agent serves, or one kept free.
+        """The port where the ranks of the next round meet, which is kept free for rank 0.
 
         Each round has a port of its own. Torch keeps the addresses of a process group in the store, and ranks must not
         see those of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
         """
-        self._release_port()
-        config, listener = self._config, self._first_listener
-        self._first_listener = None
-        if has_own_store(config.spec, self._members):
-            if listener is not None:
-                listener.close()
+        config = self._config
+        if self._number != config.stage.round or self._reserved_port is None:
+            self._release_port()
             self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
-            return int(self._reserved_port.getsockname()[1])
-        if listener is None:
-            address = self._context.point.address
-            listener = listen_on_job_port(address, f"{config.job_id}/{self._number}", config.restart)
-        port = int(listener.getsockname()[1])
-        self._rank_store = serve_store(listener)
-        return port
+        return int(self._reserved_port.getsockname()[1])
 
     def _release_port(self) -> None:
-        self._rank_store = None
         if self._reserved_port is not None:
             self._reserved_port.close()
             self._reserved_port = None

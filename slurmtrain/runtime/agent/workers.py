@@ -1,8 +1,8 @@
-"""The ranks of one node: torch elastic starts and watches them; this module decides when they must end.
+"""The ranks of one node: this module starts and watches them, and decides when they must end.
 
-Torch elastic calls ranks workers. They are checked ten times a second: a rank that failed, a signal to this agent, the
-time limit, a hang, or another node may cause a stop (a :class:`StopRequest`). The first request counts. It is published
-to all nodes, and every agent asks its ranks, waits, and kills.
+They are checked ten times a second: a rank that failed, a signal to this agent, the time limit, a hang, or another node
+may cause a stop (a :class:`StopRequest`). The first request counts. It is published to all nodes, and every agent asks
+its ranks, waits, and kills.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
-from slurmtrain.runtime.agent.rendezvous import FixedRendezvous
+from slurmtrain.runtime.environment import variables
+from slurmtrain.runtime.environment.ranks import variables_of_rank
+from slurmtrain.runtime.environment.tasks import Tasks, write_changes
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.job.torch_private import keep_signal_handlers, never_restart, worker_processes
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.directories.deletion_watch import DeletionWatch
 
@@ -60,48 +57,26 @@ _SIGNAL_SKEW_S = 0.3
 _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
-class _RankLogs(LogsSpecs):
-    """Each rank opens its own log (rank_main.py); torch elastic only learns where ranks write their error files."""
-
-    def __init__(self, logs: Path) -> None:
-        super().__init__(log_dir=str(logs))
-        self._logs = logs
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """No output files, and one error file for each rank; ``envs`` are their environments by local rank."""
-        errors = {local: str(self._logs / f"rank-{env['RANK']}.error.json") for local, env in envs.items()}
-        for local, path in errors.items():
-            envs[local]["TORCHELASTIC_ERROR_FILE"] = path
-        nowhere = dict.fromkeys(envs, "")
-        return LogsDest(nowhere, nowhere, nowhere, nowhere, errors)
-
-    @property
-    def root_log_dir(self) -> str:
-        """The directory of all logs."""
-        return str(self._logs)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersConfig:
     """How to start the ranks of one node.
 
-    ``argv``: the command of each rank. ``ranks``: how many of these each of the ``members`` has. ``per_node``: the
-    command is started only once, and starts the ranks itself. ``attempt`` names the round. ``node``: this node;
-    ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
-    elected network. ``master``: address and port at which the ranks meet. ``own_store``: nothing serves a store there
-    yet, rank 0 is to do so. ``stop_signal``: what asks them to stop. ``zero_completes``: code 0 means that the work is
-    done, also after a stop request. ``deadline``: when to ask for a stop because of the time limit, by the monotonic
-    clock; None: never. ``directory``: whether that of the run is still there.
+    ``argv``: the command of each rank. ``ranks``: how many of these each of the ``members`` has. ``tasks``: the same as
+    tasks of Slurm. ``per_node``: the command is started only once, and starts the ranks itself. ``attempt`` names the
+    round. ``node``: this node; ``members``: the nodes that have ranks in the round, this one among them. ``master``:
+    address and port at which rank 0 opens the store where the ranks meet. ``stop_signal``: what asks them to stop.
+    ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask for a
+    stop because of the time limit, by the monotonic clock; None: never. ``directory``: whether that of the run is
+    still there.
     """
 
     argv: Sequence[str]
     ranks: NodeRanks
+    tasks: Tasks
     per_node: bool
-    own_store: bool
     attempt: AttemptDir
     node: int
     members: Sequence[int]
-    local_addr: str
     master: tuple[str, int]
     stop_signal: signal.Signals
     zero_completes: bool
@@ -135,11 +110,11 @@ class Supervisor(Protocol):
         """Called when processes that the ranks had left behind were killed, or still run: they cannot be killed."""
 
 
-class Workers(LocalElasticAgent):
-    """Torch elastic's agent for one node.
+class Workers:
+    """The ranks of one node in one round, or the command that starts them.
 
-    It overrides the documented extension points of SimpleElasticAgent: ranks are asked before they are killed, the
-    failure of one ends the others within seconds, and all nodes end together.
+    Ranks are asked before they are killed, the failure of one ends the others within seconds, and all nodes end
+    together.
     """
 
     def __init__(
@@ -149,73 +124,55 @@ class Workers(LocalElasticAgent):
         flag: StopFlag,
         supervisor: Supervisor,
     ) -> None:
-        """``run()`` starts the ranks.
+        """:meth:`run` starts the ranks.
 
         ``config``: what to start. ``control``: the channel for stop requests between agents. ``flag``: set by a signal
         to this agent. ``supervisor``: the round.
         """
-        attempt, members = config.attempt, config.members
-        own = config.ranks.ranks_of(members.index(config.node))
-        self._placed = NodeRanks((1,) * len(members)) if config.per_node else config.ranks
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=1 if config.per_node else len(own),
-            rdzv_handler=FixedRendezvous(
-                config.master,
-                members.index(config.node),
-                len(members),
-                f"{attempt.run.id}/{attempt.round}",
-                own_store=config.own_store,
-            ),
-            entrypoint=sys.executable,
-            # Torch elastic substitutes $-variables in arguments; a user's dollar signs must arrive unchanged.
-            args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_RANK_MAIN), *config.argv)),
-            max_restarts=attempt.round,
-            monitor_interval=_MONITOR_S,
-            local_addr=config.local_addr,
-        )
-        super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
-        # Torch tells ranks apart by how often they were restarted (max_restarts - remaining), so the number of the
-        # round is passed as max_restarts. With none remaining, torch does not restart ranks by itself.
-        never_restart(self)
         self.request: StopRequest | None = None
         """Why the ranks were asked to stop, if they were."""
         self._config = config
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
+        attempt = config.attempt
         self._exits = CommandExits(attempt, config.node, config.ranks) if config.per_node else RankExits(attempt)
         self._ranks = RankProcesses()
+        # By rank; with a command that starts the ranks itself, by the node's place among those that train.
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._died_at: dict[int, float] = {}
 
-    # --- torch elastic's extension points ---------------------------------------------------------------------------
+    def run(self) -> None:
+        """Start the ranks, and watch them until all have ended. Raises SlurmtrainError if one cannot be started."""
+        self._start()
+        while None in self._exit_codes():
+            time.sleep(_MONITOR_S)
+            self._check()
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the ranks. Returns their process ids by local rank."""
-        keep_signal_handlers()
-        ids: dict[int, Any] = super()._start_workers(worker_group)
-        self._ranks.started(ids.values())
-        for pid in ids.values():
-            threading.Thread(target=self._note_death, args=(pid,), daemon=True).start()
-        self._supervisor.started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
-        return ids
+    def _start(self) -> None:
+        config = self._config
+        place = config.members.index(config.node)
+        placed = NodeRanks((1,) * len(config.members)) if config.per_node else config.ranks
+        argv = [sys.executable, "-I", "-S", str(_RANK_MAIN), *config.argv]
+        for local, rank in enumerate(placed.ranks_of(place)):
+            environ = {
+                **variables.environment_of_agent(),
+                **variables_of_rank(config.attempt, placed, place, local, config.master),
+            }
+            changes = write_changes(config.tasks.changes(environ, local))
+            try:
+                process = subprocess.Popen(argv, env={**environ, variables.CHANGES: changes}, start_new_session=True)
+            except OSError as error:
+                # The kernel refuses it: too many processes, or too much text for them.
+                raise LaunchError(f"rank {rank} cannot be started on this node: {error.strerror}") from error
+            self._processes[rank] = process
+            threading.Thread(target=self._note_death, args=(process.pid,), daemon=True).start()
+        pids = {rank: process.pid for rank, process in self._processes.items()}
+        self._ranks.started(pids.values())
+        self._supervisor.started(pids)
 
-    def _assign_worker_ranks(
-        self,
-        store: object,  # noqa: ARG002 (the signature is torch's)
-        group_rank: int,
-        group_world_size: int,  # noqa: ARG002
-        spec: WorkerSpec,  # noqa: ARG002
-    ) -> list[Worker]:
-        """The ranks of this node, which torch elastic would work out from what nodes write into a store."""
-        world_size = self._placed.world_size
-        return [
-            Worker(local, global_rank=rank, role_rank=rank, world_size=world_size, role_world_size=world_size)
-            for local, rank in enumerate(self._placed.ranks_of(group_rank))
-        ]
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Check the ranks once, and end them if it is time to. Torch elastic calls this repeatedly."""
+    def _check(self) -> None:
+        """Look at the ranks once, and end them if it is time to."""
         self._ranks.reap()
         codes = self._exit_codes()
         failed = any(code not in (None, 0, STOPPED) for code in codes)
@@ -229,20 +186,14 @@ class Workers(LocalElasticAgent):
             self._end_workers(failed)
         elif STOPPED in codes:
             self._wait_or_kill(_seconds_from_now(_LEFT_GRACE_S), ask=False)
-        result: RunResult = super()._monitor_workers(worker_group)
-        return result
-
-    def _exit_barrier(self) -> None:
-        """Do not wait: the agents tell each other how a round ended."""
 
     # --- supervision --------------------------------------------------------------------------------------------------
 
     def exits(self) -> list[Exit]:
         """How each rank of this node, or the command that starts them, ended, once all have."""
-        numbers = {worker.id: worker.global_rank for worker in self.get_worker_group().workers}
         return [
-            self._exits.read(numbers[process.pid], process, self._died_at.get(process.pid, time.time()))
-            for process in self._processes()
+            self._exits.read(number, process, self._died_at.get(process.pid, time.time()))
+            for number, process in self._processes.items()
             if process.returncode is not None
         ]
 
@@ -339,7 +290,7 @@ class Workers(LocalElasticAgent):
         _, remaining = self._ranks.kill(spare=is_publishing)
         if remaining:
             self._supervisor.left_behind((), remaining)
-        for process in self._processes():
+        for process in self._processes.values():
             try:
                 process.wait(_REAP_S)
             except subprocess.TimeoutExpired:
@@ -364,17 +315,14 @@ class Workers(LocalElasticAgent):
         if killed:
             self._supervisor.left_behind(killed, remaining)
 
-    def _processes(self) -> list[Any]:
-        return worker_processes(self)
-
     def _exit_codes(self) -> list[int | None]:
         """Exit codes of this node's ranks, or of the command that starts them; None for those still running."""
-        return [self._exits.code(process) for process in self._processes()]
+        return [self._exits.code(process) for process in self._processes.values()]
 
     def _note_death(self, pid: int) -> None:
         """Note when exactly a rank ends, more precisely than polling could: the first rank to fail is the one to blame.
 
-        WNOWAIT leaves the exit code for torch elastic to collect; if torch was faster, waitid fails with ECHILD.
+        WNOWAIT leaves the exit code to be collected by who polls the process, and ECHILD means that it has been.
         """
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -18,6 +18,7 @@ from slurmtrain.system.files import write_atomically
 if TYPE_CHECKING:
     from slurmtrain.model.spec.launcher import NodePlace
     from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.spec.resources.node_ranks import NodeRanks
     from slurmtrain.model.spec.spec import Spec
 
 
@@ -76,8 +77,42 @@ def set_worker_environment(
             variables.RESUME_TAG: Path(resume_from).name if resume_from else "",
         }
     )
-    # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
-    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+def variables_of_rank(
+    attempt: AttemptDir, ranks: NodeRanks, place: int, local_rank: int, master: tuple[str, int]
+) -> dict[str, str]:
+    """The variables that torchrun sets for a rank (torch's documentation of torchrun, "Environment Variables").
+
+    Args:
+        attempt: Names the round.
+        ranks: How many each node has.
+        place: This node's place among those that have ranks.
+        local_rank: The rank on its node, from 0.
+        master: The address and port at which rank 0 opens the store where ranks meet.
+    """
+    own = ranks.ranks_of(place)
+    rank, world_size = str(own[local_rank]), str(ranks.world_size)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(place),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "worker",
+        "LOCAL_WORLD_SIZE": str(len(own)),
+        "WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": str(len(ranks.counts)),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+        # Ranks of later rounds take themselves for restarted ones, and nobody restarts them within the round.
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.round),
+        "TORCHELASTIC_MAX_RESTARTS": str(attempt.round),
+        "TORCHELASTIC_RUN_ID": f"{attempt.run.id}/{attempt.round}",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": str(attempt.logs / f"rank-{rank}.error.json"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 def _parameters(spec: Spec, attempt: AttemptDir, node: Node) -> dict[str, str]:
@@ -132,7 +167,8 @@ def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
         return place.own_variables()
     if place.ranks.world_size == 1:
         return {"PET_MASTER_ADDR": place.master_addr, "PET_MASTER_PORT": str(place.master_port)}
-    return {}
+    # Scripts may change MASTER_ADDR, and then call slurmtrain.session().
+    return {"SLURMTRAIN_MASTER_ADDR": place.master_addr, "SLURMTRAIN_MASTER_PORT": str(place.master_port)}
 
 
 def network_variables(interface: str, address: str) -> dict[str, str]:

@@ -20,7 +20,8 @@ class Worker:
     """What a training process knows about where it runs. ``attempt`` is None outside a job.
 
     ``node``: the number of its node, of which those of a run may leave some out; under plain torchrun, torchrun's.
-    ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec.
+    ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec. ``meets_at``: the
+    address and the port at which rank 0 opens the store where ranks meet; None if the launcher has arranged that.
     ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``expected``: how many ranks
     there are if such a launcher starts them all; ``first_rank``: the first of those on this node. ``resume_from``: the
     path of the checkpoint that the attempt continues from; None if there is none. ``heartbeat``: the path of the board
@@ -35,6 +36,7 @@ class Worker:
     node: int
     launched: bool
     launcher: str
+    meets_at: tuple[str, int] | None
     launcher_restarts: int
     expected: int
     first_rank: int
@@ -65,7 +67,8 @@ def this_worker() -> Worker:
         node=int(environ.get(variables.NODE, environ.get("GROUP_RANK", "0"))),
         launched="RANK" in environ,
         launcher=launcher,
-        # With ``ranks``, torch elastic counts the rounds there: see runtime/agent/workers.py.
+        meets_at=_meets_at(environ),
+        # With ``ranks``, the agent counts the rounds there, as torchrun does.
         launcher_restarts=restarts if launcher != RANKS else 0,
         expected=int(environ.get("SLURMTRAIN_WORLD_SIZE", "1")),
         first_rank=int(environ.get("SLURMTRAIN_FIRST_RANK", "0")),
@@ -82,6 +85,14 @@ def this_worker() -> Worker:
         deterministic=environ.get(variables.DETERMINISTIC) == "1",
         accumulation=int(environ.get(variables.ACCUMULATION, "1")),
     )
+
+
+def _meets_at(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    address, port = environ.get("SLURMTRAIN_MASTER_ADDR"), environ.get("SLURMTRAIN_MASTER_PORT")
+    # A launcher within a rank has a port of its own, and one that the agent starts serves the store itself.
+    is_agents = port is not None and environ.get("MASTER_PORT") == port and "TORCHELASTIC_RUN_ID" in environ
+    serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return (address, int(port)) if address and port and is_agents and not serves else None
 
 
 def _read_params(environ: Mapping[str, str]) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import events_of
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import Progress
@@ -23,6 +22,9 @@ _TAIL_BYTES = 65_536
 
 def read_run(run: RunDir) -> Run:
     """The run as its journals have it now, before the policy is asked. What cannot be read is skipped."""
+    # Late, here and below: most agents end without having read a run.
+    from slurmtrain.model.run.fold import RunBuilder
+
     builder, progress = RunBuilder(run.id), {}
     with contextlib.suppress(RunUnreadable):
         for file in journal_files(run, []):
@@ -45,6 +47,8 @@ def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
     Raises:
         RunUnreadable: They take more, or are empty, or any of them cannot be read.
     """
+    from slurmtrain.model.run.fold import RunBuilder
+
     files = [file for file in journal_files(run, check=check) if not _OTHER_RANK.fullmatch(file.name)]
     if sum(file.size for file in files if file.metrics_of is None) > most_bytes:
         raise RunUnreadable(f"its journals take more than {most_bytes} bytes")

@@ -4,10 +4,9 @@ Tests run with torch OLDEST to NEWEST, and torchdata 0.11. Check this file first
 ``scripts/test --torch VERSION``. A test (``test_runtime_torch_private``) ensures that no other module uses a name of
 torch that begins with an underscore, or that its module does not list in ``__all__``.
 
-What torch documents as extension points is used where it is needed: ``torch.distributed.elastic``, the planners,
-readers and writers of ``torch.distributed.checkpoint``, hooks. Among them are four methods of SimpleElasticAgent that
-begin with an underscore (ELASTIC_EXTENSION_POINTS): only a subclass can override them, so these names also occur in
-``runtime.agent.workers.Workers``. So is one of ParallelStyle (STYLE_EXTENSION_POINT), in ``runtime.strategies.tensor``.
+What torch documents as extension points is used where it is needed: the planners, readers and writers of
+``torch.distributed.checkpoint``, hooks. Among them is a method of ParallelStyle that begins with an underscore
+(STYLE_EXTENSION_POINT): only a subclass can override it, so its name also occurs in ``runtime.strategies.tensor``.
 
 This module is imported where torch is not, so the functions import what they need of torch.
 """
@@ -15,7 +14,6 @@ This module is imported where torch is not, so the functions import what they ne
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module, metadata
@@ -26,13 +24,9 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import NotAvailable
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-    from types import FrameType
-
     from torch import Tensor, device, nn
     from torch.amp import GradScaler
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.optim import Optimizer
 
     StorageInfo = _StorageInfo
@@ -42,8 +36,6 @@ OLDEST = (2, 9)
 NEWEST = (2, 15)
 # The modules of the functions that data-loader workers run: torch's and torchdata's.
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
-# Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
-ELASTIC_EXTENSION_POINTS = frozenset(("_assign_worker_ranks", "_start_workers", "_monitor_workers", "_exit_barrier"))
 # The versions of CUDA for which there are packages of NCCL.
 _CUDA_MAJORS = (13, 12, 11)
 # The method of torch.distributed.tensor.parallel.ParallelStyle that applies a style, which is abstract.
@@ -141,8 +133,13 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     return _pytree.tree_map(function, tree)
 
 
-def import_compiler() -> None:
-    """Import now what torch's checkpoints import on first use, most of a second in the middle of training."""
+def import_checkpoints() -> None:
+    """Import torch's checkpoints, and what these import on first use: most of a second in the middle of training.
+
+    That is torch's compiler, which its first optimizer or DistributedDataParallel also imports. Call this before the
+    process group is joined: later, it would keep a reference to the group, whose threads would outlive the group.
+    """
+    import_module("torch.distributed.checkpoint")
     import_module("torch._dynamo")
 
 
@@ -176,38 +173,6 @@ def scale_of(scaler: GradScaler) -> Tensor:
     """The scale of a ``scaler`` that has scaled something, where it computes: reading it does not wait."""
     assert scaler._scale is not None
     return scaler._scale
-
-
-# --- torch elastic ----------------------------------------------------------------------------------------------------
-
-
-def never_restart(agent: LocalElasticAgent) -> None:
-    """Keep torch elastic from restarting the workers of this ``agent``, whatever the ``max_restarts`` of its spec."""
-    agent._remaining_restarts = 0
-
-
-def keep_signal_handlers() -> None:
-    """Have the handlers that torch elastic installs when it starts workers call those that are installed now.
-
-    Otherwise they raise an exception in whatever code is running. Later versions than 2.9 install none but those that
-    TORCHELASTIC_SIGNALS_TO_HANDLE names. Call it in the main thread, before workers are started.
-    """
-    from torch.distributed.elastic.multiprocessing import api
-
-    installed = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    raising = api._terminate_process_handler
-
-    def forward(signum: int, frame: FrameType | None) -> None:
-        handler = installed.get(signal.Signals(signum))
-        (handler if callable(handler) else raising)(signum, frame)
-
-    api._terminate_process_handler = forward
-
-
-def worker_processes(agent: LocalElasticAgent) -> list[Popen[bytes]]:
-    """The processes of the workers that this ``agent`` has started, by local rank; none before it starts them."""
-    handlers = getattr(agent._pcontext, "subprocess_handlers", {})
-    return [handler.proc for handler in handlers.values()]
 
 
 # --- the index of a checkpoint ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ NODE_SILENCE_S = 15.0
 _BEAT_S = 1.0
 # An agent that has not looked for this long was suspended, or waited for a file server.
 _SUSPENDED_S = 5.0
-_POLL_S = 0.02
+_FIRST_POLL_S, _POLL_S = 0.001, 0.02
 T = TypeVar("T")
 
 
@@ -105,12 +105,13 @@ class ControlStore:
         """
         with contextlib.suppress(CoordinatorGone):
             self.publish(f"{place}/{self._node}", {})
-            missing = set(self._watched)
+            missing, pauses = set(self._watched), _pauses()
             while missing and not give_up():
                 self._exchange_beats()
                 arrived = self.read_each(f"{place}/{other}" for other in missing)
                 missing = {other for other in missing if f"{place}/{other}" not in arrived} - set(self.silent_nodes())
-                time.sleep(_POLL_S)
+                if missing:
+                    time.sleep(next(pauses))
 
     def _exchange_beats(self) -> None:
         """Increment this node's heartbeat, and note whose count has changed. Other nodes' clocks do not matter."""
@@ -159,6 +160,7 @@ class ControlStore:
 
     def wait_for(self, name: str) -> Mapping[str, Any] | None:
         """Wait for a message from node 0; None if node 0 is gone or leaves without publishing it. Never raises."""
+        pauses = _pauses()
         try:
             while (message := self.read(name)) is None:
                 self.keep_alive()
@@ -167,10 +169,18 @@ class ControlStore:
                     return self.read(name)
                 if 0 in self.silent_nodes():
                     return None
-                time.sleep(_POLL_S)
+                time.sleep(next(pauses))
         except CoordinatorGone:
             return None
         return message
 
     def _key(self, name: str) -> str:
         return f"{self._round}/{name}"
+
+
+def _pauses() -> Iterator[float]:
+    """How long to wait before each look: mostly, what is looked for comes at once."""
+    pause = _FIRST_POLL_S
+    while True:
+        yield pause
+        pause = min(2 * pause, _POLL_S)

@@ -18,7 +18,6 @@ Node 0 takes part in every round itself. Decisions are pure functions of :mod:`s
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import socket
@@ -135,9 +134,7 @@ class _Coordinator:
 
     async def _collect_joins(self, secret: bytes) -> ProbeTask:
         """Wait until all nodes have joined, and choose the networks to probe. Raises ResponseTimeout."""
-        own_report, _ = await asyncio.gather(
-            make_join_report(self._participant, self._prober, None), in_background(self._participant.warm_up)
-        )
+        own_report = await make_join_report(self._participant, self._prober, None)
         joined = await self._connections.gather("join", own_report, self._participant.join_s)
         for node, report in joined.items():
             self._hosts[node] = report["host"]
@@ -217,7 +214,7 @@ class _Coordinator:
     def _bind_ports(
         self, verdict: Verdict, members: Mapping[int, Candidate]
     ) -> tuple[Verdict, Sequence[socket.socket]]:
-        """Bind the port of training's rendezvous and that of the agents, unless training will not start."""
+        """Keep a port free for rank 0, and listen at that of the agents, unless training will not start."""
         if verdict.problem is not None:
             return verdict, ()
         level = self._participant.spec.preflight.port.level
@@ -225,8 +222,9 @@ class _Coordinator:
         try:
             if not members:
                 raise LaunchError("the nodes have no network in common")
+            listeners.append(self._participant.reserve())
             # A single node has no agents to connect.
-            for _ in range(min(2, self._participant.nodes)):
+            if self._participant.nodes > 1:
                 listeners.append(self._participant.listen(members[0].address))
         except LaunchError as error:
             for listener in listeners:
@@ -278,7 +276,7 @@ class _Coordinator:
         return replace(
             read_outcome(commands[0]),
             election=ending.election,
-            listener=ending.listeners[0] if ending.listeners else None,
+            reserved=ending.listeners[0] if ending.listeners else None,
             control_listener=ending.listeners[1] if len(ending.listeners) > 1 else None,
             sent=self._connections.sent,
             tests=self._prober.made,
@@ -289,7 +287,7 @@ class _Coordinator:
 class _Ending:
     """The result of a preflight: everything that the last commands contain, by node where nodes differ.
 
-    ``listeners``: the sockets bound to the ports of training's rendezvous and, with several nodes, of the agents.
+    ``listeners``: the sockets bound to the port of rank 0 and, with several nodes, to that of the agents.
     """
 
     verdict: Verdict

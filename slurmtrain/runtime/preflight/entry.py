@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
@@ -24,10 +25,8 @@ from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
 from slurmtrain.runtime.preflight.facts import clock, measure
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
-from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
-from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.journal import Journal
 
 _SIGNAL_POLL_S = 0.05
@@ -111,10 +110,10 @@ class _LocalNode:
             nodes=node.count,
             host=node.name(node.count),
             spec=plan.spec,
-            candidates=lambda: find_candidates(node.index, None if interface == "auto" else interface),
+            candidates=lambda: _find_candidates(node.index, None if interface == "auto" else interface),
             measure=self._measure,
             discipline=clock.read_discipline,
-            warm_up=_import_torch,
+            reserve=lambda: ports.reserve_port(f"{node.job_id}/{attempt.round}", node.restart),
             listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
             bandwidth=self._measure_bandwidth,
             single_machine=node.executor == "local",
@@ -130,7 +129,7 @@ class _LocalNode:
         if self.participant.nodes == 1:
             # No other node connects: there is no secret to share, unless one was exported.
             return coordinate(self.participant, self._exported.secret if self._exported else b"", None)
-        candidates = [LOOPBACK] if self.participant.single_machine else find_candidates(0)[0]
+        candidates = [LOOPBACK] if self.participant.single_machine else _find_candidates(0)[0]
         addresses = [candidate.address for candidate in candidates]
         listener, secret = listen_for_participants(
             self._attempt, self._node.job_id, self._node.restart, self._exported, addresses
@@ -163,6 +162,13 @@ class _LocalNode:
 
     def _measure_bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
         return measure_all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
+
+
+def _find_candidates(node: int, pinned: str | None = None) -> tuple[Sequence[Candidate], Sequence[ExcludedAddress]]:
+    """As :func:`~.facts.interfaces.find_candidates`, which needs psutil: only where there are other nodes."""
+    from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
+
+    return find_candidates(node, pinned)
 
 
 async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: StopFlag) -> PreflightOutcome:
@@ -206,9 +212,3 @@ def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, ho
             blamed=host in outcome.blamed,
         )
     )
-
-
-def _import_torch() -> None:
-    """Import what starts the workers: it takes seconds, so it is done while waiting for the other nodes."""
-    with without_collection():
-        import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

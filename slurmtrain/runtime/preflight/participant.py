@@ -56,8 +56,8 @@ class Participant:
         candidates: Lists the addresses that training could use, and those that it cannot.
         measure: Measures this machine for all checks, given this node's addresses and the token of the attempt.
         discipline: Returns what synchronises this machine's clock.
-        warm_up: Does work that training needs anyway, while waiting for the other nodes.
-        listen: Binds the port of training's rendezvous on an address of node 0.
+        reserve: Keeps a port of node 0 free for rank 0, at which the ranks meet.
+        listen: Listens at a port on an address of node 0.
         bandwidth: Takes part in an all-reduce of all nodes, given node 0's address and port, and this node's interface.
         stopped: The name of the signal that has stopped this node; None while it runs.
         single_machine: Whether all nodes are on one machine, and need no network.
@@ -76,7 +76,7 @@ class Participant:
     candidates: Callable[[], tuple[Sequence[Candidate], Sequence[ExcludedAddress]]]
     measure: Callable[[Sequence[str], str], Mapping[str, Mapping[str, Any]]]
     discipline: Callable[[], Mapping[str, Any]]
-    warm_up: Callable[[], None]
+    reserve: Callable[[], socket.socket]
     listen: Callable[[str], socket.socket]
     bandwidth: Callable[[str, int, str], Mapping[str, Any]]
     stopped: Callable[[], str | None] = lambda: None
@@ -107,14 +107,14 @@ class PreflightOutcome:
         findings: This node's findings.
         blamed: The hosts without which the attempt could start.
         problem: Why no worker may start; None if they may.
-        master: Address and port of training's rendezvous on node 0; None if it is not bound.
+        master: Address and port on node 0 at which the ranks meet; None if no port is reserved.
         control_port: The port, at the same address, where the agents connect while ranks train; None for a single node.
         secret: The secret that they must know for that.
         address: This node's address in the elected network.
         interface: The interface with that address.
         clock: The journal record of this node's clock.
         election: The journal record of the election, on node 0 only.
-        listener: The socket that is bound to ``master``, on node 0 only.
+        reserved: The socket that keeps the port of ``master`` free, on node 0 only.
         control_listener: The socket that is bound to ``control_port``, on node 0 only.
         sent: Messages that this node sent.
         tests: Connections that this node made to probe networks.
@@ -130,7 +130,7 @@ class PreflightOutcome:
     interface: str = ""
     clock: Mapping[str, Any] = field(default_factory=dict)
     election: NetworkElected | None = None
-    listener: socket.socket | None = None
+    reserved: socket.socket | None = None
     control_listener: socket.socket | None = None
     sent: int = 0
     tests: int = 0
@@ -149,14 +149,11 @@ async def participate(participant: Participant, known_endpoints: Callable[[], Se
         ResponseTimeout: Node 0 sends no command.
         LaunchError: Node 0 cannot be found.
     """
-    # Importing torch takes longer than finding node 0, so both start at once.
-    warming_up = asyncio.create_task(in_background(participant.warm_up))
     coordinator, secret = await connect_to_coordinator(
         known_endpoints, participant.node, participant.join_s, participant.now
     )
     prober = participant.prober(secret)
     try:
-        await warming_up
         await coordinator.report("join", await make_join_report(participant, prober, coordinator.route))
         task = ProbeTask((), {}, "")
         while True:

@@ -25,8 +25,8 @@ _END = 65536
 # If fewer than this are left from _PREFERRED on, those below it are used as well.
 _ENOUGH = 1000
 _TRIES = 50
-LAUNCHERS = "launchers"
-"""The salt of the ports that are left to the launchers of runs (:func:`reserve_port`)."""
+RANKS = "ranks"
+"""The salt of the ports that are left to rank 0, or to the launchers of runs (:func:`reserve_port`)."""
 # Ports of other services on a cluster's nodes, which may start a moment later.
 _KNOWN_SERVICES = {
     range(5000, 5001): "MLflow",
@@ -64,7 +64,7 @@ def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range]
     """
     ports = [port for span in (_usable_ports_here() if ranges is None else ranges) for port in span]
     # Purposes never compete for a port.
-    candidates = (ports[3::4] if salt == LAUNCHERS else ports[1::4] if salt else ports[::2]) or ports
+    candidates = (ports[3::4] if salt == RANKS else ports[1::4] if salt else ports[::2]) or ports
     if not candidates:
         return
     digest = hashlib.sha256(f"{salt}\0{job_id}".encode()).digest()
@@ -120,12 +120,12 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
         LaunchError: None of the first 50 ports is free.
     """
     reason = "no port is outside the ephemeral range and the reserved ones"
-    for port in islice(job_ports(job_id, restart, LAUNCHERS), _TRIES):
+    for port in islice(job_ports(job_id, restart, RANKS), _TRIES):
         try:
             return sockets.reserve(port)
         except OSError as error:
             reason = _describe_error(error)
-    raise LaunchError(f"no port is free for the command of the run on {socket.gethostname()}: {reason}")
+    raise LaunchError(f"no port is free for the ranks of the run on {socket.gethostname()}: {reason}")
 
 
 def _usable_ports_here() -> list[range]:

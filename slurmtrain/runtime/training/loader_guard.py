@@ -1,4 +1,6 @@
-"""What scripts without a session get when they import torch: guarded data-loader workers, and repeatable numbers.
+"""What scripts without a session get when they import torch.
+
+That is guarded data-loader workers, and repeatable numbers.
 
 Workers are protected from signals that Slurm sends to all processes of a step. Torch calls :func:`guard_loaders` at the
 end of its own import, since it is registered as an entry point in the group ``torch.backends``

@@ -7,19 +7,19 @@ import logging
 import socket
 from dataclasses import asdict, replace
 from datetime import timedelta
-from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from slurmtrain.errors import LaunchError
 from slurmtrain.model.environment.backend import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
 from slurmtrain.model.run.events.rank import HardwareCompared
 from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.strategies.step.precision import hardware_of
-from slurmtrain.system.interpreter import without_collection
 
 _log = logging.getLogger("slurmtrain")
 
@@ -54,21 +54,18 @@ def join_group(
     """
     if dist.is_initialized():
         return False, None
-    if worker.attempt is not None:
-        # If imported later, this would keep a reference to the group, whose threads would outlive the group.
-        with without_collection():
-            import_module("torch.distributed.checkpoint")
     if not worker.launched:
         use_loopback()
         dist.init_process_group(
             backend or _backend_of(device), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
         )
         return True, None
-    if backend is not None or not elects or worker.world_size == 1:
-        dist.init_process_group(backend or _backend_of(device), timeout=timeout)
+    store, rank, world_size = _open_store(worker, timeout)
+    if backend is not None or not elects or world_size == 1:
+        dist.init_process_group(
+            backend or _backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
+        )
         return True, None
-    # What init_process_group does itself if it gets no store.
-    store, rank, world_size = next(rendezvous("env://"))
     own = RankHardware(host=socket.gethostname(), **describe_rank(device))
     ranks = exchange(dist.PrefixStore("slurmtrain/hardware", store), rank, world_size, own)
     elected = elect_backend(ranks)
@@ -77,6 +74,48 @@ def join_group(
     backend = _backend_of(device) if elected.name == NCCL else GLOO
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True, elected
+
+
+def _open_store(worker: Worker, timeout: timedelta | None) -> tuple[dist.Store, int, int]:
+    """The store at which ranks meet, the number of this one, and how many there are.
+
+    If the agent has started the ranks, rank 0 listens on the address of the elected network only: a store believes
+    whoever connects. Under a launcher it is what ``init_process_group`` takes if it gets no store.
+
+    Args:
+        worker: Where this process runs.
+        timeout: How long to wait for rank 0; None: torch's default.
+
+    Raises:
+        LaunchError: This is rank 0, and it cannot listen.
+    """
+    if worker.meets_at is None:
+        store, rank, world_size = next(rendezvous("env://"))
+        return store, rank, world_size
+    is_first = worker.rank == 0
+    listener = _listen(worker.meets_at, worker.world_size) if is_first else None
+    opened = dist.TCPStore(
+        *worker.meets_at,
+        None,
+        is_first,
+        timeout or default_pg_timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+    return opened, worker.rank, worker.world_size
+
+
+def _listen(address: tuple[str, int], world_size: int) -> int:
+    """A socket at which the other ranks find rank 0. Raises LaunchError.
+
+    The agent has reserved the port, so that only sockets which may share it can be bound to it.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        return socket.create_server(address, family=family, backlog=world_size).detach()
+    except OSError as error:
+        place = f"port {address[1]} of {address[0]}"
+        raise LaunchError(f"rank 0 cannot listen for the other ranks at {place}: {error.strerror}") from error
 
 
 def exchange(store: dist.Store, rank: int, world_size: int, own: RankHardware) -> list[RankHardware]:

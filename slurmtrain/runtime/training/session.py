@@ -33,7 +33,7 @@ from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.job.torch_private import check_version, import_compiler
+from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy import Strategy
 from slurmtrain.runtime.training.balancer import Balancer
 from slurmtrain.runtime.training.child_signals import ChildGuard
@@ -137,6 +137,9 @@ class Session(SteppedTraining):
             leave_quickly()
             stacks.answer()
         self._beat(Phase.JOINING)
+        if self._worker.attempt is not None:
+            with without_collection():
+                import_checkpoints()
         mixed = self._plan is not None and self._plan.spec.resources.mixed
         self._owns_group, elected = join_group(self._worker, self.device, self._backend, self._timeout, elects=mixed)
         make_repeatable(self._worker)
@@ -228,12 +231,9 @@ class Session(SteppedTraining):
         if attempt is None or plan is None:
             return
         objects.update(self._loaders.register())
-        # Torch's checkpoint modules take most of a second to import, and import its compiler on first use.
         with without_collection():
             from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
             from slurmtrain.runtime.checkpoint.state_dicts import Objects
-
-            import_compiler()
 
         states = self._strategy.states() | ({"run.shares": self._shares} if self._balancer is not None else {})
         self._checkpointer = Checkpointer(

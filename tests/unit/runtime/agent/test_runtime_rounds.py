@@ -195,7 +195,7 @@ def test_ranks_of_all_other_nodes_are_asked_to_stop_when_one_is_lost(make: Make)
     script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
     world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
     for node in (0, 2):
-        assert world.ranks[0, node]._own[0].signals == [signal.SIGTERM]
+        assert world.ranks[0, node].process.signals == [signal.SIGTERM]
 
 
 def test_a_spare_node_takes_the_place_of_one_that_is_lost(make: Make) -> None:
@@ -212,10 +212,10 @@ def test_a_spare_node_that_is_lost_ends_no_round(make: Make) -> None:
     world.until_running(0, 0, 1)
     world.dead.add(2)
     for node in (0, 1):
-        world.ranks[0, node]._own[0].returncode = 0
+        world.ranks[0, node].process.returncode = 0
     world.end()
     assert world.causes()[0] == "completed"
-    assert world.ranks[0, 0]._own[0].signals == []
+    assert world.ranks[0, 0].process.signals == []
 
 
 def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make) -> None:
@@ -236,7 +236,7 @@ def test_a_living_node_that_was_given_up_ends_its_ranks_and_itself(make: Make, m
     world.end()
     until(lambda: not world.threads[1].is_alive(), "the end of node 1")
     assert world.causes() == {0: "completed", 1: "node_fail", 2: "completed"}
-    assert world.ranks[0, 1]._own[0].signals == [signal.SIGTERM]
+    assert world.ranks[0, 1].process.signals == [signal.SIGTERM]
     assert world.rounds_of(1) == [0]
 
 
@@ -359,7 +359,7 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     world.end()
     assert world.outcomes[1] is None
     assert world.root == ("preempted", "stopped by SIGTERM")
-    assert world.ranks[0, 0]._own[0].signals == [signal.SIGTERM]
+    assert world.ranks[0, 0].process.signals == [signal.SIGTERM]
 
 
 def test_a_rank_that_cannot_be_killed_ends_the_attempt_and_is_named(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import importlib.util
 import inspect
 import re
-import signal
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-from torch.distributed.elastic.multiprocessing import api as elastic
 from torch.distributed.tensor.parallel import ParallelStyle
 
 import slurmtrain
@@ -64,7 +62,7 @@ def private_attributes(tree: ast.AST) -> Iterator[str]:
     """Dotted names like ``torch.serialization._get_layout`` that begin with a module of torch."""
     names = set(torch_names(tree))
     for node in ast.walk(tree):
-        dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        dotted = ast.unparse(node) if names and isinstance(node, ast.Attribute) else ""
         parts = dotted.split(".")
         if parts[0] in names and any(part.startswith("_") and not part.startswith("__") for part in parts):
             yield dotted
@@ -78,9 +76,9 @@ def private_uses(tree: ast.AST) -> list[str]:
     return [*imports, *private_attributes(tree)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_other_module_uses_private_names_of_torch(path: Path) -> None:
-    assert private_uses(ast.parse(path.read_text())) == []
+def test_no_other_module_uses_private_names_of_torch() -> None:
+    uses = {path: private_uses(ast.parse(path.read_text())) for path in MODULES}
+    assert {path: names for path, names in uses.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -128,15 +126,9 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
         for kind in classes
         for base in torch_bases(kind)
         for name in private_names(kind) & private_names(base)
-        if name not in torch_private.ELASTIC_EXTENSION_POINTS
-        and (base, name) != (ParallelStyle, torch_private.STYLE_EXTENSION_POINT)
+        if (base, name) != (ParallelStyle, torch_private.STYLE_EXTENSION_POINT)
     }
     assert shared == {}
-
-
-@pytest.mark.parametrize("name", sorted(torch_private.ELASTIC_EXTENSION_POINTS))
-def test_torch_elastic_still_has_each_extension_point(name: str) -> None:
-    assert callable(getattr(SimpleElasticAgent, name))
 
 
 def test_a_style_of_torch_is_still_applied_by_an_abstract_method() -> None:
@@ -168,6 +160,24 @@ def test_the_installed_version_is_not_too_old() -> None:
     torch_private.check_version()
 
 
+def test_versions_of_torch_are_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch": "2.13.0+cu128", "nvidia-nccl-cu12": "2.28.3"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n")
+    monkeypatch.setattr(torch_private.metadata, "version", version)
+    spec = importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(torch_private, "find_spec", {"torch": spec}.get)
+    assert torch_private.torch_versions() == {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.28.3"}
+    versions.clear()
+    monkeypatch.setattr(torch_private, "find_spec", {}.get)
+    assert torch_private.torch_versions() == dict.fromkeys(("torch", "cuda", "nccl"))
+
+
 def test_without_torch_there_is_no_version_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -181,32 +191,6 @@ def test_the_oldest_version_is_the_one_that_the_package_requires() -> None:
     required = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
     [torch] = [each for each in required if re.match(r"torch\W", each)]
     assert torch == "torch>=" + ".".join(map(str, torch_private.OLDEST))
-
-
-@pytest.fixture
-def received() -> Iterator[list[int]]:
-    """The signals that the handlers of this process have received; torch and the process get their own back."""
-    numbers: list[int] = []
-    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.signal(number, lambda number, _: numbers.append(number)) for number in handled}
-    raising = elastic._terminate_process_handler
-    yield numbers
-    elastic._terminate_process_handler = raising
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_what_torch_elastic_installs_calls_the_handlers_that_were_there(received: list[int], rounds: int) -> None:
-    for _ in range(rounds):
-        torch_private.keep_signal_handlers()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, elastic._terminate_process_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.raise_signal(number)
-    assert received == [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
-    with pytest.raises(elastic.SignalException):
-        signal.raise_signal(signal.SIGQUIT)
 
 
 def test_an_empty_state_of_a_parameter_is_dropped_and_others_stay() -> None:

@@ -65,8 +65,8 @@ class Agent:
     def run(self) -> PreflightOutcome | ExitReport:
         with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
             result = run_preflight(self._attempt, self._node, self._plan, journal, self.flag)
-        if isinstance(result, PreflightOutcome) and result.listener is not None:
-            result.listener.close()
+        if isinstance(result, PreflightOutcome) and result.reserved is not None:
+            result.reserved.close()
         return result
 
     @property
@@ -80,10 +80,9 @@ Agents = Callable[..., Agent]
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
-    """An agent of an attempt in a directory of this test; torch is not imported for it."""
+    """An agent of an attempt in a directory of this test."""
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     attempt.path.mkdir(parents=True)
-    monkeypatch.setattr(entry, "_import_torch", lambda: None)
     monkeypatch.setattr(
         entry.clock, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
     )
@@ -271,14 +270,12 @@ def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> ExitRepor
     return result[0]
 
 
-@pytest.mark.parametrize("function", ["measure", "warm_up", "discipline"])
+@pytest.mark.parametrize("function", ["measure", "discipline"])
 def test_a_signal_is_obeyed_whatever_hangs(
     agent: Agents, monkeypatch: pytest.MonkeyPatch, hanging: Any, function: str
 ) -> None:
     if function == "measure":
         monkeypatch.setattr(entry.measure, "measure_all", hanging)
-    elif function == "warm_up":
-        monkeypatch.setattr(entry, "_import_torch", hanging)
     else:
         monkeypatch.setattr(entry.clock, "read_discipline", hanging)
     single = agent()

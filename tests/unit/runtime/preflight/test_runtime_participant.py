@@ -41,7 +41,7 @@ def test_all_nodes_agree_on_the_rendezvous_and_on_the_fast_network(nodes: int) -
     assert [outcome.tests for outcome in outcomes] == [2 * len(probe_targets(node, nodes)) for node in range(nodes)]
 
 
-def test_node_0_has_the_listener_and_the_record_of_the_election() -> None:
+def test_node_0_has_the_sockets_and_the_record_of_the_election() -> None:
     preflight = SimulatedPreflight(3)
     bound: list[socket.socket] = []
 
@@ -54,7 +54,8 @@ def test_node_0_has_the_listener_and_the_record_of_the_election() -> None:
         ExcludedAddress(node=1, interface="eth9", address="10.0.0.9", reason="the interface is down")
     ]
     first, *others = run_all(preflight)
-    assert bound == [first.listener, first.control_listener]
+    assert bound == [first.control_listener]
+    assert first.reserved is not None
     assert first.master is not None
     assert finding(first, "port").summary == f"port {first.master[1]} on 127.2.0.1"
     record = election(first)
@@ -69,7 +70,7 @@ def test_node_0_has_the_listener_and_the_record_of_the_election() -> None:
     }
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     for outcome in others:
-        assert (outcome.election, outcome.listener) == (None, None)
+        assert (outcome.election, outcome.reserved) == (None, None)
 
 
 def test_every_clock_is_compared_with_node_0s() -> None:
@@ -333,7 +334,7 @@ def test_a_node_that_cannot_find_node_0_raises() -> None:
         candidates=lambda: ([], []),
         measure=nothing,
         discipline=dict,
-        warm_up=lambda: None,
+        reserve=nothing,
         listen=nothing,
         bandwidth=nothing,
         join_s=0.05,

@@ -21,11 +21,11 @@ from torch.distributed import TCPStore
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.peers import sockets
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.ports import LAUNCHERS, job_ports, listen_on_job_port, reserve_port, usable_ports
+from slurmtrain.runtime.preflight.ports import RANKS, job_ports, listen_on_job_port, reserve_port, usable_ports
 
 DEFAULT = usable_ports("32768\t60999\n", "\n")
 JOBS = st.one_of(st.integers(1, 10**9).map(str), st.from_regex(r"[1-9][0-9]{0,6}_[0-9]{1,4}", fullmatch=True))
-SALTS = ("", "bootstrap", LAUNCHERS)
+SALTS = ("", "bootstrap", RANKS)
 SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
 
 
@@ -108,7 +108,7 @@ def set_kernel_settings(
 
 def test_the_kernels_settings_are_respected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_kernel_settings(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
-    port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x")) | set(job_ports("7", 0, LAUNCHERS))
+    port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x")) | set(job_ports("7", 0, RANKS))
     assert port_numbers == set(numbers(usable_ports("20000 60999", "11000-12000")))
 
 

@@ -15,12 +15,22 @@ from pathlib import Path
 
 import submitit
 
-from slurmtrain.runtime.agent.agent import run_node
+from slurmtrain.local.task import run_node
+from slurmtrain.runtime.task import command
 from slurmtrain.system.files import FILE_MODE
+from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import identify
 
 # The node agents enforce the time limit themselves; submitit's own must never come first.
 _FOREVER_MIN = 60 * 24 * 365
+
+
+class _Executor(submitit.LocalExecutor):  # type: ignore[misc]
+    """Submits tasks that start as agents do."""
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return command(self.python, shlex.quote(str(self.folder)))
 
 
 def main() -> None:
@@ -32,7 +42,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1)):
         os.dup2(source, target)
-    executor = submitit.LocalExecutor(folder=Path(request["folder"]))
+    executor = _Executor(folder=Path(request["folder"]), python=shlex.join(own_python()))
     executor.update_parameters(
         tasks_per_node=request["nodes"],
         timeout_min=_FOREVER_MIN,

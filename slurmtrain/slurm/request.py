@@ -19,11 +19,13 @@ from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.model.spec.units import write_node_memory
 from slurmtrain.runtime.environment import network_profile
+from slurmtrain.runtime.task import command as task_command
 from slurmtrain.slurm.components import in_line, join_parts, part_options, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.slurm.job_names import job_name
 from slurmtrain.system import templates
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
+from slurmtrain.system.interpreter import UTF8
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
 # (sbatch(1), --signal). A short job is warned when a tenth of its time is left, but not too late to save.
@@ -351,18 +353,18 @@ def _profile_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def agent_command(python: str, folder: Path) -> str:
-    """What each task runs: submitit's entry point, which calls the node agent."""
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+    """What each task runs: the entry point of submitit's tasks, which calls the node agent."""
+    return task_command(shlex.join([python, *UTF8]), shlex.quote(str(folder)))
 
 
 def element_command(python: str) -> str:
-    """What each task of an element of a job array runs: submitit's entry point, in the folder of the element's run."""
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {_ELEMENT_FOLDER}"
+    """What each task of an element of a job array runs: that entry point, in the folder of the element's run."""
+    return task_command(shlex.join([python, *UTF8]), _ELEMENT_FOLDER)
 
 
 def pack_command(python: str, array: ArrayDir) -> str:
-    """What each task of a pack runs: submitit's entry point, in the folder of the first of its runs."""
-    return f"{shlex.quote(python)} -u -m submitit.core._submit {_pack_folder(array)}"
+    """What each task of a pack runs: that entry point, in the folder of the first of its runs."""
+    return task_command(shlex.join([python, *UTF8]), _pack_folder(array))
 
 
 def _pack_folder(array: ArrayDir) -> str:

@@ -45,7 +45,7 @@ def test_neither_files_nor_processes_nor_slurm_show_a_run_to_others(site: Cluste
     assert TOKEN not in lines
     of_the_run = "".join(lines[str(site.runs)])
     # What lives long enough to be seen surely, so that the watcher has seen something.
-    assert all(name in of_the_run for name in ("srun", "core._submit"))
+    assert all(name in of_the_run for name in ("srun", "slurmtrain.runtime.task"))
     assert TOKEN not in shown + stolen.stdout + stolen.stderr
     assert "Invalid user id" in stolen.stderr
     assert TOKEN in cluster.slurm("scontrol", "write", "batch_script", job, "-"), "Slurm keeps it, for its operators"

@@ -51,7 +51,7 @@ unset invitation
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --het-group=0 --nodes=2 --ntasks=2 --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=8 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit : --het-group=1 --nodes=1 --ntasks=1 --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID}_%t_log.out" '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --het-group=0 --nodes=2 --ntasks=2 --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=8 '/opt/slurm train/bin/python3' -X utf8 -u -m slurmtrain.runtime.task /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit : --het-group=1 --nodes=1 --ntasks=1 --container-image=/images/torch.sqsh --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID}_%t_log.out" '/opt/slurm train/bin/python3' -X utf8 -u -m slurmtrain.runtime.task /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
 
 
 # teardown

@@ -31,7 +31,7 @@ unset pickle target place
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=1 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=1 '/opt/slurm train/bin/python3' -X utf8 -u -m slurmtrain.runtime.task /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
 
 
 # teardown

@@ -17,11 +17,12 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.task import ENTRY
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
 # Programs whose arguments name a directory of submitit: the controller of a local job, and the agents.
-_SUBMITIT = (b"submitit.local._local", b"submitit.core._submit")
+_SUBMITIT = (b"submitit.local._local", ENTRY.encode())
 
 
 def alive(run: Run) -> bool | None:

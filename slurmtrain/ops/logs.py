@@ -22,7 +22,9 @@ from slurmtrain.system.owned_files import open_readable
 # How often files are checked while following, in seconds.
 _POLL_S = 0.3
 _CHUNK_BYTES = 1 << 20
-_LOG = re.compile(r"(rank|node)-(\d+)\.log")
+# In the order in which they are shown.
+_WRITERS = ("setup", "setup_node", "sidecar", "node", "rank", "teardown")
+_LOG = re.compile(rf"({'|'.join(_WRITERS)})(?:-([\w.]+))?-(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +263,12 @@ def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterato
 
     ``rank``: only that rank's.
     """
-    logs = sorted(_numbered(directory.logs), key=lambda log: log[1:])
+    logs = sorted(_numbered(directory.logs), key=lambda log: (_WRITERS.index(log[1].split()[0]), *log[1:]))
     for path, writer, number in logs:
         if rank is None or (writer, number) == ("rank", rank):
             yield path, f"{writer} {number}"
     # While the attempt starts, the output of the agents is of no interest yet.
-    if rank is None and attempt.ended and not logs:
+    if rank is None and attempt.ended and not any(writer in ("node", "rank") for _, writer, _ in logs):
         submission = directory.run.submission(attempt.submission)
         yield submission.controller_log, "job"
         for path in sorted(submission.submitit.glob("*_log.out")):
@@ -275,7 +277,7 @@ def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterato
 
 
 def _numbered(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """The logs in a folder, with the kind and the number of what has written them."""
+    """The logs in a folder, with the kind of what has written them, and its number: a rank's, or the node's."""
     for path in folder.glob("*.log"):
         if match := _LOG.fullmatch(path.name):
-            yield path, match[1], int(match[2])
+            yield path, " ".join(filter(None, match.group(1, 2))), int(match[3])

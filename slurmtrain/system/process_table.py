@@ -101,6 +101,15 @@ def marked(variables: Iterable[str]) -> dict[int, dict[str, str]]:
     return by_pid
 
 
+def has_variable(pid: int, name: str) -> bool:
+    """Whether a process was started with this environment variable; False if that cannot be seen."""
+    with contextlib.suppress(OSError):
+        return any(
+            word.startswith(f"{name}=".encode()) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
+    return False
+
+
 def program_of(pid: int) -> str:
     """The file name of the program that a process executes, such as ``bash``; empty if that cannot be seen."""
     with contextlib.suppress(OSError):

@@ -205,12 +205,12 @@ class SubmissionDir:
 
     @property
     def setup(self) -> Path:
-        """The spec's setup lines, which the local executor's shell reads."""
+        """What a shell of a local run's first agent runs, with the spec's setup lines."""
         return self.path / "setup.sh"
 
     @property
     def controller_log(self) -> Path:
-        """The output of the local executor's controller, such as errors of setup commands."""
+        """The output of the local executor's controller."""
         return self.path / "controller.log"
 
 
@@ -263,6 +263,11 @@ class AttemptDir:
         return self.path / f"params-{node}.json"
 
     @property
+    def setup(self) -> Path:
+        """Says where the agents of a local run find what its setup has changed, once node 0 has run it."""
+        return self.path / "setup.json"
+
+    @property
     def turn(self) -> Path:
         """Says, once node 0 of a local run has its turn, which GPUs the run has."""
         return self.path / "turn.json"
@@ -294,6 +299,15 @@ class AttemptDir:
     def script_journal(self) -> Path:
         """The journal of the process that reads a script's metrics; like a rank's, one for each round."""
         return self.path / (f"script.{self.round}.jsonl" if self.round else "script.jsonl")
+
+    @property
+    def setup_log(self) -> Path:
+        """The output of the lines of setup, which run on the first node."""
+        return self.helper_log("setup", 0)
+
+    def helper_log(self, name: str, node: int) -> Path:
+        """The output of what runs beside the ranks of this node, such as ``teardown``, or ``sidecar`` and its name."""
+        return self.logs / f"{name}-{node}.log"
 
     def rank_log(self, rank: int) -> Path:
         """A rank's output."""

@@ -88,6 +88,10 @@ class Plan:
         """
         return self._same_content(replace(self, code=code))
 
+    def with_python(self, python: str) -> Plan:
+        """The plan with another Python, with which neither its content nor its hash changes."""
+        return self if python == self.python else self._same_content(replace(self, python=python))
+
     def for_node(self, node: int) -> Plan:
         """The plan as the agent of a ``node`` follows it, by its number from 0: ``resources`` are those of the node."""
         resources = self.spec.resources.of_node(node)

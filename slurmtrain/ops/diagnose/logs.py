@@ -30,7 +30,8 @@ _CLOCKS_S = 2.0
 # A line without a time gets the time of an earlier line, at most this many characters back.
 _LOOK_BACK = 64 << 10
 _RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
-_NODE_LOG = re.compile(r"node-(\d+)\.log")
+# A command that starts the ranks of its node itself has one log for all of them; others are of what runs beside ranks.
+_NODE_LOG = re.compile(r"(?:node|setup|setup_node|teardown|sidecar-[\w.]+)-(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,6 @@ class AttemptLogs:
         for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
             self.ranks.add(rank)
             yield _Log(path, rank, self._journals.hosts.get(rank, ""))
-        # A command that starts the ranks of its node itself has one log for all of them.
         for path in _listed(logs):
             if match := _NODE_LOG.fullmatch(path.name):
                 yield _Log(path, None, attempt.hosts.get(match[1], ""))

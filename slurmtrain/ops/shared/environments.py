@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from slurmtrain.model.environment.changes import describe
 from slurmtrain.model.environment.environment import Environment, compare, kinds_of
 from slurmtrain.model.environment.software import Software, package_changes
-from slurmtrain.model.run.events.agent import EnvironmentNoted
+from slurmtrain.model.run.events.agent import EnvironmentNoted, HelperFailed
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
@@ -54,6 +54,8 @@ def newest_environment(workspace: Workspace, run: Run) -> Environment:
 def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
     """How the environments of attempts differ from that of the first, and within each among its nodes, in words.
 
+    Also which Python they had if ``setup`` chose it, and what nodes ran beside their ranks and failed.
+
     Args:
         workspace: Where the run is.
         run: The run.
@@ -66,9 +68,21 @@ def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
         environment = _environment(directory, by_node)
         first = first or environment
         changes = compare(first, environment)
+        interpreter = next(iter(by_node.values())).interpreter
+        of_setup = [f"python is {interpreter}, as 'setup' makes it"] if interpreter else []
         parts = [f"other {kind} than the first attempt: {describe(of_kind)}" for kind, of_kind in changes.items()]
-        lines[number] = [*parts, *_among_nodes(directory, by_node)]
-    return {number: texts for number, texts in lines.items() if texts}
+        lines[number] = [*of_setup, *parts, *_among_nodes(directory, by_node)]
+    for number, why in _failed_helpers(workspace, run):
+        lines.setdefault(number, []).append(why)
+    return {number: lines[number] for number in sorted(lines) if lines[number]}
+
+
+def _failed_helpers(workspace: Workspace, run: Run) -> Iterator[tuple[int, str]]:
+    """The attempt, and why, of all that nodes ran beside their ranks and that failed."""
+    numbers = {attempt.key: attempt.number for attempt in run.attempts}
+    for event in workspace.store.events(run.id, HelperFailed):
+        if (number := numbers.get(attempt_of(event.source))) is not None:
+            yield number, f"{event.payload.why}, on node {event.payload.node}"
 
 
 def _notes(workspace: Workspace, run: Run) -> dict[int, dict[int, EnvironmentNoted]]:

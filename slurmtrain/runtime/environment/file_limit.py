@@ -8,10 +8,11 @@ it, may connect: with the usual soft limit of 1,024 it could soon open no file a
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Enough for all ports of a stranger's address, and not so many that a program which closes all it could have open,
 # one by one, takes long.
@@ -50,6 +51,22 @@ def restore_limit(soft: int, held: Iterable[int]) -> None:
             fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _OTHERS)
             os.close(handle)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def take_limits(limits: Mapping[int, tuple[int, int]]) -> None:
+    """Give this process the limits of another one, for what it starts; those of open files are for its ranks.
+
+    Args:
+        limits: The soft and the hard one, by the number of the resource.
+    """
+    global _limit
+    for number, (soft, hard) in limits.items():
+        if number == resource.RLIMIT_NOFILE:
+            _limit = soft
+        # Nobody but root can raise a hard limit.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(number, (soft, hard))
+    raise_soft_limit()
 
 
 def raise_soft_limit() -> None:

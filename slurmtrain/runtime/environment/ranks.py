@@ -184,7 +184,8 @@ def network_variables(interface: str, address: str) -> dict[str, str]:
 
 def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
     """The part of the environment of this node's ranks that comes from the user, and the GPUs that they will see."""
-    return {**os.environ, **_env_of(plan.spec), **(gpus_of_node(plan, node.index) if node.executor == "local" else {})}
+    gpus = gpus_of_node(plan, node.index) if node.executor == "local" else {}
+    return {**variables.with_own_python(os.environ), **_env_of(plan.spec), **gpus}
 
 
 def _env_of(spec: Spec) -> dict[str, str]:
@@ -199,7 +200,8 @@ def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
 
     ``interface``, ``address``: this node's own in that network.
     """
-    return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
+    environ = variables.with_own_python(os.environ)
+    return {**environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
 
 
 def facts_for_command(

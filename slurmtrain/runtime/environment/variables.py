@@ -50,6 +50,17 @@ HOME = "SLURMTRAIN_HOME"
 HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # Of a second job of a run: the attempt that its agents could join, and the number of the first of them.
 EXTENDS = "SLURMTRAIN_EXTENDS"
+# What the shell of setup leaves for the agents: that a line failed, as "CODE LINE ATTEMPT"; the directory and Python
+# that it has changed to; the variables of Python that it has made for the ranks, and which there are.
+SETUP_FAILED = "SLURMTRAIN_SETUP_FAILED"
+SETUP_DIR = "SLURMTRAIN_SETUP_DIR"
+SETUP_PYTHON = "SLURMTRAIN_PYTHON"
+RANK_VARIABLES = "SLURMTRAIN_RANK_VARIABLES"
+OF_RANKS = "SLURMTRAIN_RANK_"
+# What a process runs for a node beside its ranks: "setup_node", "teardown", or a sidecar.
+HELPER = "SLURMTRAIN_HELPER"
+# The attempt whose setup has started a process.
+SETUP_OF = "SLURMTRAIN_SETUP_OF"
 
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (JOB_ID, SUBMISSION, ATTEMPT, FROM_START, RUN_DIR, ATTEMPT_DIR, PARAMS, LOG_DIR, AGENT_PID, HEARTBEAT,
@@ -57,15 +68,21 @@ _OURS = (JOB_ID, SUBMISSION, ATTEMPT, FROM_START, RUN_DIR, ATTEMPT_DIR, PARAMS, 
          CODE_DIR, EXTENDS, SEED, DETERMINISTIC, ACCUMULATION, RESUME_FROM, RESUME_DIR, RESUME_TAG, "SLURMTRAIN_RUN_ID",
          "SLURMTRAIN_CHECKPOINT_DIR", GPUS, "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES",
          "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE", "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT",
-         "SLURMTRAIN_HOSTFILE", "SLURMTRAIN_FIRST_RANK", PARAMS_FILE)  # fmt: skip
+         "SLURMTRAIN_HOSTFILE", "SLURMTRAIN_FIRST_RANK", SETUP_FAILED, SETUP_DIR, SETUP_PYTHON, SETUP_OF,
+         HELPER,
+         PARAMS_FILE)  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE",
             "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
             "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "PET_SIGNALS_TO_HANDLE",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
-_FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
+_FOREIGN_PREFIXES = (OF_RANKS, "TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
 # These show Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
+
+# The variables of Python that this process was started with, once it has changed them for its ranks.
+_own_python: dict[str, str] = {}
+_has_changed: list[bool] = []
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -94,8 +111,23 @@ def environment_of_agent() -> Mapping[str, str]:
 def environment_of_helper() -> dict[str, str]:
     """The environment of a process that helps this one: its own, so that it finds slurmtrain in the same place."""
     package_parent = str(Path(__file__).parents[3])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": package_parent + (os.pathsep + path if path else "")}
+    own = with_own_python(os.environ)
+    path = own.get("PYTHONPATH")
+    return {**own, "PYTHONPATH": package_parent + (os.pathsep + path if path else "")}
+
+
+def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process with the Python of this one: its variables of Python, not those of the ranks."""
+    if not _has_changed:
+        return dict(environ)
+    return {**{name: value for name, value in environ.items() if not name.startswith("PYTHON")}, **_own_python}
+
+
+def keep_own_python() -> None:
+    """Remember the variables of Python of this process, which is about to change them for its ranks."""
+    if not _has_changed:
+        _own_python.update({name: value for name, value in os.environ.items() if name.startswith("PYTHON")})
+        _has_changed.append(True)
 
 
 def environment_of_tools() -> dict[str, str]:

@@ -12,18 +12,20 @@ import time
 from pathlib import Path
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
+from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, SETUP_OF
 from slurmtrain.system.process import Process, identify
 from slurmtrain.system.process_table import marked, name_of
 
 _POLL_S = 0.05
 # A killed process ends at once, unless it is in a system call that cannot be interrupted.
 _KILL_S = 10.0
+# How long what setup has left running has to end by itself.
+_END_S = 2.0
 
 
 def runs_with_processes() -> set[str]:
     """The ids of all runs, in any runs root, of which this user's ranks, or what they have started, run here."""
-    return {Path(values[ATTEMPT_DIR]).parent.parent.name for values in marked((ATTEMPT_DIR,)).values()}
+    return {attempt.parent.parent.name for attempt in _attempts().values()}
 
 
 def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[Process]:
@@ -32,8 +34,7 @@ def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[
     ``except_of``: an attempt whose processes are not meant.
     """
     processes = []
-    for pid, values in marked((ATTEMPT_DIR,)).items():
-        attempt = Path(values[ATTEMPT_DIR])
+    for pid, attempt in _attempts().items():
         if _is_same(attempt.parent.parent, run.path) and (except_of is None or attempt.name != except_of.path.name):
             process = identify(pid)
             if process is not None:
@@ -54,6 +55,32 @@ def kill_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[
             process.send(signal.SIGKILL)
         time.sleep(_POLL_S)
     return list(killed.values())
+
+
+def end_processes_of_setup(attempt: AttemptDir) -> list[str]:
+    """End what the setup of an attempt has started on this machine and left running; returns what had to be killed."""
+
+    def find() -> list[Process]:
+        pids = [pid for pid, values in marked((SETUP_OF,)).items() if Path(values[SETUP_OF]).name == attempt.path.name]
+        return [process for pid in pids if (process := identify(pid)) is not None]
+
+    processes = find()
+    for process in processes:
+        process.send(signal.SIGTERM)
+    deadline = time.monotonic() + _END_S
+    while processes and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        processes = find()
+    killed = [f"{name_of(process.pid)} (pid {process.pid})" for process in processes]
+    for process in processes:
+        process.send(signal.SIGKILL)
+    return killed
+
+
+def _attempts() -> dict[int, Path]:
+    """The directory of the attempt of each process of this user that ranks, setup, or their children have started."""
+    processes = marked((ATTEMPT_DIR, SETUP_OF))
+    return {pid: Path(values.get(ATTEMPT_DIR) or values[SETUP_OF]) for pid, values in processes.items()}
 
 
 def _is_same(path: Path, other: Path) -> bool:

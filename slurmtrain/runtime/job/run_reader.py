@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from slurmtrain.errors import RunUnreadable
+from slurmtrain.model.run.events.agent import AgentStarted
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal import events_of
 from slurmtrain.model.run.layout import AttemptDir, RunDir
@@ -14,6 +15,7 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import JournalFile, journal_files, last_points, read_pieces
 from slurmtrain.system.owned_files import Check, check_owned
+from slurmtrain.system.process import Process
 
 # Among ranks, only rank 0 journals what the state of a run depends on, and there may be thousands of others.
 _OTHER_RANK = re.compile(r"attempts/[^/]+/rank-(?!0\.).*\.jsonl")
@@ -68,6 +70,16 @@ def read_events(path: Path, source: str) -> list[AnyEvent]:
     with contextlib.suppress(OSError, RunUnreadable):
         return _events(JournalFile(source, str(path), path.stat().st_size))
     return []
+
+
+def agent_of_node_0(attempt: AttemptDir) -> Process | None:
+    """The agent of node 0 of an ``attempt``, once it has journaled that it is there."""
+    path = attempt.node_journal(0)
+    for event in read_events(path, path.name):
+        if isinstance(event.payload, AgentStarted) and event.payload.process is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return Process.from_dict(event.payload.process)
+    return None
 
 
 def last_step(attempt: AttemptDir) -> int | None:

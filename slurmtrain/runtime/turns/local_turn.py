@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import LaunchError, PathError
-from slurmtrain.model.run.events.agent import AgentStarted, WaitingForSlot
+from slurmtrain.model.run.events.agent import WaitingForSlot
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.runtime.environment.gpus import local_gpus, set_local_gpus
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
-from slurmtrain.runtime.job.run_reader import read_events, read_run
+from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_run
 from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
 from slurmtrain.system.files import describe_os_error, read_json, write_json
 from slurmtrain.system.journal import Journal
@@ -141,7 +141,7 @@ def _wait_for_node_0(attempt: AttemptDir, give_up: Callable[[], bool]) -> list[s
     deadline = time.monotonic() + _BEGIN_S
     node_0: Process | None = None
     while not give_up():
-        node_0 = node_0 or _agent_of_node_0(attempt)
+        node_0 = node_0 or agent_of_node_0(attempt)
         # Looked at before what it writes, so that its last word counts.
         is_gone = time.monotonic() > deadline if node_0 is None else node_0.alive() is False
         turn = _read_turn(attempt)
@@ -150,14 +150,4 @@ def _wait_for_node_0(attempt: AttemptDir, give_up: Callable[[], bool]) -> list[s
         if is_gone:
             raise LaunchError("the agent of node 0 has ended before it was this run's turn")
         time.sleep(_POLL_S)
-    return None
-
-
-def _agent_of_node_0(attempt: AttemptDir) -> Process | None:
-    """The agent of node 0, once it has journaled that it is there."""
-    path = attempt.node_journal(0)
-    for event in read_events(path, path.name):
-        if isinstance(event.payload, AgentStarted) and event.payload.process is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                return Process.from_dict(event.payload.process)
     return None

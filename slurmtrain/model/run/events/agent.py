@@ -91,6 +91,8 @@ class EnvironmentNoted(Payload):
     """What kind of machine it is: ``cpu``, ``cores``, ``memory``, ``gpus``, ``kernel``, ``os``."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """The ranks' environment variables for training libraries, such as ``NCCL_*``, without secrets."""
+    interpreter: str = ""
+    """What ``python`` in the command is, if the lines of setup have changed that."""
 
 
 @payload
@@ -224,6 +226,20 @@ class LeftoversKilled(Payload):
     """Their names and process ids."""
     remaining: Sequence[str] = ()
     """Those that could not be killed, because they wait for the kernel."""
+
+
+@payload
+class HelperFailed(Payload):
+    """What a node runs beside its ranks has failed, or a sidecar has ended by itself; the run goes on."""
+
+    KIND: ClassVar[str] = "helper"
+
+    node: int = 0
+    """The node's number."""
+    name: str = ""
+    """``setup_node``, ``teardown``, or ``sidecar`` and its number."""
+    why: str = ""
+    """Why, with the line and the end of its output."""
 
 
 @payload
@@ -463,6 +479,6 @@ class NodeEnded(Payload):
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
-    HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted, NodesRequested,
-    NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
+    HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted,
+    NodesRequested, NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.runtime.code.packages import package_directories, read_software
-from slurmtrain.runtime.environment.variables import environment_of_tools
+from slurmtrain.runtime.environment.variables import SETUP_PYTHON, environment_of_tools
 from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.system.files import make_new_directory, write_atomically
 from slurmtrain.system.journal import Journal
@@ -103,6 +103,7 @@ def measure_environment(node: NotedNode) -> EnvironmentNoted:
         versions={name: version for name, version in versions.items() if version},
         machine=_machine(nvml, environ.get("CUDA_VISIBLE_DEVICES")),
         variables=variables,
+        interpreter=environ.get(SETUP_PYTHON, ""),
     )
 
 

@@ -1,0 +1,1 @@
+"""What runs before, beside and after the ranks of a job: the lines of setup, and helpers."""

@@ -1,0 +1,214 @@
+"""What an agent runs around the ranks of its node: ``setup_node`` before, ``sidecars`` beside, ``teardown`` after.
+
+All of it has a variable by which its processes are told from those of ranks, even if they become daemons: they run on
+while ranks are restarted in place, and end with the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.model.run.events.agent import HelperFailed, NodeEnded
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.plan import REDACTED
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.environment import variables
+from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.runtime.setup.script import TEARDOWN_S, last_line, node_script, without_place
+from slurmtrain.system.files import FILE_MODE, make_directory
+from slurmtrain.system.inherited import umask_of_ranks
+from slurmtrain.system.journal import Journal
+
+# How long sidecars have to end by themselves.
+_SIDECAR_S = 5.0
+# How long teardown and sidecars may take if a stop comes while there are no ranks.
+STOPPED_S = 5.0
+# What teardown gets in any case, however little of the grace is left.
+_LEAST_S = 1.0
+# How long an agent may take until it has written something.
+_BEGIN_S = 10.0
+_POLL_S = 0.05
+HELPERS: set[int] = set()
+"""The processes that this agent has started for its node, and whose exit codes it wants."""
+# What a shell sets for itself.
+_OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", variables.HELPER})
+
+
+class NodeHelpers:
+    """What one node has run around its ranks, in one attempt."""
+
+    def __init__(self, spec: Spec, attempt: AttemptDir, node: int, journal: Journal) -> None:
+        """``spec``: says what to run. ``attempt``, ``node``: whose logs it writes. ``journal``: this node's."""
+        self._spec = spec
+        self._attempt = attempt
+        self._node = node
+        self._journal = journal
+        self._has_begun = False
+        self._sidecars: dict[int, subprocess.Popen[bytes]] = {}
+        self._is_to_tear_down = False
+
+    def set_up(self, directory: Path, stopped: Callable[[], bool]) -> ExitReport | None:
+        """Run the lines of ``setup_node``, and start the sidecars; returns a report if a line fails.
+
+        What the lines export, the ranks of this node inherit. They are given up once ``stopped`` returns True.
+        """
+        if self._has_begun:
+            return None  # an earlier stage of the attempt has done it
+        self._has_begun = self._is_to_tear_down = True
+        if self._spec.setup_node:
+            problem, exported = self._run("setup_node", self._spec.setup_node, directory, stopped)
+            if exported:
+                _take(exported)
+            if stopped():
+                return None
+            if problem:
+                self._journal.write(HelperFailed(node=self._node, name="setup_node", why=problem))
+                return ExitReport(cause="crash", reason=f"{problem}, on node {self._node}", failed_at=time.time())
+        for number, line in enumerate(self._spec.sidecars):
+            self._sidecars[number] = self._start(["bash", "-c", line], f"sidecar-{number}", directory)
+        return None
+
+    def look(self) -> None:
+        """Journal sidecars that have ended by themselves. Call it now and then."""
+        for number, process in list(self._sidecars.items()):
+            if process.poll() is not None:
+                del self._sidecars[number]
+                output = last_line(self._attempt.helper_log(f"sidecar-{number}", self._node))
+                why = f"sidecar {number} ({redact(self._spec.sidecars[number])}) ended with code {process.returncode}"
+                why += f": {output}" if output else ""
+                self._journal.write(HelperFailed(node=self._node, name=f"sidecar {number}", why=why))
+
+    def expect_teardown(self) -> None:
+        """Something of the attempt may be on this node from now on: whatever follows, its end is torn down."""
+        self._is_to_tear_down = True
+
+    def tear_down(self, directory: Path, until: float) -> bool:
+        """End the sidecars, and run the lines of ``teardown`` in a ``directory``; returns whether there were any.
+
+        Both end by a time of the monotonic clock. It is done once, and only if there may be something to tear down.
+        """
+        if not self._is_to_tear_down:
+            return False
+        self._is_to_tear_down = False
+        self.look()
+        began = time.monotonic()
+        self._end_sidecars(min(began + _SIDECAR_S, until))
+        end = max(min(until, began + TEARDOWN_S), time.monotonic() + _LEAST_S)
+        if self._spec.teardown:
+            problem, _ = self._run("teardown", self._spec.teardown, directory, lambda: time.monotonic() > end)
+            if time.monotonic() > end:
+                problem = f"'teardown' was ended after {time.monotonic() - began:.0f} s"
+            if problem:
+                self._journal.write(HelperFailed(node=self._node, name="teardown", why=problem))
+        return bool(self._spec.teardown)
+
+    def _end_sidecars(self, until: float) -> None:
+        for process in self._sidecars.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < until and any(process.poll() is None for process in self._sidecars.values()):
+            time.sleep(_POLL_S)
+        for process in self._sidecars.values():
+            _kill(process)
+
+    def _run(
+        self, name: str, lines: Sequence[str], directory: Path, stopped: Callable[[], bool]
+    ) -> tuple[str, dict[str, str]]:
+        """Run lines of shell; returns why they failed, and what they have exported. Killed once ``stopped``."""
+        # Variables can be secrets, which are on no disk.
+        with (
+            os.fdopen(os.memfd_create("slurmtrain-report"), "rb") as report,
+            tempfile.NamedTemporaryFile("w", encoding="utf-8") as script,
+        ):
+            script.write(node_script(lines))
+            script.flush()
+            command = ["bash", "-c", 'exec bash "$0" 3>&"$1"', script.name, str(report.fileno())]
+            process = self._start(command, name, directory, pass_fds=(report.fileno(),))
+            while process.poll() is None and not stopped():
+                time.sleep(_POLL_S)
+            _kill(process)
+            report.seek(0)
+            first, *entries = os.fsdecode(report.read()).split("\0")
+        # Whoever was killed may have reported a part.
+        pairs = (entry.partition("=") for entry in entries if entry and process.returncode >= 0)
+        exported = {key: value for key, _, value in pairs}
+        return ("" if process.returncode == 0 else self._problem(name, lines, first, process.returncode)), exported
+
+    def _problem(self, name: str, lines: Sequence[str], answer: str, code: int) -> str:
+        """Why lines have failed, from the ``answer`` of their shell, "CODE LINE", and its exit code."""
+        where, texts = f"'{name}'", "\n".join(lines).split("\n")
+        if answer:
+            code, number = map(int, answer.split())
+            if 0 < number <= len(texts):
+                where = f"line {number} of '{name}' ({redact(texts[number - 1].strip())})"
+        output = without_place(last_line(self._attempt.helper_log(name, self._node)))
+        return f"{where} failed with code {code}" + (f": {output}" if output else "")
+
+    def _start(
+        self, command: Sequence[str], name: str, directory: Path, pass_fds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        own = {key: value for key, value in self._spec.env.items() if value != REDACTED}
+        make_directory(self._attempt.logs, private=True)
+        path = self._attempt.helper_log(name, self._node)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE), "wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env={**os.environ, **own, variables.HELPER: name},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=umask_of_ranks(),
+                pass_fds=tuple(pass_fds),
+            )
+        HELPERS.add(process.pid)
+        return process
+
+
+def wait_for_others(attempt: AttemptDir, nodes: int, stopped: Callable[[], bool]) -> None:
+    """Wait until the agents of all nodes but node 0 have ended, within the time of a teardown.
+
+    Args:
+        attempt: The attempt.
+        nodes: How many nodes it has.
+        stopped: Whether it has to end soon.
+    """
+    began = time.monotonic()
+    journals = [attempt.node_journal(node) for node in range(1, nodes)]
+    while journals and time.monotonic() < began + (STOPPED_S if stopped() else TEARDOWN_S):
+        is_late = time.monotonic() > began + _BEGIN_S
+        journals = [path for path in journals if not _has_ended(path) and (path.exists() or not is_late)]
+        time.sleep(_POLL_S)
+
+
+def _has_ended(journal: Path) -> bool:
+    return any(isinstance(event.payload, NodeEnded) for event in read_events(journal, journal.name))
+
+
+def _take(exported: dict[str, str]) -> None:
+    """Let this process, and so its ranks, have the variables that ``setup_node`` has exported."""
+    before = shutil.which("python")
+    for key in set(os.environ) - exported.keys() - _OF_SHELL:
+        del os.environ[key]
+    os.environ.update({key: value for key, value in exported.items() if key not in _OF_SHELL})
+    python = shutil.which("python")
+    if python and python != before:
+        os.environ[variables.SETUP_PYTHON] = python
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

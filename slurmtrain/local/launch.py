@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +15,15 @@ from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.environment.gpus import local_job
 from slurmtrain.runtime.environment.variables import scrubbed
-from slurmtrain.system.files import describe_os_error, write_atomically
-from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP, users_umask
+from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import Process, processes_with_argument
 
 
 def check(plan: Plan) -> None:
     """Raise NotAvailable if a plan requests something that this machine does not have."""
+    if plan.spec.setup and shutil.which("bash") is None:
+        raise NotAvailable("'setup' needs bash, which is not on PATH; install it, or leave 'setup' out")
     resources, pinned = plan.spec.resources, plan.spec.network.interface
     needed, present = resources.most_gpus, len(gpus())
     if needed > present:
@@ -69,8 +71,6 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         "folder": str(submission.submitit),
         "log": str(submission.controller_log),
         "nodes": plan.spec.resources.allocated.max,
-        # Not the lines themselves: every user of this machine can read command lines (proc(5), /proc/pid/cmdline).
-        "setup": str(_write_setup(plan, submission)) if plan.spec.setup else None,
     }
     environ = {**scrubbed(os.environ), **users_umask(), **local_job(job_id, gpus()), **secrets}
     completed = subprocess.run(
@@ -92,19 +92,6 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         why = next(reversed(completed.stderr.strip().splitlines()), f"exit code {completed.returncode}")
         raise LaunchError(f"the local job could not be started: {why}")
     return controller
-
-
-def _write_setup(plan: Plan, submission: SubmissionDir) -> Path:
-    """Write the plan's setup lines to a file for a shell to source, and return its path. Raises LaunchError.
-
-    The first line that fails ends the job.
-    """
-    lines = [text for line in plan.spec.setup for text in (line, "[ $? -eq 0 ] || return")]
-    try:
-        write_atomically(submission.setup, "\n".join([BEFORE_SETUP, *lines, AFTER_SETUP, ""]).encode(), private=True)
-    except OSError as error:
-        raise LaunchError(f"cannot write {submission.setup}: {describe_os_error(error)}") from error
-    return submission.setup
 
 
 def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:

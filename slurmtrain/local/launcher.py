@@ -47,8 +47,6 @@ def main() -> None:
         tasks_per_node=request["nodes"],
         timeout_min=_FOREVER_MIN,
         stderr_to_stdout=True,
-        # submitit passes these lines to a shell as an argument, which every user of this machine can read.
-        setup=[f". {shlex.quote(request['setup'])}"] if request["setup"] else [],
     )
     # Errors up to here go to the submitter, which reads both pipes to EOF: the controller must not hold one open.
     errors = os.dup(2)
@@ -58,7 +56,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (the submitter prints whatever submitit raises)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)
-    # It may have ended already, due to a bad line in setup: its parent, this process, can still identify the zombie.
+    # It may have ended already: its parent, this process, can still identify the zombie.
     process = identify(int(job.job_id), ended=True)
     assert process is not None
     os.write(answer, json.dumps(process.to_dict()).encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,13 @@ from slurmtrain.model.spec.resources.section import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.model.spec.units import write_node_memory
-from slurmtrain.runtime.environment import network_profile
+from slurmtrain.runtime.environment import network_profile, variables
+from slurmtrain.runtime.setup.script import setup_values, shell_templates
 from slurmtrain.runtime.task import command as task_command
 from slurmtrain.slurm.components import in_line, join_parts, part_options, sbatch_lines, step_parts
 from slurmtrain.slurm.dependency import describe_after, join_dependencies
 from slurmtrain.slurm.job_names import job_name
-from slurmtrain.system import templates
-from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
-from slurmtrain.system.interpreter import UTF8
+from slurmtrain.system.interpreter import UTF8, own_python
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
 # (sbatch(1), --signal). A short job is warned when a tenth of its time is left, but not too late to save.
@@ -41,6 +39,7 @@ _NAMED = frozenset(
 )  # fmt: skip
 # In the shell of an element of a job array: its job's id, and the folder of submitit in its run.
 _ELEMENT_JOB = "${slurmtrain_job}"
+_ELEMENT_ATTEMPTS = '"${slurmtrain_submission%/submissions/*}"/attempts'
 _ELEMENT_FOLDER = '"$slurmtrain_submission"/submitit'
 # The runs of a pack go on when the agent of one of them has failed, or has ended long before the others.
 _PACK_SRUN = ("--kill-on-bad-exit=0", "--wait=0")
@@ -91,7 +90,7 @@ def make_request(
     # sbatch reads its options up to the first command: those of other components must precede the prologue.
     lines = sbatch_lines([each.spec for each in others], run.id)
     name = job_name(plan.spec.name, run.id)
-    job = _Job(name, run.path, lines + prologue(plan, submission), epilogue(submission))
+    job = _Job(name, run.path, lines + prologue(plan, submission), epilogue(plan, submission))
     options = _options(first, excluded_nodes, dependency_of(plan, after, singleton=singleton))
     parameters = _parameters(first, job, options)
     if not others:
@@ -141,7 +140,7 @@ def make_array_request(
         job_name(plan.spec.name, array.id),
         array.path,
         array_prologue(plan, array, packed=pack is not None),
-        array_epilogue() if pack is None else pack_epilogue(array),
+        array_epilogue(plan) if pack is None else pack_epilogue(plan, array),
     )
     dependency = dependency_of(plan, restrictions.after)
     parameters = _parameters(plan, job, _options(plan, restrictions.excluded_nodes, dependency))
@@ -282,6 +281,8 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
     run, folder = submission.run, shlex.quote(str(submission.submitit))
     return _prologue(
         plan,
+        shlex.quote(str(submission.path)),
+        shlex.quote(str(run.attempts)),
         run_id=run.id,
         plan_hash=plan.hash,
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
@@ -301,6 +302,8 @@ def array_prologue(plan: Plan, array: ArrayDir, *, packed: bool = False) -> str:
     """
     return _prologue(
         plan,
+        '"$slurmtrain_submission"',
+        _ELEMENT_ATTEMPTS,
         array_id=array.id,
         elements=str(array.elements),
         packed=packed,
@@ -310,40 +313,42 @@ def array_prologue(plan: Plan, array: ArrayDir, *, packed: bool = False) -> str:
     )
 
 
-def _prologue(plan: Plan, **values: Any) -> str:
+def _prologue(plan: Plan, submission: str, attempts: str, **values: Any) -> str:
+    """``submission``, ``attempts``: the directories of the submission and of its run's attempts, as words of shell."""
+    setup = setup_values(plan, submission, f'{attempts}/"{values["job"]}.${{SLURM_RESTART_COUNT:-0}}"')
     several = plan.spec.resources.allocated.max > 1
     text: str = (
-        _environment()
+        shell_templates()
         .get_template("prologue.sh.j2")
         .render(
-            setup=[*_profile_lines(plan), *plan.spec.setup],
-            before_setup=BEFORE_SETUP,
-            after_setup=AFTER_SETUP,
-            invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
-            **{"packed": False, **values},
+            profile=_profile_lines(plan),
+            invite=f"{shlex.join(own_python())} -m slurmtrain.runtime.preflight.announce" if several else "",
+            **{"packed": False, **setup, **values},
         )
     )
     return text
 
 
-def epilogue(submission: SubmissionDir) -> str:
+def epilogue(plan: Plan, submission: SubmissionDir) -> str:
     """The shell lines after srun."""
-    return _epilogue(shlex.quote(str(submission.run.attempts)), "$SLURM_JOB_ID")
+    return _epilogue(plan, shlex.quote(str(submission.run.attempts)), "$SLURM_JOB_ID")
 
 
-def array_epilogue() -> str:
+def array_epilogue(plan: Plan) -> str:
     """The shell lines after srun, in each element of a job array."""
-    return _epilogue('"${slurmtrain_submission%/submissions/*}"/attempts', _ELEMENT_JOB)
+    return _epilogue(plan, _ELEMENT_ATTEMPTS, _ELEMENT_JOB)
 
 
-def pack_epilogue(array: ArrayDir) -> str:
+def pack_epilogue(plan: Plan, array: ArrayDir) -> str:
     """The shell lines after srun, in each element of a job array whose elements are packs."""
-    return _epilogue("", _ELEMENT_JOB, elements=str(array.elements))
+    return _epilogue(plan, "", _ELEMENT_JOB, elements=str(array.elements))
 
 
-def _epilogue(attempts: str, job: str, elements: str = "") -> str:
-    template = _environment().get_template("epilogue.sh.j2")
-    text: str = template.render(attempts=attempts, job=job, elements=elements)
+def _epilogue(plan: Plan, attempts: str, job: str, elements: str = "") -> str:
+    template = shell_templates().get_template("epilogue.sh.j2")
+    text: str = template.render(
+        attempts=attempts, job=job, elements=elements, setup=plan.spec.setup, marker=variables.SETUP_OF
+    )
     return text
 
 
@@ -370,16 +375,3 @@ def pack_command(python: str, array: ArrayDir) -> str:
 def _pack_folder(array: ArrayDir) -> str:
     """In the shell: where submitit keeps the files of a pack's job. The array's own folder has those of all jobs."""
     return f'{shlex.quote(str(array.elements))}/"${{SLURM_ARRAY_TASK_ID:-}}.0"/submitit'
-
-
-def _environment() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(templates.directory()),
-        undefined=StrictUndefined,
-        autoescape=False,  # noqa: S701 (shell, not HTML; values go through shlex.quote)
-        keep_trailing_newline=False,
-    )
-    environment.filters["quote"] = lambda value: shlex.quote(str(value))
-    return environment

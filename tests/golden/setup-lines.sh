@@ -30,8 +30,67 @@ for place in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit "$tar
   fi
 done
 unset pickle target place
-# setup of the spec, with the umask of the user
+# srun's own variables stay as Slurm has set them: what a module exports would outrank its options
+slurmtrain_slurm=()
+for name in $(compgen -A export SLURM_); do slurmtrain_slurm+=("$name=${!name}"); done
+# with the umask of the user
 SLURMTRAIN_CWD="$PWD"; umask "${SLURMTRAIN_UMASK:-$(umask)}"
+# setup of the spec, in the directory of the command. A line that fails ends it, as with set -e, and this script begins
+# anew without it: the agents then say what failed, and start no rank. What activate scripts do inside does not count.
+slurmtrain_attempt=/slurmtrain-golden/project/runs/RUN-ID/attempts/"${SLURM_JOB_ID:-}.${SLURM_RESTART_COUNT:-0}"
+if [ -z "${SLURMTRAIN_SETUP_FAILED:-}" ]; then
+slurmtrain_arguments=("$@") slurmtrain_python="$(type -P python)" slurmtrain_variables=()
+for slurmtrain_name in $(compgen -A export PYTHON); do
+  slurmtrain_variables+=("$slurmtrain_name=${!slurmtrain_name}")
+done
+# The agents keep the variables of their Python; ranks get what setup has made of them.
+slurmtrain_end_setup() {
+  local name each IFS=$' \n'
+  trap - ERR
+  [[ "$(trap -p EXIT)" != *slurmtrain_failed* ]] || trap - EXIT
+  unset -f exit
+  unset SLURMTRAIN_SETUP_OF
+  export SLURMTRAIN_RANK_VARIABLES=""
+  for name in $(compgen -A export PYTHON); do
+    export "SLURMTRAIN_RANK_$name=${!name}"
+    SLURMTRAIN_RANK_VARIABLES+="$name "
+    unset "$name"
+  done
+  for each in "${slurmtrain_variables[@]}"; do export "$each"; done
+  exec >&"$slurmtrain_out" 2>&"$slurmtrain_err" {slurmtrain_out}>&- {slurmtrain_err}>&-
+}
+slurmtrain_failed() {
+  local depth=${#BASH_LINENO[@]} code=$1 line=$2
+  set +eu
+  # within a function, where it was called
+  [ "$depth" -le 2 ] || line=${BASH_LINENO[depth - 2]}
+  slurmtrain_end_setup
+  export SLURMTRAIN_SETUP_FAILED="$code $((line > slurmtrain_line ? line - slurmtrain_line : 0)) $slurmtrain_attempt"
+  cd "$SLURMTRAIN_CWD"
+  umask 077
+  exec "$BASH" "$0" "${slurmtrain_arguments[@]}"
+}
+exit() {
+  local code="${1:-$?}"
+  [ "$BASHPID" != "$$" ] || slurmtrain_failed "$code" 0
+  builtin exit "$code"
+}
+exec {slurmtrain_out}>&1 {slurmtrain_err}>&2
+# a job that joins another one's attempt has none of its own
+if [ -z "${SLURMTRAIN_EXTENDS:-}" ]; then
+  (umask 077; mkdir -p "$slurmtrain_attempt/logs"; : >>"$slurmtrain_attempt/logs/setup-0.log")
+  exec >>"$slurmtrain_attempt/logs/setup-0.log" 2>&1
+fi
+slurmtrain_line=$LINENO
+slurmtrain_place="$(umask 077; '/opt/slurm train/bin/python3' -X utf8 -m slurmtrain.runtime.setup.working_directory /slurmtrain-golden/project/runs/RUN-ID/submissions/1)" &&
+  cd "$slurmtrain_place" || slurmtrain_failed 1 0
+export SLURMTRAIN_SETUP_OF="$slurmtrain_attempt"
+trap 'slurmtrain_code=$?; [ "${BASH_SOURCE[0]}" != "$0" ] || slurmtrain_failed "$slurmtrain_code" "$LINENO"' ERR
+# a signal ends this shell: the code is then that of the command before
+trap 'slurmtrain_code=$?; case "$slurmtrain_code" in
+  0|129|1[3-9]?|2??) :;;
+  *) slurmtrain_failed "$slurmtrain_code" 0;; esac' EXIT
+slurmtrain_line=$LINENO
 module load cuda/12.4
 export DATA="${SLURM_TMPDIR:-/tmp}/data $(hostname)"
 
@@ -39,9 +98,20 @@ for name in a b; do
   echo "$name" 'single' {{ not_a_template }} # 100%
 done
 
-# undo a set -e of setup: the lines after srun evaluate its exit code
+set +eu
+set +o pipefail
+slurmtrain_end_setup
+[ "$PWD" = "$slurmtrain_place" ] || export SLURMTRAIN_SETUP_DIR="$PWD"
+[ "$(type -P python)" = "$slurmtrain_python" ] || export SLURMTRAIN_PYTHON="$(type -P python)"
+unset -f slurmtrain_end_setup slurmtrain_failed
+unset slurmtrain_{arguments,python,variables,name,out,err,line,place,code}
+fi
+# the lines after srun evaluate its exit code
 set +e
 export SLURMTRAIN_UMASK="$(umask)"; umask 077; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD
+unset ${!SLURM_*} ${!SRUN_*}
+for name in "${slurmtrain_slurm[@]}"; do export "$name"; done
+unset name slurmtrain_slurm
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -50,6 +120,13 @@ srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/
 
 # teardown
 code=$?
+# what setup has left running ends with the job
+for signal in TERM TERM KILL; do
+  left="$(grep -lszFx SLURMTRAIN_SETUP_OF="$slurmtrain_attempt" /proc/[0-9]*/environ | cut -d/ -f3)"
+  [ "$left" ] || break
+  kill -s "$signal" $left 2>/dev/null
+  sleep 1
+done
 # an agent without scontrol, as in a container, asks through these files for a requeue, or that there be none
 attempt=/slurmtrain-golden/project/runs/RUN-ID/attempts/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
 if [ -e "$attempt/requeue" ]; then

@@ -278,6 +278,15 @@ class Host:
     def find_checkpoint(self) -> tuple[str, Newest]:
         return f"step-{self.world.committed}", self.newest_checkpoint()
 
+    def set_up_node(self) -> None:
+        return None
+
+    def tear_down_node(self, until: float) -> None:
+        return None
+
+    def look_beside(self) -> None:
+        return None
+
     def resumed_at(self) -> float | None:
         return None
 

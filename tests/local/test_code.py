@@ -133,9 +133,9 @@ def test_a_killed_shell_script_starts_again_with_the_old_programs(site: Site, pr
     attempt = ["shell-old", f"helper-old {project}"]
     # The logs of jobs are in no order.
     assert sorted(site.printed(run_id)) == sorted([*attempt, *attempt, "done"])
-    # Results are where the command says, and lines of setup run where they do without a snapshot.
+    # Results are where the command says, and lines of setup run where it does.
     assert (project / "results" / "of-any-attempt").read_text() == "kept"
-    assert setup_directories(site, run_id) == {"submissions/1", "submissions/2"}
+    assert setup_directories(site, run_id) == {f"code/{project.name}"}
 
 
 def test_without_a_snapshot_a_run_executes_what_is_there(site: Site, project: Path) -> None:
@@ -144,7 +144,7 @@ def test_without_a_snapshot_a_run_executes_what_is_there(site: Site, project: Pa
     run_id = site.submit(spec, "--wait")
     assert code(site, run_id) is None
     assert not (site.runs / ".code").exists()
-    assert setup_directories(site, run_id) == {"submissions/1"}
+    assert (project / "setup-directory").read_text() == f"{project}\n"
 
 
 def test_torchrun_starts_the_copy_on_every_node(site: Site, project: Path) -> None:

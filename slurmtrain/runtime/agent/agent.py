@@ -18,24 +18,23 @@ from threading import Thread
 from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM, Upstream, describe_wait
+from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.agent import (
-    AgentStarted,
     CodePrepared,
     ConnectionsRefused,
     LeftoversKilled,
     NodeEnded,
     RendezvousReady,
     SurplusStart,
-    WaitingForRun,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.chain.references import fill
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
+from slurmtrain.runtime.agent.beginning import Beginning, time_limit_lead
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.agent.finish import (
     AttemptFinish,
@@ -49,17 +48,17 @@ from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.chain.files import has_begun, read_facts, read_upstreams
-from slurmtrain.runtime.code.translation import translate_command
+from slurmtrain.runtime.chain.files import read_facts
+from slurmtrain.runtime.code.translation import CodeCopy, translate_command
 from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
 from slurmtrain.runtime.environment.file_limit import raise_soft_limit
 from slurmtrain.runtime.environment.node import Node, this_node
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
-from slurmtrain.runtime.environment.variables import environment_of_agent
+from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent
 from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_growth, note_unfit
 from slurmtrain.runtime.growth.newcomer import pop_extension, wait_for_admission
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.runtime.job.leftovers import end_processes_of_setup
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
@@ -69,18 +68,19 @@ from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
-from slurmtrain.runtime.turns.local_turn import wait_for_turn
+from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
+from slurmtrain.runtime.setup.script import (
+    TEARDOWN_S,
+    python_of_ranks,
+    take_setup_failure,
+    use_variables_of_ranks,
+)
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly, print_utf8
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import become_subreaper, this_process
+from slurmtrain.system.process import become_subreaper
 
-# How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
-# known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
-# of the limit.
-_TIME_LIMIT_LEAD_S = 30.0
-_SAVE_MARGIN_S = 10.0
 # How long a very short attempt waits until its environment is noted.
 _NOTE_S = 1.0
 # Causes after which the scheduler should see the job as completed, not failed.
@@ -117,6 +117,8 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
     stage = Stage.first(node.count)
     extension = pop_extension()
     if extension is not None:
+        if os.environ.get(SETUP_FAILED):
+            sys.exit(f"slurmtrain: 'setup' failed: {os.environ[SETUP_FAILED]}")
         # They lead to node 0 of this job, not to that of the attempt.
         pop_coordinator_endpoints()
         admission = wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
@@ -144,10 +146,16 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
             summary = f"the node agent failed: {type(error).__name__}: {error}"
             reason = "; ".join(filter(None, (summary, agent.displacement())))
             RankProcesses().kill()
+            with contextlib.suppress(Exception):
+                agent.tear_down_node()
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
+        if agent.tear_down_node() and node.index == 0 and outcome.node_report.cause not in (EARLY, UPSTREAM):
+            # Slurm would end their agents with this one. Those that have met in rounds have waited there.
+            wait_for_others(attempt, node.count, lambda: flag.raised is not None)
         # Ended rounds have left nothing, but one that failed in an unforeseen way may have.
         RankProcesses().kill()
+        agent.end_processes_of_setup()
         starts_again = agent.finish(outcome)
     succeeded = outcome.node_report.cause in _NO_FAILURE or starts_again
     sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
@@ -164,8 +172,6 @@ class _Agent:
         self._node = node
         self._journal = journal
         self._flag = flag
-        # The time limit counts from about here.
-        self._began = began
         self._plan = _plan_of(attempt.run.submission(node.submission)).for_node(node.index)
         self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
@@ -181,15 +187,16 @@ class _Agent:
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
         self._live: LiveMetrics | None = None
+        self._helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
-        # What this process keeps locked until it ends.
-        self._slot = contextlib.ExitStack()
+        self._beginning = Beginning(attempt, node, self._plan, journal, flag, self._helpers)
+        self._beginning.at = began
 
     def run(self, stage: Stage) -> AttemptOutcome:
         """Run this node's part of the attempt from a ``stage`` on, and return its report. Raises SlurmtrainError."""
         submission = self._attempt.run.submission(self._node.submission)
         enter_pack(submission, self._node, self._plan.spec.resources.gpus_per_node)
-        report = self._begin(is_first=stage.round == 0)
+        report = self._beginning.begin(is_first=stage.round == 0) or take_setup_failure(self._plan, self._attempt)
         if report is not None:
             return AttemptOutcome(report, report)
         if self._node.index == 0:
@@ -242,7 +249,7 @@ class _Agent:
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
-        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._began, self._flag)
+        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._beginning.at, self._flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)
@@ -250,43 +257,16 @@ class _Agent:
             self.growth.join()
         return starts_again
 
+    def end_processes_of_setup(self) -> None:
+        """End what setup has left running on the first node, unless other runs of the job need it too."""
+        if self._node.index == 0 and self._plan.spec.setup and self._node.launch.pack is None:
+            killed = end_processes_of_setup(self._attempt)
+            if killed:
+                self._journal.write(LeftoversKilled(killed=killed))
+
     def displacement(self) -> str:
         """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""
         return self._finish.displacement()
-
-    # --- before ranks -----------------------------------------------------------------------------------------------
-
-    def _begin(self, *, is_first: bool) -> ExitReport | None:
-        """Journal that this node is present, and wait until it may begin. Returns a report if it may not.
-
-        ``is_first``: the attempt begins; otherwise this node joins it.
-        """
-        nodes = self._node.count
-        self._journal.write(
-            AgentStarted(
-                node=self._node.index,
-                nodes=nodes,
-                host=self._node.name(nodes),
-                process=this_process().to_dict(),
-                executor=self._node.executor,
-                submission=self._node.submission,
-                attempt=self._node.attempt,
-            )
-        )
-        if not is_first:
-            return self._report_early_signal() if self._flag.raised is not None else None
-        if not self._may_start():
-            return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
-        # First, as a run that waits for others must not hold a slot.
-        report = self._wait_for_upstreams()
-        if report is not None:
-            return report
-        self._wait_for_turn()
-        # This attempt holds the lease, so nothing of an earlier one may train on.
-        killed = kill_leftovers(self._attempt.run, except_of=self._attempt)
-        if killed:
-            self._journal.write(LeftoversKilled(killed=killed))
-        return self._report_early_signal() if self._flag.raised is not None else None
 
     def _prepare_code(self) -> None:
         """Make the run's own copy of its code. Other nodes need not wait: none passes the preflight without node 0."""
@@ -298,59 +278,6 @@ class _Agent:
             if make_tree(self._attempt.run, code):
                 self._journal.write(CodePrepared(snapshot=code.hash, files=code.files))
             link_results(self._plan, self._attempt.run)
-
-    def _may_start(self) -> bool:
-        """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""
-        submission = self._node.submission
-        if self._node.index == 0:
-            return lease.acquire(self._attempt, submission)
-        return lease.granted_to(self._attempt.run) == submission
-
-    def _wait_for_turn(self) -> None:
-        """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
-        if self._node.executor != "local":
-            return
-        self._slot = wait_for_turn(
-            self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
-        )
-        self._began = time.monotonic()
-
-    def _wait_for_upstreams(self) -> ExitReport | None:
-        """Wait until the runs that this one starts after have ended; returns a report if it may not begin.
-
-        Under Slurm only node 0 looks, and only for a moment: then its job goes back into the queue.
-        """
-        run, local = self._attempt.run, self._node.executor == "local"
-        upstreams = read_upstreams(run) if local or self._node.index == 0 else []
-        if upstreams and not has_begun(run):
-            from slurmtrain.runtime.chain.turn import wait_for_turn
-
-            stands = wait_for_turn(
-                run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
-            )
-            if self._flag.raised is not None:
-                return self._report_early_signal()
-            if not stands.is_ready:
-                waits = ", ".join(describe_wait(each.name, "has not ended", None) for each in stands.waits)
-                cause = UPSTREAM if stands.problem else EARLY
-                return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
-            # What it has waited for is no part of its time limit.
-            self._began = time.monotonic() if local else self._began
-        try:
-            if upstreams:
-                from slurmtrain.runtime.chain.facts import take_from_upstreams
-
-                take_from_upstreams(run, self._plan.spec, upstreams, is_node_0=self._node.index == 0)
-        except SlurmtrainError as error:
-            return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
-        return None
-
-    def _note_wait(self, upstream: Upstream) -> None:
-        self._journal.write(WaitingForRun(run=upstream.run))
-
-    def _report_early_signal(self) -> ExitReport:
-        assert self._flag.name is not None
-        return report_signal(self._flag.name, at=time.time(), before_start=True)
 
     # --- ranks ------------------------------------------------------------------------------------------------------
 
@@ -364,17 +291,18 @@ class _Agent:
                 node=self._node.index, master_addr=point.address, master_port=point.port, interface=preflight.interface
             )
         )
-        lead_s, limit_s = self._time_limit_lead(), self._plan.spec.resources.time
+        spec = self._plan.spec
+        lead_s, limit_s = time_limit_lead(spec, self._node.launch.history), spec.resources.time
         config = RoundConfig(
             attempt=self._attempt,
-            spec=self._plan.spec,
+            spec=spec,
             stage=stage,
             node=self._at.index,
             job_id=self._node.job_id,
             restart=self._node.restart,
             hosts=self._at.hosts,
             address=preflight.address,
-            deadline=None if limit_s is None else self._began + limit_s - lead_s,
+            deadline=None if limit_s is None else self._beginning.at + limit_s - lead_s,
             lead_s=lead_s,
         )
         try:
@@ -384,18 +312,9 @@ class _Agent:
         if self._node.index == 0:
             self._checkpoints.note_newest()
         if outcome is None:
-            report = self._report_early_signal()
+            report = self._beginning.report_early_signal()
             return AttemptOutcome(report, report)
         return outcome
-
-    def _time_limit_lead(self) -> float:
-        """How many seconds before the time limit the ranks are asked to stop."""
-        limit_s, history = self._plan.spec.resources.time, self._node.launch.history
-        if limit_s is None:
-            return 0.0
-        save_s = history.save_s if history and history.save_s else 0.0
-        needed_s = min(2 * save_s + _SAVE_MARGIN_S, limit_s / 4) if save_s else 0.0
-        return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
 
     def find_checkpoint(self) -> tuple[str | None, Newest]:
         """The checkpoint that ranks of the next round resume from, None for the beginning, and what it is."""
@@ -410,6 +329,26 @@ class _Agent:
     def resumed_at(self) -> float | None:
         """When the script's own checkpoint that ranks resume from was saved; None without one."""
         return self._checkpoints.resumed_at
+
+    def set_up_node(self) -> ExitReport | None:
+        """Run what the spec has this node run before its ranks, once; returns a report if that fails."""
+        use_variables_of_ranks(os.environ)
+        return self._helpers.set_up(self._directory(), lambda: self._flag.raised is not None)
+
+    def tear_down_node(self, until: float | None = None) -> bool:
+        """Run what the spec has this node run at the end, once; returns whether that is anything.
+
+        ``until``: when it has to end, by the monotonic clock; None: after the usual time.
+        """
+        if until is None:
+            until = time.monotonic() + (TEARDOWN_S if self._flag.raised is None else STOPPED_S)
+        use_variables_of_ranks(os.environ)
+        directory = self._directory()
+        return self._helpers.tear_down(directory if directory.is_dir() else self._attempt.run.path, until)
+
+    def look_beside(self) -> None:
+        """Note what has become of the processes that run beside the ranks."""
+        self._helpers.look()
 
     def newest_checkpoint(self) -> Newest:
         """The newest checkpoint."""
@@ -431,8 +370,10 @@ class _Agent:
             set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
         facts = read_facts(self._attempt.run)
         spec = self._plan.spec
+        use_variables_of_ranks(os.environ)
+        plan = self._plan.with_python(python_of_ranks(self._plan))
         set_worker_environment(
-            replace(self._plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
+            replace(plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
             attempt,
             self._at,
             place,
@@ -442,9 +383,9 @@ class _Agent:
         make_directory(self._attempt.logs, private=True)
         if self._environment is None:
             environ = dict(environment_of_agent())
-            node = NotedNode(self._attempt.run, self._node.index, self._plan, environ)
+            node = NotedNode(self._attempt.run, self._node.index, plan, environ)
             self._environment = note_environment(self._journal, node)
-        directory = self._plan.working_directory(self._attempt.run.code)
+        directory = self._directory()
         try:
             os.chdir(directory)
         except OSError as error:
@@ -457,8 +398,15 @@ class _Agent:
             slots = zip(meeting.members, place.ranks.counts, strict=True)
             lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
-        words = [str(fill(word, facts)) for word in fill_command(self._plan, placeholders)]
-        return translate_command(self._plan, self._attempt.run, words)
+        words = [str(fill(word, facts)) for word in fill_command(plan, placeholders)]
+        return translate_command(plan, self._attempt.run, words)
+
+    def _directory(self) -> Path:
+        """Where the command runs: where setup has gone, if it has; in the run's copy of the code, if that has it."""
+        directory, place = self._plan.working_directory(self._attempt.run.code), os.environ.get(SETUP_DIR)
+        if not place or self._plan.code is None:
+            return Path(place or directory)
+        return Path(CodeCopy(self._plan.code, self._attempt.run).translate(place))
 
     def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""

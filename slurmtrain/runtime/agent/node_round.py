@@ -42,6 +42,7 @@ from slurmtrain.runtime.peers.board import CoordinatorGone, Link
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
+from slurmtrain.runtime.setup.script import advise_on_python
 from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
@@ -152,6 +153,15 @@ class RoundHost(Protocol):
         ``board``: the path of the board for heartbeats.
         """
 
+    def set_up_node(self) -> ExitReport | None:
+        """Run what the spec has this node run before its ranks, once; returns a report if that fails."""
+
+    def tear_down_node(self, until: float) -> object:
+        """Run what the spec has this node run after its ranks, once, until a time of the monotonic clock."""
+
+    def look_beside(self) -> None:
+        """Note what has become of the processes that run beside the ranks."""
+
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened, given the run's history."""
 
@@ -255,6 +265,7 @@ class Round:
                 zero_completes=config.spec.requeue.zero_completes,
                 deadline=config.deadline,
                 directory=context.directory,
+                besides=bool(config.spec.setup or config.spec.setup_node or config.spec.sidecars),
             ),
             context.control,
             context.flag,
@@ -279,7 +290,9 @@ class Round:
         zero_completes = config.spec.requeue.zero_completes
         report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
         return NodeResult(
-            report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
+            report=advise_on_python(amend(report, kernel.changes())),
+            states=self._monitor.states,
+            reached=self._monitor.last_step(),
         )
 
     def _tasks(self) -> Tasks:
@@ -325,6 +338,7 @@ class Round:
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does."""
+        self._context.host.look_beside()
         return self._monitor.find_hang()
 
     def find_growth(self) -> StopRequest | None:

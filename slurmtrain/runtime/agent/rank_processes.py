@@ -24,10 +24,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
+from slurmtrain.runtime.environment.variables import HELPER
+from slurmtrain.runtime.setup.helpers import HELPERS
 from slurmtrain.system.process import identity_of
 from slurmtrain.system.process_table import (
     Entry,
     descend,
+    has_variable,
     name_of,
     pipe_of,
     program_of,
@@ -47,8 +50,12 @@ _KILL_S = 10.0
 class RankProcesses:
     """The processes of this node's ranks, from the agent's point of view."""
 
-    def __init__(self) -> None:
-        """The agent must be a subreaper (:func:`~slurmtrain.system.process.become_subreaper`)."""
+    def __init__(self, *, besides: bool = False) -> None:
+        """The agent must be a subreaper (:func:`~slurmtrain.system.process.become_subreaper`).
+
+        ``besides``: the node runs other processes beside its ranks, which have the variable ``HELPER``.
+        """
+        self._besides = besides
         self._agent = os.getpid()
         self._session = os.getsid(0)
         self._ranks: frozenset[int] = frozenset()
@@ -143,7 +150,11 @@ class RankProcesses:
         return is_shell
 
     def _entries(self) -> list[Entry]:
-        return [entry for entry in descend(read_table(), self._agent) if entry.session != self._session]
+        entries = [entry for entry in descend(read_table(), self._agent) if entry.session != self._session]
+        if not self._besides:
+            return entries
+        # One that has ended shows no variables.
+        return [each for each in entries if each.pid not in HELPERS and not has_variable(each.pid, HELPER)]
 
 
 def listeners(running: Iterable[Entry], agent: int, is_shell: Callable[[int], bool]) -> list[Entry]:

@@ -15,6 +15,7 @@ does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -48,8 +49,11 @@ from slurmtrain.runtime.agent.node_round import (
 )
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.ports import reserve_port
+from slurmtrain.runtime.setup.helpers import STOPPED_S
+from slurmtrain.runtime.setup.script import TEARDOWN_S
 from slurmtrain.system.directories.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
@@ -95,6 +99,7 @@ class Rounds:
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began = Newest()
+        self._round: Round | None = None
         # What keeps the port where ranks meet free for rank 0.
         self._reserved_port = point.reserved
 
@@ -103,20 +108,33 @@ class Rounds:
 
         Returns None if a signal stopped it before the first of these rounds.
         """
+        goes_on = False
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
+                if self._number == self._config.stage.round:
+                    self._set_up()
                 # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
                 # would wait for those of a node that a signal may be stopping right now.
                 self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
                 if self._context.flag.raised is not None and self._number == self._config.stage.round:
                     self._publish_stopped()
                     return None
+                unready = self._read_unready()
+                if unready is not None:
+                    return AttemptOutcome(unready, unready)
                 result = self._take_part() if self._config.node in self._members else None
+                # Others need not wait for each other, but for node 0, which leaves if one of them is unready.
+                unready = self._read_unready() if result is not None and result.report.cascade else None
+                if unready is not None:
+                    return AttemptOutcome(unready, unready)
                 outcome = self._decide_next(result) if self._config.node == 0 else self._follow_node_0(result)
                 if outcome is not None:
+                    goes_on = isinstance(outcome, Stage)
                     return outcome
         finally:
+            if not goes_on:
+                self._tear_down()
             self._leave()
             self._context.board.close()
             self._context.directory.close()
@@ -131,6 +149,27 @@ class Rounds:
         self._control.publish_stop(StopRequest.by_signal(name, at=now, node=node))
         self._publish_result(NodeResult(report=report_signal(name, at=now)))
 
+    def _set_up(self) -> None:
+        """Run what the spec has this node run before its ranks; if that fails, no node starts any."""
+        report = self._control.call_alive(self._host.set_up_node)
+        if report is not None:
+            self._control.publish(f"unready/{self._config.node}", report.to_dict())
+
+    def _read_unready(self) -> ExitReport | None:
+        """Why a node cannot have ranks, as it has published before all nodes met; None if all can."""
+        with contextlib.suppress(CoordinatorGone):
+            messages = self._control.read_each(f"unready/{node}" for node in range(self._config.nodes))
+            reports = [ExitReport.from_dict(messages[key]) for key in sorted(messages)]
+            return min(reports, key=lambda report: report.blame, default=None)
+        return None
+
+    def _tear_down(self) -> None:
+        """Run what the spec has this node run at the end, within what a stop leaves."""
+        until = time.monotonic() + TEARDOWN_S
+        if self._must_stop():
+            until = self._round.stop_by() if self._round is not None else time.monotonic() + STOPPED_S
+        self._control.call_alive(lambda: self._host.tear_down_node(until))
+
     def _take_part(self) -> NodeResult:
         """Run this node's ranks from start to end. If they cannot start, the round ends on all nodes."""
         node = self._config.node
@@ -140,7 +179,8 @@ class Rounds:
             begin = self._control.wait_for("begin")
             if begin is None:
                 return NodeResult(report=self._report_without_node_0())
-            return Round(self._context, self._number, self._members, Begin(**begin)).run()
+            self._round = Round(self._context, self._number, self._members, Begin(**begin))
+            return self._round.run()
         except SlurmtrainError as error:
             if node == 0 and self._control.read("begin") is None:
                 # The other nodes still wait for the message that begins the round. Only this node's leaving, which
@@ -429,7 +469,7 @@ class Rounds:
         """Wait until the other nodes have ended too, so that they get what node 0 has published."""
         if self._is_dropped:
             return  # the others go on without it
-        deadline = time.monotonic() + _LEAVING_S
+        deadline = time.monotonic() + _LEAVING_S + (TEARDOWN_S if self._config.spec.teardown else 0.0)
         self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 
 

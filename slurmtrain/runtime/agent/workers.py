@@ -82,6 +82,7 @@ class WorkersConfig:
     zero_completes: bool
     deadline: float | None
     directory: DeletionWatch
+    besides: bool = False
 
 
 class Supervisor(Protocol):
@@ -137,7 +138,7 @@ class Workers:
         self._supervisor = supervisor
         attempt = config.attempt
         self._exits = CommandExits(attempt, config.node, config.ranks) if config.per_node else RankExits(attempt)
-        self._ranks = RankProcesses()
+        self._ranks = RankProcesses(besides=config.besides)
         # By rank; with a command that starts the ranks itself, by the node's place among those that train.
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._died_at: dict[int, float] = {}

@@ -7,6 +7,7 @@ publishes them. Whoever reads a message can rely on its shape, since only what :
 Name                Who         Shared  What it says
 ==================  ==========  ======  ===============================================================================
 ``here/NODE``       NODE        node 0  the node has reached the begin of the round
+``unready/NODE``    NODE        no      what the spec has the node run before its ranks has failed, and how
 ``begin``           node 0      yes     the port where ranks meet, and the checkpoint that they resume from
 ``stop``            any node    yes     all ranks have to stop, and why; the first message counts
 ``until``           node 0      yes     by when they have to
@@ -145,6 +146,7 @@ class _Kind:
 
 _KINDS: Mapping[str, _Kind] = {
     "here": _Kind(author=_OWN, fits=_with(), numbers=1, shared_by_node_0=True),
+    "unready": _Kind(author=_OWN, fits=_is_report, numbers=1),
     "left": _Kind(author=_OWN, fits=_with(), numbers=1, shared_by_node_0=True),
     "begin": _Kind(
         author=_NODE_0, fits=_with(port="int", resume_from="str | None", mlflow_run_id="str | None"), is_shared=True

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import shlex
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
 
 RUN = RunDir(Path("/runs/RUN-ID"))
+PROJECT = Path(__file__).parents[3]
 
 
 def plan(**keys: Any) -> Plan:
@@ -186,14 +190,50 @@ ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
 
 
 def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
-    script = "\n".join(request(run, setup=setup).parameters["setup"])
+    """What the batch script prints in place of srun; a run that does not exist has no command, and no setup."""
+    lines = request(run, setup=setup).parameters["setup"]
     completed = subprocess.run(
-        ["bash", "-euc", f"{script}\nprintf %s {print_this}"],
+        ["bash", "-euc", "\n".join([*lines, f"printf %s {print_this}"])],
         capture_output=True,
         check=True,
         env={"PATH": "/usr/bin:/bin"},
     )
     return completed.stdout.decode()
+
+
+@dataclass
+class Job:
+    """A job whose batch script is run without Slurm, up to its srun."""
+
+    root: Path
+    elsewhere: Path
+
+    def run(
+        self, *setup: str, print_this: str = "", variables: dict[str, str] | None = None, teardown: Sequence[str] = ()
+    ) -> str:
+        submission = RunDir(self.root / "RUN-ID").submission(1)
+        submission.submitit.mkdir(parents=True, exist_ok=True)
+        planned = replace(plan(setup=list(setup), teardown=list(teardown)), workdir=str(self.elsewhere))
+        submission.plan.write_text(json.dumps(planned.to_json()))
+        script = self.root / "script"
+        srun = f'printf "%s" {print_this}'
+        script.write_text("\n".join(["#!/bin/bash", prologue(planned, submission), srun]))
+        path = f"{self.root}/bin:/usr/bin:/bin"
+        environ = {"PATH": path, "SLURM_JOB_ID": "7", "PYTHONPATH": str(PROJECT), **(variables or {})}
+        completed = subprocess.run(
+            ["bash", str(script)], capture_output=True, text=True, check=not teardown, env=environ, cwd=self.root
+        )
+        return completed.stdout
+
+    @property
+    def log(self) -> str:
+        return (self.root / "RUN-ID/attempts/7.0/logs/setup-0.log").read_text()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    (tmp_path / "elsewhere").mkdir()
+    return Job(tmp_path, tmp_path / "elsewhere")
 
 
 @needs_accounts
@@ -223,19 +263,100 @@ def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> 
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c"])
-def test_a_character_that_only_python_takes_for_a_line_break_breaks_no_line(character: str) -> None:
-    run = RunDir(Path(f"/runs/a{character}b/RUN-ID"))
-    assert run_prologue(run, [f"X='1{character}2'"], '"$SLURMTRAIN_RUN_DIR|$X"') == f"{run.path}|1{character}2"
+def test_a_character_that_only_python_takes_for_a_line_break_breaks_no_line(character: str, job: Job) -> None:
+    assert run_prologue(RunDir(Path(f"/runs/a{character}b/RUN-ID")), [], '"$SLURMTRAIN_RUN_DIR"').count(character) == 1
+    assert job.run(f"X='1{character}2'", print_this='"$X"') == f"1{character}2"
 
 
-def test_setup_lines_run_in_their_order_and_know_the_run() -> None:
+def test_setup_lines_run_in_their_order_and_know_the_run(job: Job) -> None:
     setup = ["A=1", 'B="$A$SLURMTRAIN_RUN_ID"', "C='${B}'", "", "# a comment"]
-    assert run_prologue(RUN, setup, '"$B|$C"') == "1RUN-ID|${B}"
+    assert job.run(*setup, print_this='"$B|$C"') == "1RUN-ID|${B}"
 
 
-def test_the_agent_starts_where_the_job_does_wherever_setup_goes() -> None:
+def test_setup_runs_where_the_command_does_and_the_agent_starts_where_the_job_does(job: Job) -> None:
     # "python -m", which starts it, imports what it finds in the current directory first.
-    assert run_prologue(RUN, ["cd /"], '"$PWD"') == str(Path.cwd())
+    assert job.run("A=$PWD", print_this='"$A|$PWD|$SLURMTRAIN_SETUP_DIR"') == f"{job.elsewhere}|{job.root}|"
+    assert job.run("cd /usr", print_this='"$PWD|$SLURMTRAIN_SETUP_DIR"') == f"{job.root}|/usr"
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "line"),
+    [
+        (["true", "false"], 1, 2),
+        (["A=1", "nosuchprogram --x", "export B=1"], 127, 2),
+        (["if true; then", "  true", "fi", "cd /nosuch || exit 4"], 4, 4),
+        (["f() { true; false; }", "", "f"], 1, 3),
+        (["set -e", "f() { false; true; }", "f"], 1, 3),
+        (["source ./failing.sh"], 3, 1),
+        (["exit 0"], 0, 1),
+        (["true |\n  false"], 1, 1),
+        (["set -u", "echo $NOSUCH"], 1, 0),
+    ],
+)
+def test_a_line_that_fails_ends_setup_and_is_named(setup: list[str], code: int, line: int, job: Job) -> None:
+    (job.elsewhere / "failing.sh").write_text("false\ntrue\nreturn 3\n")
+    more = [*setup, "export AFTER=1"]
+    printed = job.run(*more, print_this='"$SLURMTRAIN_SETUP_FAILED|$AFTER|$PWD"')
+    failed, after, place = printed.split("|")
+    # in a pipe of several lines, bash names its last
+    assert (failed.split()[0], after, place) == (str(code), "", str(job.root))
+    assert int(failed.split()[1]) in ({line, line + 1} if "|\n" in setup[0] else {line})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "false || true",
+        "[ -f /nosuch ] && echo",
+        "source ./activate.sh",
+        "grep -q x /dev/null | cat",
+        "if false; then echo; fi",
+        "(exit 3) || true",
+        "sleep 0 & wait",
+        "trap 'echo bye >/dev/null' EXIT",
+        "set -euo pipefail",
+        "shopt -s nullglob; IFS=,",
+        "exec 2>/dev/null",
+    ],
+)
+def test_what_set_e_lets_pass_does_not_fail(line: str, job: Job) -> None:
+    # Activation scripts use unset variables, and tests that fail.
+    (job.elsewhere / "activate.sh").write_text('[ -n "$NOSUCH" ]\nfalse\ngrep -q x /dev/null\nexport ACTIVE=1\n')
+    assert job.run("echo first", line, "export AFTER=1", print_this='"$SLURMTRAIN_SETUP_FAILED|$AFTER"') == "|1"
+    assert job.log == "first\n"
+
+
+def test_a_signal_during_setup_has_teardown_run_with_what_setup_has_exported(job: Job) -> None:
+    teardown = ["echo removing $STAGED in $PWD", "tr '\\0' ' ' </proc/$$/cmdline"]
+    job.run("export STAGED=1", "kill -TERM $$; sleep 5", teardown=teardown)
+    log = (job.root / "RUN-ID/attempts/7.0/logs/teardown-0.log").read_text()
+    assert log == f"removing 1 in {job.elsewhere}\nbash /dev/fd/9 "
+
+
+def test_teardown_also_runs_if_there_was_no_agent_after_setup(job: Job) -> None:
+    job.run("export STAGED=1", print_this="began", teardown=["echo removing $STAGED"])
+    assert (job.root / "RUN-ID/attempts/7.0/logs/teardown-0.log").read_text() == "removing 1\n"
+    (job.root / "RUN-ID/attempts/7.0/node-0.jsonl").touch()
+    job.run("export STAGED=2", print_this="began", teardown=["echo removing $STAGED"])
+    assert (job.root / "RUN-ID/attempts/7.0/logs/teardown-0.log").read_text() == "removing 1\n"
+
+
+def test_the_agent_keeps_its_own_variables_of_python_and_ranks_get_those_of_setup(job: Job) -> None:
+    setup = ["export PYTHONHOME=/x PYTHONPATH='/a b:$PYTHONPATH'", "unset PYTHONSTARTUP", "PYTHONOTHER=1"]
+    names = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "SLURMTRAIN_RANK_PYTHONHOME", "SLURMTRAIN_RANK_PYTHONPATH")
+    printed = job.run(
+        *setup,
+        print_this='"' + "|".join(f"${name}" for name in names) + '|$SLURMTRAIN_RANK_VARIABLES"',
+        variables={"PYTHONSTARTUP": "/start"},
+    )
+    assert printed == f"|{PROJECT}|/start|/x|/a b:$PYTHONPATH|PYTHONHOME PYTHONPATH "
+
+
+def test_python_is_what_setup_makes_it_and_else_the_submitters(job: Job) -> None:
+    assert job.run("true", print_this='"$SLURMTRAIN_PYTHON"') == ""
+    (job.elsewhere / "python").write_text("#!/bin/sh\n")
+    (job.elsewhere / "python").chmod(0o755)
+    assert job.run("export PATH=$PWD:$PATH", print_this='"$SLURMTRAIN_PYTHON"') == f"{job.elsewhere}/python"
 
 
 def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
@@ -247,7 +368,7 @@ def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
 
 def test_the_command_of_a_task_is_quoted() -> None:
     command = agent_command("/my python/it's", Path("/runs/$x"))
-    assert shlex.split(command) == ["/my python/it's", "-u", "-m", "submitit.core._submit", "/runs/$x"]
+    assert shlex.split(command) == ["/my python/it's", "-X", "utf8", "-u", "-m", "slurmtrain.runtime.task", "/runs/$x"]
 
 
 @pytest.mark.parametrize("where", [RUN, ODD])
@@ -305,9 +426,10 @@ def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     scontrol.chmod(0o755)
     asks = request(run, setup=setup).parameters
-    script = "\n".join([*asks["setup"], f"(exit {code})", *asks["teardown"]])
+    script = tmp_path / "script"
+    script.write_text("\n".join([*asks["setup"], f"(exit {code})", *asks["teardown"]]))
     job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
-    completed = subprocess.run(["bash", "-c", script], check=False, env=job)
+    completed = subprocess.run(["bash", str(script)], check=False, env=job)
     assert (completed.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
 
 
@@ -319,6 +441,11 @@ def test_a_run_that_is_not_to_start_again_has_a_job_that_slurm_does_not_requeue_
 @pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])
 def test_a_short_job_is_warned_a_tenth_of_its_time_before_the_limit(limit: str | None, lead: int) -> None:
     assert flags(request(resources={"time": limit}))["signal"] == f"USR2@{lead}"
+
+
+def test_a_job_is_warned_as_long_before_the_limit_as_the_spec_says() -> None:
+    assert flags(request(requeue={"lead": "300s"}))["signal"] == "USR2@300"
+    assert flags(request(requeue={"lead": "5m"}, resources={"time": "00:06:00"}))["signal"] == "USR2@300"
 
 
 # --- job arrays -----------------------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ RUNTIME = Path(runtime.__file__).parent
 ALLOWED_READERS = {
     "code/git.py": "keeps variables of another repository from git, also for commands",
     "training/loader_guard.py": "runs whenever torch is imported, so that it must import nothing else",
+    "agent/agent.py": "changes what its ranks inherit by what setup has left",
+    "setup/helpers.py": "hands on to ranks what setup_node exports",
+    "setup/local_setup.py": "takes over what the setup of a local run has left",
+    "setup/report.py": "tells what setup has made of its environment",
+    "setup/script.py": "knows which Python setup has put on PATH",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})

@@ -16,6 +16,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 _GARBAGE_SHOWN = 5
 _CHECKPOINTS_SHOWN = 5
 _CHILDREN_SHOWN = 5
+_RANKS_LISTED = 8
 # Of so many runs the lines 'after' and 'before' say all.
 _SMALL_CHAIN = 2
 # Cells before the text of a fact.
@@ -217,9 +218,17 @@ def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "code", f"snapshot {attempt['code'][:12]}" if attempt.get("code") else ""
     for line in attempt.get("environment_changes", ()):
         yield "environ", line
+    yield "cpus", _bound_cpus(attempt.get("cpus") or {})
     yield "lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""
     yield "time", attempt_problems.describe_time(attempt["seconds"])
     yield "master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""
+
+
+def _bound_cpus(cpus: dict[str, str]) -> str:
+    """The CPUs that ranks are bound to, of the first few."""
+    phrases = [f"rank {rank}: {bound}" for rank, bound in cpus.items()]
+    more = len(phrases) - _RANKS_LISTED
+    return ", ".join(phrases[:_RANKS_LISTED]) + (f", and {more} more" if more > 0 else "")
 
 
 def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.run.accounting import KINDS, summed
-from slurmtrain.model.run.events.agent import PreflightDone
+from slurmtrain.model.run.events.agent import PreflightDone, WorkersStarted
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
@@ -37,7 +37,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         run: The same run with all details.
     """
     directory = workspace.root.run(run.id)
-    environments = describe_changes(workspace, run)
+    environments, bound = describe_changes(workspace, run), _bound(workspace, run)
     children = _children(workspace, run.id)
     return {
         **run_json(workspace, listed),
@@ -51,6 +51,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
                 **attempt_json(attempt),
                 "code": _snapshot(directory, attempt),
                 "environment_changes": environments.get(attempt.number, []),
+                "cpus": bound.get(attempt.key, {}),
             }
             for attempt in run.attempts
         ],
@@ -66,6 +67,15 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
             for garbage in workspace.store.garbage(run.id)
         ],
     }
+
+
+def _bound(workspace: Workspace, run: Run) -> dict[str, dict[str, str]]:
+    """The CPUs that ranks were bound to last, by attempt and rank."""
+    bound: dict[str, dict[str, str]] = {}
+    for event in workspace.store.events(run.id, WorkersStarted):
+        if event.payload.cpus:
+            bound.setdefault(attempt_of(event.source) or "", {}).update(event.payload.cpus)
+    return {attempt: dict(sorted(cpus.items(), key=lambda item: int(item[0]))) for attempt, cpus in bound.items()}
 
 
 def _children(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:

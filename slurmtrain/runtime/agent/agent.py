@@ -65,6 +65,7 @@ from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.packs.member import enter_pack
 from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
+from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
@@ -380,6 +381,7 @@ class _Agent:
             resume_from=begin.resume_from,
             heartbeat=board,
         )
+        set_binding(spec.resources, self._at)
         make_directory(self._attempt.logs, private=True)
         if self._environment is None:
             environ = dict(environment_of_agent())

@@ -40,6 +40,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone, Link
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.script import advise_on_python
@@ -332,6 +333,7 @@ class Round:
                 first_rank=self._ranks.ranks_of(self._members.index(self._config.node)).start
                 if spec.per_node
                 else None,
+                cpus=bound_cpus(sorted(pids)),
                 resume_from=self._begin.resume_from,
             )
         )

@@ -178,6 +178,8 @@ class WorkersStarted(Payload):
     """How many ranks each process stands for: those of its node if the run's command starts the ranks itself."""
     first_rank: int | None = None
     """The first of the ranks that the process stands for, if the run's command starts them itself."""
+    cpus: Mapping[str, str] = field(default_factory=dict)
+    """The CPUs that each rank is bound to, such as ``0-3``, by rank; empty: to none."""
     resume_from: str | None = None
     """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 

@@ -64,6 +64,7 @@ ALLOWED_READERS = {
     "setup/local_setup.py": "takes over what the setup of a local run has left",
     "setup/report.py": "tells what setup has made of its environment",
     "setup/script.py": "knows which Python setup has put on PATH",
+    "preflight/facts/cpus.py": "hands on to ranks which CPUs are theirs",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})

@@ -204,6 +204,11 @@ class SubmissionDir:
         return self.path / "submitit"
 
     @property
+    def log_link(self) -> Path:
+        """Has the path of the user's own link to the attempt's log."""
+        return self.path / "log-link"
+
+    @property
     def setup(self) -> Path:
         """What a shell of a local run's first agent runs, with the spec's setup lines."""
         return self.path / "setup.sh"
@@ -261,6 +266,11 @@ class AttemptDir:
     def params(self, node: int) -> Path:
         """The run's parameters, for the ranks of this node, where they are too long for a variable."""
         return self.path / f"params-{node}.json"
+
+    @property
+    def log_link(self) -> Path:
+        """Has the path of the user's own link to the attempt's log."""
+        return self.path / "log-link"
 
     @property
     def setup(self) -> Path:

@@ -40,6 +40,7 @@ from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.runtime.code.tree import results_in_copy
+from slurmtrain.runtime.job.log_link import unlink_logs
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
@@ -248,6 +249,7 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
             # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
             if error.errno not in _FULL:
                 raise
+        unlink_logs(directory)
         removal = _remove(directory, forget=False)
         _write(journal, events)
         removal.add(_remove_of_trackers(workspace, directory))
@@ -281,6 +283,7 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
     _close_to_others(directory.path)
     with _locked_now(directory):
         removal = _remove_of_trackers(workspace, directory)
+        unlink_logs(directory)
         # Its lock is renamed with it, so that no 'sync' interferes.
         directory.path.rename(condemned.path)
         fsync_directory(workspace.root.path)

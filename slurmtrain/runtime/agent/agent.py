@@ -59,6 +59,7 @@ from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_grow
 from slurmtrain.runtime.growth.newcomer import pop_extension, wait_for_admission
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import end_processes_of_setup
+from slurmtrain.runtime.job.log_link import link_log
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
@@ -383,6 +384,8 @@ class _Agent:
         )
         set_binding(spec.resources, self._at)
         make_directory(self._attempt.logs, private=True)
+        if place.node_rank == 0:
+            self._link_log()
         if self._environment is None:
             environ = dict(environment_of_agent())
             node = NotedNode(self._attempt.run, self._node.index, plan, environ)
@@ -409,6 +412,12 @@ class _Agent:
         if not place or self._plan.code is None:
             return Path(place or directory)
         return Path(CodeCopy(self._plan.code, self._attempt.run).translate(place))
+
+    def _link_log(self) -> None:
+        """Let the link that the spec asks for lead to the log of this attempt."""
+        log = self._attempt.node_log(self._node.index) if self.spec.per_node else self._attempt.rank_log(0)
+        if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
+            print(f"slurmtrain: {problem}", flush=True)
 
     def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""

@@ -64,6 +64,7 @@ ALLOWED_READERS = {
     "setup/local_setup.py": "takes over what the setup of a local run has left",
     "setup/report.py": "tells what setup has made of its environment",
     "setup/script.py": "knows which Python setup has put on PATH",
+    "job/log_link.py": "fills Slurm's facts into the path of a log",
     "preflight/facts/cpus.py": "hands on to ranks which CPUs are theirs",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }

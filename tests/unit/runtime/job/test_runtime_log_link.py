@@ -1,0 +1,49 @@
+"""The link of the user's own to the log of each attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.runtime.job.log_link import link_log, log_facts, unlink_logs
+
+
+def plan(workdir: Path, log: str | None) -> Plan:
+    data: dict[str, Any] = {"name": "x", "command": "python train.py", "log": log}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir=str(workdir), python="/usr/bin/python3", template=data)[0]
+
+
+def test_the_link_leads_to_the_newest_attempt_and_nothing_of_others_is_replaced(tmp_path: Path) -> None:
+    run, other, own = RunDir(tmp_path / "runs" / "A"), RunDir(tmp_path / "runs" / "B"), plan(tmp_path, "a/b/%x-%j.out")
+    link = tmp_path / "a" / "b" / "x-7.out"
+    for restart in range(2):
+        attempt = run.attempt("7", restart)
+        attempt.path.mkdir(parents=True)
+        log = attempt.rank_log(0)
+        assert link_log(own, attempt, "7", log) == ""
+        assert link.readlink() == log
+    assert "is not this run's" in link_log(own, other.attempt("7", 0), "7", other.path / "log")
+    assert link.readlink() == log
+    file = link.with_name("x-8.out")
+    file.write_text("mine")
+    assert "is there already" in link_log(own, attempt, "8", log)
+    assert file.read_text() == "mine"
+    assert sorted(path.name for path in link.parent.iterdir()) == ["x-7.out", "x-8.out"]
+    assert "log: /dev/null/%j" in link_log(plan(tmp_path, "/dev/null/%j"), attempt, "7", log)
+    assert link_log(plan(tmp_path, None), attempt, "7", log) == ""
+    unlink_logs(other)
+    assert link.is_symlink()
+    unlink_logs(run)
+    assert [path.name for path in link.parent.iterdir()] == ["x-8.out"]
+
+
+def test_an_element_has_the_numbers_of_its_array_and_its_own() -> None:
+    facts = log_facts("x", "12_3", {"SLURM_JOB_ID": "15"})
+    assert (facts["x"], facts["j"], facts["A"], facts["a"]) == ("x", "15", "12", "3")
+    assert {key: log_facts("x", "9", {})[key] for key in "jAa"} == {"j": "9", "A": "9", "a": "0"}

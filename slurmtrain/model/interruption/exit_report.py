@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+# What the evidence of an attempt calls the time at which the command of node 0 had completed, long before the others.
+NODE_0_COMPLETED = "node_0_completed_time"
+
 # The exit code of a rank that stopped on request, saved, and can be resumed: EX_TEMPFAIL of sysexits.h.
 STOPPED = 75
 
@@ -341,6 +344,17 @@ class LostNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeZeroCompleted:
+    """The command of node 0 had ended with code 0 long before those of other nodes.
+
+    ``at``: when, in seconds since 1970. ``names``: those nodes.
+    """
+
+    at: float
+    names: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopCause:
     """Why a stop was requested, according to the scheduler. ``why``: a sentence without a full stop.
 
@@ -370,7 +384,7 @@ class Displacement:
     reason: str
 
 
-Evidence = KernelEvidence | HangEvidence | LostNodes | StopCause | Displacement | ExclusionProblem
+Evidence = KernelEvidence | HangEvidence | LostNodes | NodeZeroCompleted | StopCause | Displacement | ExclusionProblem
 
 
 def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
@@ -384,6 +398,7 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
     * :class:`LostNodes`, at node 0: unless the ranks completed, a lost node is the cause (``node_fail``) and is
       excluded from the next start. After a signal, the same signal may have ended it: then it is only added to
       ``evidence``.
+    * :class:`NodeZeroCompleted`, at node 0: added to ``reason`` and ``evidence`` if the time limit ended the others.
     * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm did not end
       it; if nodes are missing as well, srun ended the other tasks because of them (``node_fail``).
     * :class:`Displacement`, on each node at the end: added to ``reason``, unless the ranks completed.
@@ -396,6 +411,8 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
             return replace(report, reason=evidence.reason)
         case LostNodes():
             return _amend_by_lost_nodes(report, evidence)
+        case NodeZeroCompleted():
+            return _amend_by_node_0(report, evidence)
         case StopCause():
             return _amend_by_scheduler(report, evidence)
         case Displacement(reason):
@@ -462,6 +479,18 @@ def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
         reason=_describe_gone(lost.names),
         failed_at=report.failed_at or lost.at,
         without=lost.hosts,
+    )
+
+
+def _amend_by_node_0(report: ExitReport, completed: NodeZeroCompleted) -> ExitReport:
+    if report.cause != "timeout":
+        return report
+    return replace(
+        report,
+        reason=f"{report.reason}; the command of node 0 had completed, and {', '.join(completed.names)} still ran",
+        # Of the reports of all nodes, this one is to be that of the attempt.
+        failed_at=completed.at,
+        evidence={**report.evidence, NODE_0_COMPLETED: completed.at},
     )
 
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from slurmtrain.model.interruption.after_oom import BatchMemory, after_oom, why_not
-from slurmtrain.model.interruption.exit_report import ExitReport, is_of_gpu_memory
+from slurmtrain.model.interruption.exit_report import NODE_0_COMPLETED, ExitReport, is_of_gpu_memory
 from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
@@ -71,7 +71,8 @@ class PriorEnd:
     fingerprints of the checkpoint that its ranks started from, and of the newest at its end, for a script that saves by
     itself; None if there was none, or it is unknown. Where they are known, they decide about progress: such checkpoints
     may have no step, or a misleading one. ``of_gpu``: the memory that did not suffice was that of a GPU. ``shared``: it
-    was that of several runs that share a job (:func:`shares_memory`).
+    was that of several runs that share a job (:func:`shares_memory`). ``node_0_completed``: the command of node 0 had
+    completed long before, and those of other nodes did not end.
     """
 
     cause: str
@@ -86,6 +87,7 @@ class PriorEnd:
     left: str | None = None
     of_gpu: bool = False
     shared: bool = False
+    node_0_completed: bool = False
 
     @classmethod
     def of_report(
@@ -115,6 +117,7 @@ class PriorEnd:
             began_from=began.fingerprint,
             left=left.fingerprint,
             of_gpu=is_of_gpu_memory(report.failures),
+            node_0_completed=NODE_0_COMPLETED in report.evidence,
         )
 
     @classmethod
@@ -225,6 +228,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
     * ``oom``: with more memory, or its batch in more parts, as long as ``requeue.oom`` allows that; otherwise never,
       since the same would happen again.
     * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
+      So it would if the command of node 0 had completed, and those of other nodes did not end.
     * ``node_fail``, ``lost``, ``preflight``, and unknown causes: ``max_node_failures`` times in a row, since the
       cluster may have problems for a while; a new checkpoint resets the count.
     * ``crash`` and ``hang``, foreign or not: ``max_failures`` times in all, each time after a pause that doubles until
@@ -318,6 +322,11 @@ def _after_oom(last: PriorEnd, requeue: RequeueSpec, memory: BatchMemory | None)
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     last = history[-1]
+    if last.node_0_completed:
+        return Decision(
+            "stop",
+            "node 0 had completed, and the other nodes would not end next time either: set 'completed_by: node0'",
+        )
     if _saved_more(history):
         return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
@@ -469,6 +478,7 @@ def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[C
         left=left,
         of_gpu=of_gpu,
         shared=shares_memory(attempt.pack, share_gpu=attempt.share_gpu, of_gpu=of_gpu),
+        node_0_completed=NODE_0_COMPLETED in attempt.evidence,
     )
 
 

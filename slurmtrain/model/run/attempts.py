@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
@@ -10,6 +11,7 @@ from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
 from slurmtrain.model.run.events.agent import (
     AgentStarted,
     ClockMeasured,
+    CommandCompleted,
     HangDetected,
     HangLimitRaised,
     JobRequeue,
@@ -329,6 +331,16 @@ def _apply_requested(payload: NodesRequested, attempt: Attempt, _event: AnyEvent
 @_apply.register
 def _apply_joined(_payload: NodesJoined, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return _running(attempt)
+
+
+@_apply.register
+def _apply_command_completed(payload: CommandCompleted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    clock = time.strftime("%H:%M", time.gmtime(payload.at))
+    return _running(
+        attempt,
+        f"the command of node 0 completed at {clock} UTC, and {', '.join(payload.running)} still "
+        f"{'runs' if len(payload.running) == 1 else 'run'}: with 'completed_by: node0', a run ends with node 0",
+    )
 
 
 @_apply.register

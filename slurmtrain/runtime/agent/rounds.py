@@ -23,11 +23,14 @@ from dataclasses import asdict, replace
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.interruption.exit_report import (
+    NODE_0_COMPLETED,
     AttemptOutcome,
     ExitReport,
     HangEvidence,
     LostNodes,
+    NodeZeroCompleted,
     StopRequest,
+    amend,
     report_attempt,
     report_signal,
     report_standby,
@@ -35,8 +38,9 @@ from slurmtrain.model.interruption.exit_report import (
 from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
-from slurmtrain.model.run.events.agent import NodesJoined, NodesLeft, RanksRestarted
+from slurmtrain.model.run.events.agent import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW
+from slurmtrain.model.spec.spec import NODE_0
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
@@ -62,6 +66,8 @@ _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
 # How long an agent waits for the others at the end: they get node 0's last message from it.
 _LEAVING_S = 30.0
+# How much longer than that of node 0 the commands of other nodes may run before that is worth a sentence.
+_LONG_S = 30.0
 
 
 class Rounds:
@@ -99,6 +105,7 @@ class Rounds:
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began = Newest()
+        self._completed_before: NodeZeroCompleted | None = None
         self._round: Round | None = None
         # What keeps the port where ranks meet free for rank 0.
         self._reserved_port = point.reserved
@@ -220,6 +227,8 @@ class Rounds:
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
         attempt_report = self._report_attempt(results, lost)
+        if self._completed_before is not None:
+            attempt_report = amend(attempt_report, self._completed_before)
         leaving = self._leaving(attempt_report)
         lost = sorted({*lost, *leaving})
         self._lost |= set(lost)
@@ -239,7 +248,7 @@ class Rounds:
             return stage
         if members is None:
             # Lost nodes write no report, and in a hang each node only knows about itself: node 0 reports for them.
-            all_nodes = bool(lost) or attempt_report.cause == "hang"
+            all_nodes = bool(lost) or attempt_report.cause == "hang" or NODE_0_COMPLETED in attempt_report.evidence
             return AttemptOutcome(attempt_report if all_nodes else own.report, attempt_report)
         self._begin_next(members)
         return None
@@ -291,6 +300,12 @@ class Rounds:
         results = {self._config.node: own}
         missing = set(self._members) - {self._config.node}
         published = False
+        ended_at = time.time()
+        self._completed_before = None
+        if own.report.cause == "completed" and missing and self._config.spec.completed_by == NODE_0:
+            why = "the command of node 0 completed, and with it the run (completed_by: node0)"
+            control.publish_stop(StopRequest(cause="completed", why=why, at=ended_at, node=self._config.node))
+            published = True
         while missing - set(control.silent_nodes()):
             control.keep_alive()
             for node in list(missing):
@@ -302,8 +317,17 @@ class Rounds:
                 # The ranks of this node have ended, so nothing else looks at the flag any more.
                 published = True
                 control.publish_stop(StopRequest.by_signal(flag.name, at=time.time(), node=self._config.node))
+            if own.report.cause == "completed" and not published and time.time() > ended_at + _LONG_S:
+                self._note_completed(ended_at, missing)
             time.sleep(_POLL_S)
         return results, sorted({*missing, *control.silent_nodes()})
+
+    def _note_completed(self, at: float, missing: Collection[int]) -> None:
+        """Journal once that the command of this node has completed, and those of others go on; ``at``: when it has."""
+        if self._completed_before is None and self._config.spec.per_node:
+            names = [self._config.hosts.get(node, f"node {node}") for node in sorted(missing)]
+            self._completed_before = NodeZeroCompleted(at=at, names=names)
+            self._context.journal.write(CommandCompleted(at=at, running=names))
 
     def _report_attempt(self, results: Mapping[int, NodeResult], lost: Collection[int]) -> ExitReport:
         """Why the round ended."""

@@ -40,6 +40,8 @@ CRASH_GRACE_S = 5.0
 STUCK_GRACE_S = 1.0
 # The same if nodes have joined. Nothing presses: the new ones wait, and to go on from an earlier step would lose work.
 GROW_GRACE_S = 600.0
+# The same if the run is completed, and what remains only serves it.
+COMPLETED_GRACE_S = 30.0
 # How long the other ranks have once one has exited as if asked to stop: a signal may have reached only that one.
 _LEFT_GRACE_S = 30.0
 # What ranks leave behind is killed after this time: helpers of multiprocessing end, and clean up, once their rank has.
@@ -253,6 +255,8 @@ class Workers:
             return _seconds_from_now(CRASH_GRACE_S)
         if request.cause in ("node_fail", "hang"):
             return _seconds_from_now(STUCK_GRACE_S)
+        if request.cause == "completed":
+            return _seconds_from_now(COMPLETED_GRACE_S)
         if request.cause == GROW:
             return _seconds_from_now(GROW_GRACE_S)
         return self._supervisor.stop_by

@@ -39,7 +39,7 @@ from slurmtrain.model.run.run import CAUSES, GROW
 
 Message: TypeAlias = Mapping[str, Any]
 # Why an agent may ask all ranks to stop: whether a run has completed, for example, follows from how its ranks end.
-STOP_CAUSES = frozenset({"preempted", "timeout", "node_fail", "crash", "hang", GROW})
+STOP_CAUSES = frozenset({"preempted", "timeout", "node_fail", "crash", "hang", "completed", GROW})
 _KEY = re.compile(r"\d{1,9}/([a-z]+)((?:/\d{1,9})*)")
 _RANK = re.compile(r"\d{1,9}")
 _NODE_0, _ANY, _OWN = "node 0", "any node", "its own node"
@@ -60,6 +60,8 @@ def problem_of(key: object, message: object, author: int) -> str | None:
         return f"it is not for node {author} to publish"
     if not isinstance(message, dict) or not kind.fits(message):
         return "it has another shape than such messages"
+    if kind is _KINDS["stop"] and message["cause"] == "completed" and author != 0:
+        return "only node 0 can say that a run is completed"
     # Only node 0 notices that another node is gone, so it may speak in that node's name.
     if kind.names_author and message["node"] != author != 0:
         return f"it is not for node {author} to publish in the name of node {message['node']}"

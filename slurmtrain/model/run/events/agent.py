@@ -387,6 +387,18 @@ class NodesLeft(Payload):
 
 
 @payload
+class CommandCompleted(Payload):
+    """Node 0: its command, which starts the ranks itself, has ended with code 0, and those of other nodes still run."""
+
+    KIND: ClassVar[str] = "command_completed"
+
+    at: float = 0.0
+    """When it ended, in seconds since 1970."""
+    running: Sequence[str] = ()
+    """The nodes whose commands still run."""
+
+
+@payload
 class NodesKept(Payload):
     """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
 
@@ -483,4 +495,5 @@ AGENT_EVENTS: Sequence[type[Payload]] = (
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
     HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted,
     NodesRequested, NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
+    CommandCompleted,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.interruption.exit_report import (
+    NODE_0_COMPLETED,
     STOPPED,
     Evidence,
     ExclusionProblem,
@@ -17,6 +18,7 @@ from slurmtrain.model.interruption.exit_report import (
     HangEvidence,
     KernelEvidence,
     LostNodes,
+    NodeZeroCompleted,
     StopCause,
     StopRequest,
     amend,
@@ -183,6 +185,7 @@ HANG = ExitReport(cause="hang", reason="rank 2 finished no step for 60 s", faile
 SIGNALLED = ExitReport(cause="preempted", reason="stopped by SIGTERM", failed_at=1.0, signal="SIGTERM")
 PREFLIGHT = ExitReport(cause="preflight", reason="n1 has no GPU", failed_at=1.0, without=("n1",))
 KILLS = KernelEvidence(oom_kills=2, memory_limit=8 * GIB)
+SERVED = NodeZeroCompleted(at=3.0, names=["n1"])
 NODE_1 = LostNodes(names=["n1"], hosts=["n1"], at=9.0)
 PREEMPTED = StopCause(cause="preempted", why="preempted by a job of higher priority", evidence={"state": "RUNNING"})
 RUNS_ON = StopCause(cause="preempted", why="?", job_runs_on=True, evidence={"state": "RUNNING"})
@@ -378,3 +381,15 @@ def test_other_ends_are_not_for_lack_of_memory(name: str | None, kills: int) -> 
 def test_what_an_exception_says_of_memory_tells_which_was_short(error: str, short: str) -> None:
     assert short in (oom_reason(failure(error), KernelEvidence()) or "")
     assert short in (oom_reason(failure(last_lines=(error, "bye")), KernelEvidence()) or "")
+
+
+def test_the_end_of_node_0_long_before_explains_a_time_limit_and_nothing_else() -> None:
+    limit = ExitReport(cause="timeout", reason="the time limit was reached", failed_at=9.0)
+    amended = amend(limit, SERVED)
+    assert amended.reason == "the time limit was reached; the command of node 0 had completed, and n1 still ran"
+    # Sorts before the reports of the other nodes.
+    assert amended.blame < limit.blame
+    assert amended.evidence == {NODE_0_COMPLETED: 3.0}
+    for cause in ("completed", "crash", "preempted"):
+        other = ExitReport(cause=cause, reason="")
+        assert amend(other, SERVED) == other

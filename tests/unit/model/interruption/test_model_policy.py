@@ -473,3 +473,10 @@ def test_the_policy_is_that_of_the_last_attempt() -> None:
     assert not decision([lenient, strict], []).again
     assert policy_of(attempt(policy=None)) == RequeueSpec()
     assert policy_of(attempt(policy={"max_failures": 7, "of_another_version": 1})).max_failures == 7
+
+
+def test_a_time_limit_that_ended_only_what_served_node_0_would_end_it_again() -> None:
+    served = past("timeout", began_from="a", left="b", node_0_completed=True)
+    assert ends(replace(served, node_0_completed=False)).again
+    assert not ends(served).again
+    assert "set 'completed_by: node0'" in ends(served).why

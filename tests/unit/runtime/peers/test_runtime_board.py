@@ -227,7 +227,7 @@ def test_a_node_cannot_speak_for_another_one_and_junk_is_dropped_with_a_note(
     assert attempt.first.read("0/here/1") == {}
     assert attempt.first.beats_of(1) == 0
     [note] = caplog.messages
-    assert note == "dropped a message of node 1 (1 so far): '0/stop': it has another shape than such messages"
+    assert note == "dropped a message of node 1 (1 so far): '0/stop': only node 0 can say that a run is completed"
 
 
 @pytest.mark.parametrize("greeting", [0, NODES, -1, True, "1", None])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 # States of a process that no longer runs: zombie, dead.
 _ENDED_STATES = frozenset("ZX")
+# Connections in /proc/PID/net/tcp; an address of IPv4 in one of IPv6.
+_ESTABLISHED, _CLOSED, _LISTENING = "01", "07", "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_MAPPED = "0000000000000000FFFF0000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +135,66 @@ def pipe_of(pid: int, stream: int) -> str | None:
         target = os.readlink(f"/proc/{pid}/fd/{stream}")  # noqa: PTH115
         return target if target.startswith("pipe:") else None
     return None
+
+
+def established(pid: int) -> dict[int, tuple[str, str]]:
+    """The TCP connections in the network namespace of a process, by inode: the local and the remote end.
+
+    These are the kernel's hexadecimal addresses, with their ports: they are compared, not read.
+    """
+    return {
+        int(fields[9]): (_plain(fields[1]), _plain(fields[2]))
+        for fields in _connections(pid)
+        if fields[3] == _ESTABLISHED
+    }
+
+
+def was_connected(port: int) -> bool:
+    """Whether one end of a TCP connection on this machine has a port, or had it within the last minute (TIME_WAIT)."""
+    end = f":{port:04X}"
+    return any(
+        fields[3] not in (_LISTENING, _CLOSED) and (fields[1].endswith(end) or fields[2].endswith(end))
+        for fields in _connections(os.getpid())
+    )
+
+
+def _connections(pid: int) -> Iterator[list[str]]:
+    """The fields of each TCP connection in the network namespace of a process."""
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{family}").read_text(encoding="utf-8").splitlines()[1:]:
+                yield line.split()
+
+
+def sockets_of(pid: int) -> set[int]:
+    """The inodes of the sockets that a process has open; none if that cannot be seen."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                match = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))  # noqa: PTH115
+                if match is not None:
+                    inodes.add(int(match[1]))
+    return inodes
+
+
+def has_loaded(pid: int, libraries: Iterable[str]) -> bool:
+    """Whether a process has loaded a library in whose path one of these texts is."""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+        return any(library.encode() in maps for library in libraries)
+    return False
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """The value of an environment variable with which a process was started; None if it had none."""
+    prefix = f"{name}=".encode()
+    with contextlib.suppress(OSError):
+        for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if word.startswith(prefix):
+                return os.fsdecode(word[len(prefix) :])
+    return None
+
+
+def _plain(end: str) -> str:
+    return end.removeprefix(_MAPPED)

@@ -21,6 +21,7 @@ from slurmtrain.model.run.events.agent import (
     NodesKept,
     NodesRequested,
     PreflightDone,
+    RanksApart,
     RanksPaused,
     RanksRestarted,
     RanksResumed,
@@ -48,7 +49,7 @@ from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.run import Attempt, replace
+from slurmtrain.model.run.run import APART, Attempt, replace
 
 # Events of commands about one start of a job.
 _OF_A_START = JobObserved | JobRequeue | RequeueFailed | JobReplaced | UpstreamFailed
@@ -373,6 +374,11 @@ def _apply_resumed(_payload: RanksResumed, attempt: Attempt, _event: AnyEvent) -
 def _running(attempt: Attempt, reason: str = "") -> Attempt:
     """The attempt with what its ranks do, for as long as it runs."""
     return attempt if attempt.ended else replace(attempt, reason=reason)
+
+
+@_apply.register
+def _apply_apart(payload: RanksApart, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _running(replace(attempt, evidence={**attempt.evidence, APART: payload.why}), payload.why)
 
 
 @_apply.register

@@ -35,7 +35,7 @@ from slurmtrain.model.run.marks import Marks, read_marks
 from slurmtrain.model.run.outcome import begin
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
-from slurmtrain.model.run.run import ENDED, Attempt, Run, replace
+from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
 from slurmtrain.model.written import remembering
 
 Events = Callable[[], Iterable[AnyEvent]]
@@ -241,7 +241,8 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
         # The job is in the queue again: if its agent could not requeue it, Slurm did, but it excludes no nodes.
         problem = before.requeue_problem if before.excluded else ""
         return newest.state, describe_wait(before.reason, before.excluded, "slurm", problem)
-    return newest.state, newest.reason
+    # What is wrong with a training that exits with 0.
+    return newest.state, newest.reason or str(newest.evidence.get(APART) or "")
 
 
 def _marked(run: Run, marks: Marks) -> Run:

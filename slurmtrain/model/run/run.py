@@ -18,6 +18,8 @@ CAUSES = (
 )  # fmt: skip
 # Why ranks are stopped when more nodes have joined. It is no cause of an end: the attempt goes on after it.
 GROW = "grow"
+# Where the evidence of an attempt says that its ranks train apart.
+APART = "apart"
 
 # How the paths of slurmtrain's own checkpoints begin, relative to the run directory.
 PUBLISHED = "checkpoints/step-"

@@ -15,7 +15,7 @@ from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.layout import attempt_of, node_of
-from slurmtrain.model.run.run import Attempt
+from slurmtrain.model.run.run import APART, Attempt
 from slurmtrain.ops.shared.run_details import attempt_json
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -141,6 +141,9 @@ class AttemptJournals:
                 exact=True,
                 line=number,
             )
+        if apart := str(self.attempt.evidence.get(APART) or ""):
+            problem, _, fix = apart.partition("; ")
+            yield Hit(name=APART, role=NOTE, cause=problem, fix=fix, text="", origin=_JOURNALS)
         cause = self.attempt.cause
         if cause in _FIXES:
             yield Hit(

@@ -27,6 +27,7 @@ from slurmtrain.runtime.job.thread_use import ThreadUse
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.script_output.log_sizes import LogSizes
+from slurmtrain.runtime.script_output.separation import Separation, SeparationConfig
 from slurmtrain.system.journal import Journal
 
 # How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.
@@ -43,7 +44,8 @@ class MonitorConfig:
 
     ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
     ranks; ``ranks_by_node``: how many each of these has. ``per_node``: the run's command was started once per node, and
-    starts the ranks. ``hang_after``: seconds, from the spec; None: judged by the step times.
+    starts the ranks; ``launched``: the launcher that it is, if that is known. ``port``: of node 0, where ranks meet.
+    ``hang_after``: seconds, from the spec; None: judged by the step times.
     """
 
     attempt: AttemptDir
@@ -52,7 +54,9 @@ class MonitorConfig:
     members: Sequence[int]
     ranks_by_node: NodeRanks
     per_node: bool
+    port: int
     hang_after: float | None
+    launched: str = ""
 
     @property
     def ranks(self) -> range:
@@ -83,11 +87,25 @@ class RankMonitor:
         self._inquiry = HangInquiry(config.node, config.members, control, self._examine)
         self._stragglers = Stragglers()
         self._pids: Mapping[int, int] = {}
+        self._started: Mapping[int, int] = {}
         self._used: dict[int, ThreadUse] = {}
         self._has_pauses = False
         self._pause: Beat | None = None
         self._next_comparison = time.monotonic() + _COMPARE_S
         self._examined_at: float | None = None
+        self._separation = Separation(
+            SeparationConfig(
+                node=config.node,
+                members=config.members,
+                ranks=config.ranks_by_node.world_size,
+                per_node=config.per_node,
+                port=config.port,
+                launched=config.launched,
+                metrics=config.attempt.metrics,
+            ),
+            control,
+            journal,
+        )
         self._log_sizes = LogSizes(config.attempt.log_sizes(config.node), config.logs)
         self.states: list[RankState] = []
         """What the ranks of this node were doing when the run hung."""
@@ -95,11 +113,13 @@ class RankMonitor:
     def set_pids(self, pids: Mapping[int, int]) -> None:
         """Set the process ids of what was started, by global rank, or of the command that starts this node's ranks."""
         config = self._config
+        self._started = pids
         self._pids = dict.fromkeys(config.ranks, *pids.values()) if config.per_node else pids
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
         self._log_sizes.note()
+        self._separation.look(self._started)
         hang = self._watchdog.look()
         self._measure_slow_ranks()
         self._announce_pauses()
@@ -116,6 +136,10 @@ class RankMonitor:
             self._next_comparison = time.monotonic() + _COMPARE_S
             self._compare_paces()
         return None
+
+    def completed(self) -> None:
+        """Called when all ranks of this node have ended by themselves, with 0."""
+        self._separation.end()
 
     def last_step(self) -> int | None:
         """The last step that a rank of this node has finished; None if no rank has a heartbeat."""

@@ -27,7 +27,7 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.launcher import RANKS
+from slurmtrain.model.spec.launcher import RANKS, known_launcher
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.kernel_log import KernelState
@@ -234,7 +234,9 @@ class Round:
                 members=members,
                 ranks_by_node=self._ranks,
                 per_node=config.spec.per_node,
+                port=begin.port,
                 hang_after=config.spec.requeue.hang_after,
+                launched=known_launcher(config.spec.command) if config.spec.calls_launcher else "",
             ),
             context.board,
             context.control,
@@ -284,6 +286,8 @@ class Round:
                 in_grace = workers.request is not None and workers.request.signal is not None
                 script_metrics.end(in_grace=in_grace)
         exits = workers.exits()
+        if workers.request is None and not any(each.code for each in exits):
+            self._monitor.completed()
         if workers.request is not None:
             command = f"node {config.node}"
             codes = {command if each.rank is None else str(each.rank): each.code for each in exits}

@@ -17,6 +17,8 @@ Name                Who         Shared  What it says
 ``left/NODE``       NODE        node 0  the node needs the others no more
 ``paused/NODE``     NODE        no      whether ranks of the node pause, for an evaluation for example
 ``pace/NODE``       NODE        no      how fast its ranks are
+``links/NODE``      NODE        no      the connections of its ranks
+``together``        node 0      yes     all ranks are connected
 ``inquiry/N``       any node    yes     the node suspects a hang; the first message counts
 ``examined/N/NODE`` NODE        no      what its ranks are doing
 ``verdict/N``       any node    yes     whether the run hangs; the first message counts
@@ -129,6 +131,19 @@ def _is_pace(message: Message) -> bool:
     )
 
 
+_LINKS = _with(ends="Mapping[str, Any]", loaded_s="float | None", started="int")
+
+
+def _has_links(message: Message) -> bool:
+    """Whether these are connections by rank or node: a pair of texts each."""
+    return _LINKS(message) and all(
+        _RANK.fullmatch(number) is not None
+        and isinstance(own, list)
+        and all(isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, str) for end in ends) for ends in own)
+        for number, own in message["ends"].items()
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """The messages of one name.
@@ -168,6 +183,8 @@ _KINDS: Mapping[str, _Kind] = {
     ),
     "paused": _Kind(author=_OWN, fits=_with(paused="bool", at="float"), numbers=1),
     "pace": _Kind(author=_OWN, fits=_is_pace, numbers=1),
+    "links": _Kind(author=_OWN, fits=_has_links, numbers=1),
+    "together": _Kind(author=_NODE_0, fits=_with(), is_shared=True),
     "inquiry": _Kind(
         author=_ANY,
         fits=_with(node="int", why="str", limit_s="float", most_s="float"),

@@ -319,6 +319,16 @@ class StragglerDetected(Payload):
 
 
 @payload
+class RanksApart(Payload):
+    """Node 0 or rank 0: ranks that train have no connection or exchange no gradients, or the run lacks some."""
+
+    KIND: ClassVar[str] = "ranks_apart"
+
+    why: str = ""
+    """Which, and what to do about it; empty: they train together now."""
+
+
+@payload
 class RanksRestarted(Payload):
     """Node 0: the ranks are restarted inside the allocation."""
 
@@ -493,7 +503,7 @@ class NodeEnded(Payload):
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
-    HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected, RanksRestarted,
-    NodesRequested, NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
-    CommandCompleted,
+    HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, RanksApart, StragglerDetected,
+    RanksRestarted, NodesRequested, NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed,
+    NodeEnded, CommandCompleted,
 )  # fmt: skip

@@ -54,6 +54,7 @@ class Node:
             hosts={number: f"host{number}" for number in range(8)},
             members=members,
             ranks_by_node=NodeRanks((per_node,) * len(members)),
+            port=0,
             per_node=False,
             hang_after=None,
         )

@@ -31,6 +31,8 @@ MESSAGES: dict[str, tuple[int, dict[str, Any]]] = {
     "0/ended/1": (1, {"report": REPORT, "states": [STATE]}),
     "0/paused/1": (1, {"paused": True, "at": 1.7e9}),
     "0/pace/1": (1, {"4": [12, 0.5]}),
+    "0/links/1": (1, {"ends": {"4": [["0A:1", "0B:2"]]}, "loaded_s": 1.5, "started": 0}),
+    "0/together": (0, {}),
     "0/inquiry/0": (1, {"node": 1, "why": "rank 1 finished no step", "limit_s": 60.0, "most_s": 480.0}),
     "0/examined/0/1": (1, {"states": [STATE]}),
     "0/verdict/0": (1, {"hangs": True, "computing": [], "why": ""}),
@@ -67,10 +69,11 @@ def test_a_node_does_not_speak_in_the_name_of_another_one_unless_it_is_node_0(ke
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_stop_request_never_completes_or_cancels_a_run(cause: str) -> None:
+def test_a_stop_request_never_cancels_a_run_and_only_node_0_completes_one(cause: str) -> None:
     is_refused = problem_of("0/stop", {**STOP, "cause": cause}, 1) is not None
     assert is_refused == (cause not in {"preempted", "timeout", "node_fail", "crash", "hang"})
-    assert is_refused == (cause not in STOP_CAUSES)
+    by_node_0 = problem_of("0/stop", {**STOP, "cause": cause, "node": 0}, 0) is not None
+    assert by_node_0 == (cause not in STOP_CAUSES)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,8 @@ def test_a_stop_request_never_completes_or_cancels_a_run(cause: str) -> None:
         ("0/stop", {**STOP, "node": True}),
         ("0/pace/1", {"x": [1, 0.5]}),
         ("0/pace/1", {"4": [1]}),
+        ("0/links/1", {"ends": {"4": [["0A:1"]]}, "loaded_s": None, "started": 0}),
+        ("0/links/1", {"ends": {"x": []}, "loaded_s": None, "started": 0}),
         ("0/ended/1", {"report": {**REPORT, "cause": "bored"}, "states": []}),
         ("0/ended/1", {"report": {**REPORT, "evidence": {"xids": 5}}, "states": []}),
         ("0/ended/1", {"report": REPORT, "states": [{**STATE, "phase": "asleep"}]}),
@@ -149,6 +154,6 @@ def _use(key: str, message: dict[str, Any], author: int) -> None:
 
 def test_each_message_is_either_shared_with_all_nodes_or_stays_at_node_0() -> None:
     shared = {key for key in MESSAGES if is_shared(key)}
-    assert shared == {"0/left/0", "0/begin", "0/until", "0/next", "3/stop", "0/inquiry/0", "0/verdict/0"}
+    assert shared == {"0/left/0", "0/begin", "0/until", "0/next", "3/stop", "0/inquiry/0", "0/verdict/0", "0/together"}
     assert is_shared("0/here/0")
     assert not is_shared("0/left/1")

@@ -79,6 +79,7 @@ LINES: list[tuple[str, str, str]] = [
      "/dev/shm is full"),
     ("disk-full", "tee: write error: No space left on device", "the file system is full"),
     ("efa-memory", "OSError: [Errno 12] Cannot allocate memory", "huge pages"),
+    ("different-replicas", "CheckpointError: 'w' is not the same tensor on ranks 0 and 1: each", "forgotten DDP"),
     ("munge-clock", "slurmd: error: Munge decode failed: Rewound credential", "clock is wrong"),
     ("slurm-auth", "srun: error: Task launch for StepId=7.0 failed on node n3: Protocol authentication error", "munge"),
     ("slurm-auth", "slurm_receive_msg: Zero Bytes were transmitted or received", "munge"),

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurmtrain.model.diagnosis.rank_groups import WRAP
+
 # What a line means for a failure: its root cause; a consequence of something that died first; Slurm's final state,
 # which confirms how it ended; or something worth knowing that ended nothing.
 ROOT, CASCADE, CONFIRMATION, NOTE = "root", "cascade", "confirmation", "note"
@@ -176,6 +178,10 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("efa-memory", ROOT, ("Cannot allocate memory",), r"OSError.*Cannot allocate memory",
             "no memory for a new process; EFA reserves huge pages that a fork would need twice",
             "set FI_EFA_USE_HUGE_PAGE=0 in env where EFA is used, else raise resources.mem"),
+    Pattern("different-replicas", ROOT, ("is not the same tensor on ranks",),
+            r"is not the same tensor on ranks \d+ and \d+",
+            "the ranks train models of their own: nothing averages their gradients, as with a forgotten DDP",
+            WRAP),
     # Slurm.
     Pattern("munge-clock", ROOT, ("Munge decode failed", "out of sync clocks"),
             r"Munge decode failed: (?:Rewound|Expired) credential|out of sync clocks",

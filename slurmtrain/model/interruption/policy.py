@@ -43,6 +43,9 @@ _HEX = re.compile(r"0[xX][0-9a-fA-F]+|\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-f
 _NUMBER = re.compile(r"\d+(?:\.\d+)*(?:[eE][+-]?\d+)?")
 # Messages may contain whole tensors.
 _SIGNATURE_LENGTH = 200
+
+DIFFERENT_REPLICAS = "is not the same tensor on ranks"
+"""What the message of a failure has if ranks train models of their own."""
 # After this many doublings a pause has reached its maximum, whatever it began with.
 _MAX_DOUBLINGS = 60
 
@@ -235,6 +238,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
       there is a new checkpoint, since the problem may pass (a restart in place needs no pause: it has its nodes).
       A crash before any step was ever finished is a mistake in the script and ends the run at once, unless it came
       from outside: a typo is not worth another wait in the queue.
+    * A crash because ranks train models of their own ends the run at once: a restart would only hide it.
     * Poison, meaning that the run cannot get past some point: two failures in a row with the same signature at the
       same step; or three ends in a row, ignoring preemptions and preflights, without a new checkpoint. Three node
       failures are poison only at the same step; otherwise the cluster is at fault, which ``max_node_failures`` covers.
@@ -366,6 +370,9 @@ def _poison(history: Sequence[PriorEnd]) -> str | None:
     last = history[-1]
     if last.cause in _NO_POISON:
         return None
+    if last.cause == "crash" and DIFFERENT_REPLICAS in last.where:
+        # All ranks would begin with the weights of one of them, and drift apart unnoticed.
+        return "its ranks train models of their own, without DDP, which a restart does not change"
     same = _same_again(history)
     if same is not None:
         return same

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.interruption.policy import DIFFERENT_REPLICAS
 
 _SAMPLES = 8
 # Two independent samples differ by 1.4 times their length, replicas by much less than one.
@@ -52,8 +53,9 @@ def check(samples: Sequence[Sequence[Sample]]) -> None:
             other, earlier = first.setdefault((each.name, each.where), (rank, each))
             if earlier is not each and _differ(earlier, each):
                 raise CheckpointError(
-                    f"{each.name!r} is not the same tensor on ranks {other} and {rank}; parts of a model, such as the "
-                    "stages of a pipeline, need names that are unique in the whole model, and replicas must be equal"
+                    f"{each.name!r} {DIFFERENT_REPLICAS} {other} and {rank}: each trains a model of its own; "
+                    "model = run.parallelize(model), or DistributedDataParallel (DDP), keeps replicas equal, and parts "
+                    "of a model, such as the stages of a pipeline, need names that are unique in the whole model"
                 )
 
 

@@ -26,6 +26,7 @@ from slurmtrain.errors import NotAvailable
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
     from torch.amp import GradScaler
+    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.optim import Optimizer
 
@@ -141,6 +142,26 @@ def import_checkpoints() -> None:
     """
     import_module("torch.distributed.checkpoint")
     import_module("torch._dynamo")
+
+
+# --- communication ----------------------------------------------------------------------------------------------------
+
+
+def collectives_started(besides: ProcessGroup | None) -> int | None:
+    """How many collectives this process has started in its groups, ``besides`` one; None if a backend counts none."""
+    from torch.distributed import distributed_c10d
+
+    count = 0
+    for group in list(distributed_c10d._world.pg_map):
+        if group is besides:
+            continue
+        try:
+            # NCCL counts those of GPUs, gloo those of CPUs and, unlike NCCL, also what is sent from one to another.
+            backends: list[Any] = [group._get_backend(device) for device in group._device_types]
+            count += sum(backend._get_sequence_number_for_group() for backend in backends)
+        except (RuntimeError, AttributeError):
+            return None
+    return count
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.job.signals import StopFlag
     from slurmtrain.runtime.training.balancer import Balancer
+    from slurmtrain.runtime.training.synchrony import SynchronyWatch
     from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
@@ -61,6 +62,7 @@ class SteppedTraining(ParallelTraining):
         self._metrics = StepMetrics()
         self._own_time = StepTime(self.device)
         self._registered: tuple[object, ...] = ()
+        self._synchrony: SynchronyWatch | None = None
         self._restored_rng: dict[str, Any] | None = None
         self._in_step = False
         self._step_s = 0.0
@@ -119,6 +121,7 @@ class SteppedTraining(ParallelTraining):
         if self._balancer is not None:
             self._balancer.watch(self._strategy.replicated_parameters())
             self._balancer.repeat(self.step)
+        self._watch_synchrony()
         self._beat(Phase.FIRST)
         self._shares.begin_steps()
         try:
@@ -135,6 +138,8 @@ class SteppedTraining(ParallelTraining):
                     self._balancer.begin(self.step, due=self.step + 1 >= self._agree_at)
                 yield self.step
                 self._finish_step()
+            if self._synchrony is not None:
+                self._synchrony.look(self.step)
             self._save_if_new("end")
         finally:
             self._samples = self._shares.samples
@@ -233,9 +238,19 @@ class SteppedTraining(ParallelTraining):
             # Before a save, so that a run that continues from it has the same shares.
             self._note_shares(self._balancer.choose(self.step))
             self._step_began = time.monotonic()
+        if self._synchrony is not None and self._synchrony.is_due(self.step):
+            self._synchrony.look(self.step)
+            self._step_began = time.monotonic()
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
         if agreed.stop and self.step < self._total:
             self._stop()
+
+    def _watch_synchrony(self) -> None:
+        if self._ranks.world_size > 1 and self._registered:
+            from slurmtrain.runtime.training.synchrony import SynchronyWatch
+
+            journal = self._journal if self.rank == 0 else None
+            self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
 
     def _note_shares(self, chosen: SharesChosen | None) -> None:
         if chosen is not None and self.rank == 0 and self._journal is not None:

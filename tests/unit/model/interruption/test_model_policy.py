@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.interruption.policy import (
+    DIFFERENT_REPLICAS,
     MAX_DELAY_S,
     Decision,
     Newest,
@@ -52,6 +53,13 @@ def causes(*attempts: Attempt) -> list[str]:
 
 
 # --- each rule --------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_train_models_of_their_own_are_not_started_again_to_hide_it() -> None:
+    where = f"1 CheckpointError: 'model.0.weight' {DIFFERENT_REPLICAS} # and #: each trains a model of its own"
+    decision = ends(trained("crash", 0, 10, where=where))
+    assert (decision.action, "without DDP" in decision.why) == ("stop", True)
+    assert ends(trained("crash", 0, 10, where="1 ValueError: nan")).again
 
 
 @pytest.mark.parametrize("enabled", [True, False])

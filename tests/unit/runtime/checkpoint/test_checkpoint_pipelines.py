@@ -191,7 +191,10 @@ def test_stages_with_the_same_names_for_different_tensors_are_refused_when_savin
     tmp_path: Path, pair: Pair, case: str
 ) -> None:
     for problem in pair.run(refused, tmp_path, case):
-        assert problem.startswith("'model.0.weight' is not the same tensor on ranks 0 and 1; parts of a model")
+        assert problem.startswith(
+            "'model.0.weight' is not the same tensor on ranks 0 and 1: each trains a model of its own"
+        )
+        assert "run.parallelize(model), or DistributedDataParallel (DDP)" in problem
 
 
 def test_one_name_for_objects_of_different_kinds_is_refused_when_saving(tmp_path: Path, pair: Pair) -> None:

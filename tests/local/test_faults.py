@@ -238,6 +238,9 @@ def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(si
 
     site.call("sync")
     (site.runs / "registry.db").unlink()
+    assert "nothing to do" in site.call("sync").stderr
+    for lost in ("registry.db", f"{run_id}/sent.json"):
+        (site.runs / lost).unlink()
     assert "1 mirrored" in site.call("sync").stderr
     assert mlflow_runs(site) == [mirrored]
 

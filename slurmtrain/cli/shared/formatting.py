@@ -133,13 +133,14 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
 
 def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
     """How the ranks of an attempt divide batches, from the data of its ``shares`` events; empty if it has none."""
-    if not choices:
+    newest = choices[-1] if choices else {}
+    # A journal may hold less than slurmtrain writes.
+    if not newest.get("shares") or newest.get("step_s") is None:
         return ""
-    newest = choices[-1]
     counts = " ".join(map(str, newest["shares"]))
-    changes = sum(each["step_s"] != each["before_s"] for each in choices)
+    changes = sum(each.get("step_s") != each.get("before_s") for each in choices or ())
     change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
-    return f"{counts} samples by rank since step {newest['step']}, {newest['step_s'] * 1e3:.3g} ms ({change})"
+    return f"{counts} samples by rank since step {newest.get('step')}, {newest['step_s'] * 1e3:.3g} ms ({change})"
 
 
 def precisions(hardware: Mapping[str, Any] | None) -> str:

@@ -19,8 +19,22 @@ _REPORTS = (
 )
 # torch's own log lines, such as those about processes that it ends because another one failed.
 _OF_TORCH = re.compile(r"[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/distributed/(?:elastic|launcher|run)\b")
-# deepspeed/launcher/launch.py.
-_OF_DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\]")
+# Lines of other launchers, which say no more than that a rank has ended: deepspeed/launcher/launch.py, srun.
+_OF_OTHERS = (
+    re.compile(r"\[launch\.py:\d+:\w+\]"),
+    re.compile(
+        r"srun: (?:error: .*: tasks? .*: |launch/\w+: _step_signal|Terminating|Force Terminated|Job step aborted)"
+    ),
+)
+_TRACEBACK = "Traceback (most recent call last):"
+# What launchers raise when a rank has ended.
+_OF_LAUNCHERS = re.compile(
+    r"(?:subprocess\.)?CalledProcessError: .* returned non-zero exit status \d+"
+    r"|(?:torch\.distributed\.elastic\.multiprocessing\.errors\.)?ChildFailedError\b"
+    r"|torch\.multiprocessing\.spawn\.ProcessExitedException\b"
+)
+# The line that ends a traceback, or the message of a program in another language.
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|Exit)\b|[Ee]rror\b|.*: (?:error|fatal|cannot|No such)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +63,15 @@ def without_report(lines: Sequence[str]) -> Sequence[str]:
     """The last ``lines`` of a log up to a launcher's report on a rank that has ended, which usually ends the log."""
     ends = [index for index, line in enumerate(lines) if _OF_TORCH.match(line) and _REPORTS[0].search(line)]
     before = lines[: ends[-1]] if ends else lines
-    return [line for line in before if not (_OF_TORCH.match(line) or _OF_DEEPSPEED.search(line))]
+    kept = [line for line in before if not (_OF_TORCH.match(line) or any(each.search(line) for each in _OF_OTHERS))]
+    return _without_traceback(kept)
+
+
+def _without_traceback(lines: Sequence[str]) -> Sequence[str]:
+    """Lines without the traceback of a launcher at their end, if what it reports stands before it."""
+    tracebacks = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if not tracebacks or not any(_OF_LAUNCHERS.match(line) for line in lines[tracebacks[-1] :]):
+        return lines
+    before = lines[: tracebacks[-1]]
+    # Without one of the rank, its own may be that of a program that has called another.
+    return _without_traceback(before) if any(map(_ERROR.match, before)) else lines

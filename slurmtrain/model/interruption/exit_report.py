@@ -69,6 +69,7 @@ class Exit:
     ``rank``: None if a command that starts ranks itself ended for another reason than one of them; ``node``: the node
     of such a command, else None. ``raised``: when the session saw an exception, and its text. Interpreter shutdown
     makes the exit come later. ``finished``: it has journaled that its work is done (``TrainingCompleted``).
+    ``limit``: the limit of processes that it has met, in words; empty if none is known.
     """
 
     rank: int | None
@@ -79,6 +80,7 @@ class Exit:
     raised: tuple[float, str] | None = None
     last_lines: Sequence[str] = ()
     finished: bool = False
+    limit: str = ""
 
     @property
     def failed(self) -> bool:
@@ -113,7 +115,9 @@ class Exit:
         message = (self.raised[1] if self.raised else last_line).strip()
         end = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
         subject = f"rank {self.rank}" if self.rank is not None else f"the command on node {self.node}"
-        return f"{subject} {end}" + (f": {message}" if message else "")
+        # What a process printed before a signal ended it does not say why.
+        why = "; ".join(filter(None, (self.limit,) if self.limit and self.code < 0 else (message, self.limit)))
+        return f"{subject} {end}" + (f": {why}" if why else "")
 
     def to_dict(self) -> dict[str, Any]:
         """This as journaled."""

@@ -18,7 +18,6 @@ name of a directory that was never finished, which ``sync`` removes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +40,13 @@ from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.runtime.code.tree import results_in_copy
 from slurmtrain.runtime.job.log_link import unlink_logs
+from slurmtrain.system.disk_space import FULL
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
 
 _WHY = "the run was deleted"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
             _write(journal, events)
         except OSError as error:
             # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise
         unlink_logs(directory)
         removal = _remove(directory, forget=False)

@@ -18,6 +18,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.task import ENTRY
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
@@ -105,7 +106,7 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     return True
 
 
-def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> str:
     """Journal that the newest attempt's processes are gone, unless it journaled its own end.
 
     Args:
@@ -114,27 +115,33 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         run: What is known of it.
 
     Returns:
-        Whether anything may have been journaled.
+        Why that cannot be journaled, as a sentence without a full stop; empty if it can, or need not.
     """
     from slurmtrain.model.run.events.command import JobObserved
 
     attempt = run.newest
     if attempt is None or attempt.ended:
-        return False
+        return ""
     place = directory.attempt(attempt.job_id, attempt.restart)
-    with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
-        journal.write(
-            JobObserved(
-                job_id=attempt.job_id,
-                restart=attempt.restart,
-                source="host",
-                state=GONE,
-                reason=_why_gone(attempt, directory.submission(attempt.submission)),
-                last_seen=last_written_at(place, attempt),
-                checkpoints=checkpoints_on_disk(directory),
+    try:
+        with workspace.journal(directory, "observe") as journal:
+            journal.write(
+                JobObserved(
+                    job_id=attempt.job_id,
+                    restart=attempt.restart,
+                    source="host",
+                    state=GONE,
+                    reason=_why_gone(attempt, directory.submission(attempt.submission)),
+                    last_seen=last_written_at(place, attempt),
+                    checkpoints=checkpoints_on_disk(directory),
+                )
             )
+    except OSError as error:
+        return (
+            f"its processes are gone, and its end cannot be noted in {directory.path}: {describe_os_error(error)}; "
+            "put that right, and look again"
         )
-    return True
+    return ""
 
 
 def _has_agents(attempt: AttemptDir) -> bool:

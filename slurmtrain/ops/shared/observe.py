@@ -190,7 +190,10 @@ def observe(
 
     def complete(listed: Mapping[str, Listed]) -> Mapping[str, Listed]:
         directories = census.present if only is None else workspace.present(listed)
-        return {run_id: _complete(row, look.live.get(run_id), run_id in directories) for run_id, row in listed.items()}
+        return {
+            run_id: _complete(row, look.live.get(run_id), look.unnoted.get(run_id), run_id in directories)
+            for run_id, row in listed.items()
+        }
 
     runs = ListedRuns(workspace.store, complete, None if only is not None or census.absent else census.present)
     if census.is_whole and not (gone or look.has_written):
@@ -224,8 +227,10 @@ def check_readable(run: Run) -> None:
         raise RunUnreadable(f"run {run.id} is unreadable: {run.reason}; put that right, and try again")
 
 
-def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
-    """A run, completed with what the registry does not store."""
+def _complete(listed: Listed, live: Live | None, unnoted: str | None, has_directory: bool) -> Listed:
+    """A run, completed with what the registry does not store. ``unnoted``: why its end could not be journaled."""
+    if unnoted is not None:
+        return replace(listed, row={**listed.row, "reason": unnoted})
     if not has_directory:
         reason = f"its directory was deleted ({listed.reason or listed.state})"
         return replace(listed, row={**listed.row, "reason": reason})
@@ -393,7 +398,9 @@ def _read_local(look: _Look, runs: Mapping[RunDir, Run]) -> None:
     look.ingest([d for d, run in runs.items() if local_jobs.adopt(workspace, d, run)], dead=False)
     dead = [d for d, run in look.runs(runs).items() if local_jobs.is_dead(run)]
     look.ingest(workspace.store.unread(dead), dead=True)
-    look.ingest([d for d, run in look.runs(dead).items() if local_jobs.note_gone(workspace, d, run)], dead=True)
+    silent = {d: run for d, run in look.runs(dead).items() if run.newest is not None and not run.newest.ended}
+    look.unnoted = {d.id: why for d, run in silent.items() if (why := local_jobs.note_gone(workspace, d, run))}
+    look.ingest([d for d in silent if d.id not in look.unnoted], dead=True)
     look.settle(dead)
 
 
@@ -417,6 +424,7 @@ class _Look:
         self.live: dict[str, Live] = {}
         self.problems: list[str] = []
         self.unreadable: dict[str, str] = {}
+        self.unnoted: dict[str, str] = {}
         self.has_written = False
         self._runs: dict[str, Run] = {}
 

@@ -14,6 +14,7 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.runtime.environment.exceeded_limit import exceeded_limit
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.owned_files import open_readable
 
@@ -45,13 +46,16 @@ class RankExits:
         in seconds since 1970.
         """
         events = read_events(self._attempt.rank_journal(number), "")
+        raised = _find_exception(events)
+        last_lines = _of_rank(self._attempt.rank_log(number)) if process.returncode else []
         return Exit(
             rank=number,
             pid=process.pid,
             code=process.returncode,
             at=at,
-            raised=_find_exception(events),
-            last_lines=_last_lines(self._attempt.rank_log(number)) if process.returncode else (),
+            raised=raised,
+            last_lines=last_lines,
+            limit=exceeded_limit(process.returncode, [raised[1]] if raised else last_lines),
             finished=bool(select(events, TrainingCompleted)),
         )
 
@@ -88,14 +92,17 @@ class CommandExits(RankExits):
         code = process.returncode if end is None else end.code
         if reported is not None and rank != reported:
             code = 1  # what Python exits with after an exception; the launcher's report is on another rank
+        last_lines = _of_rank(self._attempt.node_log(self._node)) if process.returncode else []
+        error = raised.get(rank) if rank is not None else None
         return Exit(
             rank=rank,
             node=self._node,
             pid=process.pid,
             code=code,
             at=at,
-            raised=raised.get(rank) if rank is not None else None,
-            last_lines=without_report(self._report())[-_TAIL_LINES:] if process.returncode else (),
+            raised=error,
+            last_lines=last_lines,
+            limit=exceeded_limit(code, [error[1]] if error else last_lines),
             finished=all(select(events[rank], TrainingCompleted) for rank in ranks),
         )
 
@@ -128,7 +135,12 @@ def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
     return None
 
 
-def _last_lines(log: Path, count: int = _TAIL_LINES) -> list[str]:
+def _of_rank(log: Path) -> Sequence[str]:
+    """The last lines of a log before what a launcher, which the rank may be, reports on it."""
+    return without_report(_last_lines(log, _REPORT_LINES))[-_TAIL_LINES:]
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
     """The last ``count`` lines of a log that are about the rank, with secrets redacted."""
     try:
         with open_readable(log) as file:

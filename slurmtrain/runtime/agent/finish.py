@@ -19,6 +19,7 @@ Any process may be killed between two steps, so the order matters.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +42,8 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.directories.followed_directory import FollowedDirectory
+from slurmtrain.system.disk_space import FULL
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
 # How often an agent that keeps its nodes looks whether it still should.
@@ -274,20 +277,30 @@ class AttemptFinish:
         return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
     def _journal_end(self, report: ExitReport, over: str | None = None) -> None:
-        """Journal the end on this node; ``over``: the final state of the run, if it has one."""
-        self._journal.write(
-            NodeEnded(
-                cause=report.cause,
-                reason=report.reason,
-                failed_at=report.failed_at,
-                cascade=report.cascade,
-                signal=report.signal,
-                sure=report.sure,
-                failures=list(report.failures),
-                evidence=dict(report.evidence),
-                over=over,
-            )
+        """Journal the end on this node; ``over``: the final state of the run, if it has one.
+
+        A disk that is full mostly has room for a short line, at the end of a block that the journal has begun.
+        """
+        end = NodeEnded(
+            cause=report.cause,
+            reason=report.reason,
+            failed_at=report.failed_at,
+            cascade=report.cascade,
+            signal=report.signal,
+            sure=report.sure,
+            failures=list(report.failures),
+            evidence=dict(report.evidence),
+            over=over,
         )
+        try:
+            self._journal.write(end)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            place = self._attempt.run.path.resolve()
+            print(f"slurmtrain: the disk of {place} is full ({describe_os_error(error)})", file=sys.stderr, flush=True)
+            reason = f"the disk of {place} is full" if report.cause != "completed" else ""
+            self._journal.write(replace(end, reason=reason, failures=(), evidence={}))
 
     def _end(self, node_report: ExitReport, attempt_report: ExitReport) -> bool:
         """Journal the end on this node, and close a run that is over, so that requeuing its job restarts nothing.

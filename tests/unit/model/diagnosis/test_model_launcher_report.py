@@ -52,3 +52,35 @@ def test_the_newest_report_counts() -> None:
 def test_without_the_report_the_last_line_is_that_of_the_rank() -> None:
     assert without_report(OF_TORCH)[-1] == "ValueError: the loss is not a number"
     assert without_report(["a", "b"]) == ["a", "b"]
+
+
+# As accelerate launch prints it for one process.
+OF_ACCELERATE = """\
+step 3
+Traceback (most recent call last):
+  File "/w/train.py", line 9, in <module>
+    open("missing.bin")
+FileNotFoundError: [Errno 2] No such file or directory: 'missing.bin'
+Traceback (most recent call last):
+  File "/opt/bin/accelerate", line 7, in <module>
+    sys.exit(main())
+  File "/opt/lib/accelerate/commands/launch.py", line 774, in simple_launcher
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+""".splitlines()
+OF_SRUN = ["ValueError: nan", "srun: error: n1: task 0: Exited with exit code 1", "srun: Terminating StepId=7.1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        (OF_ACCELERATE, "FileNotFoundError: [Errno 2] No such file or directory: 'missing.bin'"),
+        ([*OF_ACCELERATE, *OF_ACCELERATE[5:]], "FileNotFoundError: [Errno 2] No such file or directory: 'missing.bin'"),
+        # A script that calls a program itself, which said nothing.
+        (["step 3", *OF_ACCELERATE[5:]], OF_ACCELERATE[-1]),
+        ([*OF_TORCH[:5], *OF_TORCH[7:]], "ValueError: the loss is not a number"),
+        (OF_SRUN, "ValueError: nan"),
+    ],
+)
+def test_what_a_rank_has_raised_comes_before_what_its_launcher_makes_of_it(lines: list[str], last: str) -> None:
+    assert [line for line in without_report(lines) if line.strip()][-1] == last

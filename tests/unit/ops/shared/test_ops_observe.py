@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -17,6 +18,7 @@ from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
+from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, this_process
 
@@ -70,6 +72,24 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
     assert len(list(run.directory.journals.glob("observe-*.jsonl"))) == 1
+
+
+def test_where_the_end_of_a_run_cannot_be_noted_its_reason_says_so(
+    workspace: Workspace, run: SimulatedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = this_process()
+    submitted(run, Process(me.host, me.boot, me.pid, me.start + 1))
+
+    def fail(self: Journal, event: object) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "write", fail)
+        before, reason = state(workspace)
+    assert before != "lost"
+    assert reason.startswith("its processes are gone, and its end cannot be noted in ")
+    assert "no space left on the device" in reason
+    assert state(workspace)[0] == "lost"
 
 
 def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: SimulatedRun) -> None:
@@ -131,7 +151,8 @@ def test_whose_a_run_is_costs_at_most_one_look_at_its_directory(
                 look = getattr(os, name)
                 patched.setattr(os, name, lambda *path, look=look, **more: (paths.append(path), look(*path, **more))[1])
             observe(make_workspace(tmp_path / f"{count}"))
-        return len(paths)
+        # Threads of other tests may look elsewhere meanwhile.
+        return sum(str(tmp_path) in str(path) for path in paths)
 
     # Of a run that is over, the two folders in which files appear; of any other, its directory, besides its files.
     assert looks(12) - looks(4) == 8 * (2 if is_over else 1)

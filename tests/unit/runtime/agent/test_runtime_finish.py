@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -279,3 +280,20 @@ def test_a_run_whose_upstream_failed_is_over(tmp_path: Path) -> None:
     assert not end.finish(ExitReport(cause="upstream", reason="run a (pretrain) failed: out of memory", failed_at=5.0))
     assert (end.end["over"], end.queue.forbidden) == ("failed", 1)
     assert lease.final_state(end.directory, 1) == "failed"
+
+
+def test_on_a_full_disk_the_last_line_is_a_short_one_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Journal.write
+
+    def fill(self: Journal, event: Any) -> float:
+        if len(str(event)) > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, event)
+
+    monkeypatch.setattr(Journal, "write", fill)
+    end = End(tmp_path)
+    end.finish(replace(CRASH, failures=[{"rank": 0, "last_lines": ["x" * 1000]}]))
+    assert (end.end["cause"], end.end["failures"]) == ("crash", [])
+    assert end.end["reason"] == f"the disk of {tmp_path.resolve()} is full"

@@ -157,7 +157,7 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
 
     [run_id], observed = find(workspace, [name])
     output.warn_about(observed)
-    diagnosed = diagnose(workspace, run_id, attempt)
+    diagnosed = diagnose(workspace, run_id, attempt, observed.runs[run_id].live)
     if as_json:
         output.print_json(diagnosed.to_dict())
     else:
@@ -220,7 +220,7 @@ def _print_match(match: PatternMatch) -> None:
             ),
         )
     )
-    output.echo(f"  {first.role}: {first.cause}{f' ({where})' if where else ''}")
+    output.echo(f"  {first.role}: {times.localized(first.cause)}{f' ({where})' if where else ''}")
     if first.text:
         output.echo(f"    | {first.text}")
     if first.fix:

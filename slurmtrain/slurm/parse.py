@@ -98,8 +98,8 @@ def read_queue(text: str) -> dict[str, Job]:
             state=row["State"],
             reason="" if row["Reason"].lower() in _NULLS else row["Reason"],
             restart=_number(row["RestartCnt"]),
-            starts_at=_time(row["StartTime"]),
-            ends_at=_time(row["EndTime"]),
+            starts_at=read_time(row["StartTime"]),
+            ends_at=read_time(row["EndTime"]),
             time_limit_s=read_duration(row["TimeLimit"]),
             exit_code=code,
             signal=signal,
@@ -239,9 +239,9 @@ def _start(job_id: str, row: Mapping[str, str]) -> Job:
         id=job_id,
         name=row["JobName"],
         state=row["State"],
-        submitted_at=_time(row["Submit"]),
-        starts_at=_time(row["Start"]),
-        ends_at=_time(row["End"]),
+        submitted_at=read_time(row["Submit"]),
+        starts_at=read_time(row["Start"]),
+        ends_at=read_time(row["End"]),
         time_limit_s=None if minutes is None else minutes * 60.0,
         exit_code=code,
         signal=signal,
@@ -288,7 +288,7 @@ def _number(text: str) -> int | None:
     return None
 
 
-def _time(text: str) -> float | None:
+def read_time(text: str) -> float | None:
     """Slurm prints seconds since 1970 if SLURM_TIME_FORMAT is %s; 0 and words such as Unknown mean no time."""
     with contextlib.suppress(ValueError):
         return float(text) or None

@@ -9,6 +9,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from helpers.cluster_runs import (
 )
 from helpers.mlflow_server import mlflow_server
 from helpers.postgres_server import PostgresServer
+from helpers.rare import rare
 from helpers.site import PATIENCE_S, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 
@@ -280,3 +282,31 @@ def test_a_run_whose_job_may_not_be_put_back_is_submitted_again_by_the_watch(
         "sacct", "--noheader", "--allocations", "--format=JobName%60", "--starttime=now-1hour", "--parsable2"
     )
     assert sum(name.endswith(run_id) for name in names.split()) == 2
+
+
+@rare
+def test_a_suspended_job_says_so_and_its_time_is_neither_training_nor_a_hang(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.light(params={"steps": 100_000, "step_ms": 20}, requeue={"hang_after": 10}, resources=TWO)
+    run_id = site.submit(spec)
+    until_trains(site, run_id, starts=1)
+    job = site.job(run_id)
+    cluster.slurm("scontrol", "suspend", job)
+    until(lambda: "Slurm has suspended it since" in site.status(run_id)["reason"], "the suspension")
+    since = time.monotonic()
+    suspended = site.status(run_id)
+    assert (suspended["state"], suspended["eta_seconds"], suspended["steps_per_second"]) == ("running", None, None)
+    doctor = site.call("doctor", run_id).stdout
+    assert "root: Slurm has suspended it since" in doctor
+    assert f"`scontrol resume {job}`" in doctor
+    until(lambda: time.monotonic() - since > 20, "more than a hang takes")
+    cluster.slurm("scontrol", "resume", job)
+    until(lambda: events(site, run_id, "suspended"), "its end")
+    site.until_step(run_id, site.step(run_id) + 100)
+    assert site.status(run_id)["reason"] == ""
+    site.call("cancel", run_id)
+    assert events(site, run_id, "hang", "restart") == []
+    assert len(events(site, run_id, "suspended")) == 1
+    [attempt] = site.show(run_id)["attempts"]
+    assert attempt["seconds"]["queue"] > 20

@@ -19,6 +19,7 @@ from slurmtrain.model.run.events.agent import (
     ClockMeasured,
     HangDetected,
     JobRequeue,
+    JobSuspended,
     NodeEnded,
     NodesKept,
     PreflightDone,
@@ -218,7 +219,7 @@ def summed(attempts: Iterable[Attempt]) -> dict[str, float]:
 
 
 class _Sweep:
-    """One pass over the time of an attempt. Phases follow each other; stalls and losses only replace training time."""
+    """One pass over the time of an attempt. Phases follow each other; the rest replaces time of these."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = _ticks(begin), _ticks(end)
@@ -230,7 +231,7 @@ class _Sweep:
         self._phases.append((_ticks(at), phase))
 
     def covers(self, kind: str, since: float, until: float) -> None:
-        """Training time in this interval is of this kind instead; if both kinds apply, a stall outranks a loss."""
+        """Training time in this interval is of this kind: a stall outranks a loss. ``queue`` replaces any time."""
         if until > since:
             self._changes += [(_ticks(since), kind, 1), (_ticks(until), kind, -1)]
 
@@ -238,7 +239,7 @@ class _Sweep:
         """Seconds by kind from the beginning to the end; anything outside is ignored."""
         spent = dict.fromkeys(KINDS, 0)
         phase, at = "queue", self._begin
-        covering = {"stall": 0, "lost": 0}
+        covering = {"queue": 0, "stall": 0, "lost": 0}
         marks: list[tuple[int, str, int]] = [(when, name, 0) for when, name in self._phases]
         for when, name, change in sorted([*marks, *self._changes], key=lambda mark: mark[0]):
             until = min(max(when, at), self._end)
@@ -253,8 +254,8 @@ class _Sweep:
 
 
 def _kind(phase: str, covering: Mapping[str, int]) -> str:
-    if phase != "train":
-        return phase
+    if covering["queue"] > 0 or phase != "train":
+        return "queue" if covering["queue"] > 0 else phase
     return next((kind for kind in ("stall", "lost") if covering[kind] > 0), phase)
 
 
@@ -291,6 +292,8 @@ def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | No
         sweep.covers("stall", since, until)
     for since, until in [*_thrown_away(summary.rounds, resumed_at), *_hung(summary.events)]:
         sweep.covers("lost", since, until)
+    for event in select(summary.events, JobSuspended):
+        sweep.covers("queue", event.payload.since, event.time)
     return sweep.seconds()
 
 

@@ -25,6 +25,8 @@ CAUSE_OF_STATE = {
 # In WAITING the job is in the queue; in HELD it stays there until a person releases it.
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+# Its processes are stopped where they are, and go on when Slurm resumes it.
+SUSPENDED = "SUSPENDED"
 # The scheduler does not know the job any more, but never reported that it ended.
 ABSENT = "ABSENT"
 # Neither the scheduler nor the machine knows the job, and the time allowed for it to show up again has passed.

@@ -8,8 +8,9 @@ from typing import Any
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
-from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.diagnose.journals import AttemptJournals, FailedRank
+from slurmtrain.model.run.job_state import SUSPENDED
+from slurmtrain.model.run.run import Attempt, Live, Run
+from slurmtrain.ops.diagnose.journals import AttemptJournals, FailedRank, suspended
 from slurmtrain.ops.diagnose.logs import AttemptLogs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA, iso
@@ -71,13 +72,17 @@ def match_json(match: PatternMatch) -> dict[str, Any]:
     }
 
 
-def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> AttemptDiagnosis:
-    """Find out from its logs and journals why an attempt failed.
+def diagnose(
+    workspace: Workspace, run_id: str, number: int | None = None, live: Live | None = None
+) -> AttemptDiagnosis:
+    """Find out from its logs and journals why an attempt failed, or why it does not train.
 
     Args:
         workspace: Where the run is.
         run_id: The run.
-        number: The attempt, counted from 1; None: the last one that failed, else the newest one.
+        number: The attempt, counted from 1; None: the newest one if Slurm has suspended its job, else the last one
+            that failed, else the newest one.
+        live: What Slurm says of the run's job, if it is not over.
 
     Raises:
         RunNotFound: The run has no such attempt.
@@ -86,12 +91,15 @@ def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> At
     observe(workspace, [run_id], ask_slurm=False)
     run = workspace.store.load(run_id)
     assert run is not None
-    attempt = _choose_attempt(run, number)
+    is_suspended = live is not None and live.state == SUSPENDED
+    attempt = run.newest if is_suspended and number is None else _choose_attempt(run, number)
     if attempt is None:
         return AttemptDiagnosis(run=run, attempt=None, diagnosis=diagnose_hits(()), failing=None, read=0)
     journals = AttemptJournals(workspace, run_id, attempt)
     logs = AttemptLogs(journals, run.attempts)
     hits = [*logs.hits(workspace, run_id, attempt), *journals.hits()]
+    if live is not None and is_suspended and attempt is run.newest:
+        hits.append(suspended(live.reason, attempt.job_id))
     return AttemptDiagnosis(
         run=run,
         attempt=attempt,

@@ -163,6 +163,21 @@ class AttemptJournals:
         return self.attempt.hosts.get(node_of(event.source), "")
 
 
+def suspended(reason: str, job_id: str | None) -> Hit:
+    """That Slurm has suspended the job of an attempt. ``reason``: which says so, and since when."""
+    return Hit(
+        name="suspended",
+        role=ROOT,
+        cause=f"{reason}: its processes are stopped, and the time counts neither as training nor as a hang",
+        fix=(
+            f"`scontrol resume {job_id}` lets it go on where it is, if you may (Slurm allows it to operators); a job "
+            "that another one has preempted goes on by itself when that one ends"
+        ),
+        text="",
+        origin="Slurm",
+    )
+
+
 def _hang_fix(why: str) -> str:
     """What to do about a hang, if ``why`` says which ranks are to blame and where they are."""
     return _LOADER_FIX if LOADER_WAIT in why else _FIXES["hang"]

@@ -19,15 +19,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
+from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, SUSPENDED, base, is_final
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir, RunsRoot
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
+from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.growth.second_jobs import second_jobs
 from slurmtrain.slurm.job_names import find_unclaimed_job, is_named_after, job_arrays
-from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.parse import Job, read_job, read_time
 from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue
@@ -285,7 +287,16 @@ def _live(run: Run, queue: Queue) -> Live | None:
     job = queue.job(run.newest.job_id) if run.newest is not None else None
     if job is None or is_final(job.state):
         return None
-    return live_of(job)
+    live = live_of(job)
+    return replace(live, reason=f"{live.reason}{_suspended_since(job.id)}") if live.state == SUSPENDED else live
+
+
+def _suspended_since(job_id: str) -> str:
+    """Since when a suspended job has been so, for the end of a sentence, which squeue does not say."""
+    with contextlib.suppress(SlurmDown):
+        at = read_time(read_job(run_command("scontrol", "show", "job", job_id)).get("SuspendTime", ""))
+        return f" since {iso(at)}" if at is not None else ""
+    return ""
 
 
 def holder(live: Live) -> str:
@@ -316,7 +327,7 @@ _IN_WORDS = {
     "RUNNING": "Slurm has started it; it is being set up",
     "CONFIGURING": "its nodes are being made ready",
     "COMPLETING": "its last processes are ending",
-    "SUSPENDED": "Slurm has suspended it",
+    SUSPENDED: "Slurm has suspended it",
     "STOPPED": "Slurm has stopped it",
     "SIGNALING": "Slurm is signalling it",
     "STAGE_OUT": "its burst buffer is being written back",

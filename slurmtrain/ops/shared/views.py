@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import METRICS, RunDir
 from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops.shared.workspace import Workspace
@@ -66,7 +67,9 @@ class RunRecord(Mapping[str, Any]):
     @cached_property
     def rate(self) -> float | None:
         """Steps per second, while it trains."""
-        return _rate(self.directory, self.listed) if self.listed.state == "running" else None
+        live = self.listed.live
+        trains = self.listed.state == "running" and (live is None or live.state != SUSPENDED)
+        return _rate(self.directory, self.listed) if trains else None
 
 
 def _column(name: str) -> Callable[[RunRecord], Any]:
@@ -160,7 +163,8 @@ def _reason(workspace: Workspace, listed: Listed) -> str:
         rest = "" if listed.row["freed"] is not None else f" in part: 'slurmtrain delete {listed.id}' deletes the rest"
         return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
     if listed.state == "running":
-        return "; ".join(filter(None, (reason, listed.row["save_problem"])))
+        stopped = live.reason if live is not None and live.state == SUSPENDED else ""
+        return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
     if listed.state not in ("pending", "requeued"):
         return reason
     from slurmtrain.ops.shared.chain.waiting import describe_waits

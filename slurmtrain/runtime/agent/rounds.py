@@ -51,6 +51,7 @@ from slurmtrain.runtime.agent.node_round import (
     RoundConfig,
     RoundHost,
 )
+from slurmtrain.runtime.agent.watchdog import SuspensionWatch
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
@@ -116,6 +117,9 @@ class Rounds:
         Returns None if a signal stopped it before the first of these rounds.
         """
         goes_on = False
+        suspensions = SuspensionWatch(self._context.journal.write)
+        if self._config.node == 0:
+            suspensions.start()
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
@@ -142,6 +146,7 @@ class Rounds:
         finally:
             if not goes_on:
                 self._tear_down()
+            suspensions.stop()
             self._leave()
             self._context.board.close()
             self._context.directory.close()

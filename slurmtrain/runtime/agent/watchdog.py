@@ -1,8 +1,9 @@
-"""Watches the ranks of a node by their heartbeats, and notices when one hangs."""
+"""Watches the ranks of a node by their heartbeats, and notices when one hangs, or all of the job was stopped."""
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit, longest_limit
+from slurmtrain.model.run.events.agent import JobSuspended
+from slurmtrain.model.run.events.base import Payload
 
 # The median step time is taken over this many of the last looks that found newly finished steps.
 _KEPT = 120
@@ -152,3 +155,39 @@ class Watchdog:
             beats=dict(zip(self._ranks, self._beats, strict=True)),
             idle_s=idle_s,
         )
+
+
+class SuspensionWatch:
+    """Notices that all processes of the job were stopped for a while, this agent among them.
+
+    A thread waits for a second again and again: it is late only if it could not run, unlike one that waits for files.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Payload], object],
+        now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """``write`` journals an event. ``now``: a clock in seconds that also runs while the machine sleeps."""
+        self._write = write
+        self._now = now
+        self._looked = now()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to watch, until the agent ends."""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def stop(self) -> None:
+        """Journal nothing any more."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """Journal a suspension if the last look is too long ago."""
+        before, self._looked = self._looked, self._now()
+        if self._looked - before > _LOOK_S + _SUSPENDED_S:
+            self._write(JobSuspended(since=time.time() - (self._looked - before)))
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            self.look()

@@ -409,6 +409,16 @@ class CommandCompleted(Payload):
 
 
 @payload
+class JobSuspended(Payload):
+    """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and go on now."""
+
+    KIND: ClassVar[str] = "suspended"
+
+    since: float = 0.0
+    """When they were stopped, in seconds since 1970, to about a second."""
+
+
+@payload
 class NodesKept(Payload):
     """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
 
@@ -504,6 +514,7 @@ AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
     PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
     HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, RanksApart, StragglerDetected,
-    RanksRestarted, NodesRequested, NodesJoined, NodesLeft, NodesKept, ConnectionsRefused, JobRequeue, RequeueFailed,
+    RanksRestarted, NodesRequested, NodesJoined, NodesLeft, JobSuspended, NodesKept, ConnectionsRefused, JobRequeue,
+    RequeueFailed,
     NodeEnded, CommandCompleted,
 )  # fmt: skip

@@ -325,3 +325,26 @@ def test_whatever_is_lost_was_training_before(events: list[AnyEvent], progress: 
         return {**ticks, "train": 0, "lost": 0, "either": ticks["train"] + ticks["lost"]}
 
     assert spent(None) == spent(step) == spent(0)
+
+
+@pytest.mark.parametrize(("step", "lost_steps", "lost_s"), [(None, None, 10.0), (99, 10, 10.0), (0, 109, 109.0)])
+def test_a_checkpoint_of_unknown_step_loses_what_came_after_it_and_an_unknown_number_of_steps(
+    step: int | None, lost_steps: int | None, lost_s: float
+) -> None:
+    attempt = TimedAttempt().started()
+    attempt.at(140, "attempts/7.0/script.jsonl", "script_steps", step=0)
+    attempt.at(250, NODE, "end", cause="crash", failed_at=249.0, reason="", failures=[])
+    attempt.at(251, NODE, "found", path="/out/ckpt.pt", step=step, bytes=1, saved_at=239.0, format="torch")
+    attempt.at(255, COMMAND, "observed", job_id="7", restart=0, state="FAILED")
+    run = run_of(*attempt.events, r0=Progress(109, 249.0, {}))
+    assert (run.lost_steps, run.attempts[0].lost_steps) == (lost_steps, lost_steps)
+    assert run.attempts[0].spent["lost"] == pytest.approx(lost_s, abs=1.1)
+
+
+def test_time_for_which_the_job_was_suspended_is_that_of_nobody() -> None:
+    attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(20, 260)
+    attempt.at(230, NODE, "suspended", since=170.0)
+    assert attempt.spent(260.0, 20) == {"queue": 80.0, "start": 17.0, "preflight": 3.0, "train": 60.0}
+    # Also before training began.
+    attempt.at(139, NODE, "suspended", since=131.0)
+    assert attempt.spent(260.0, 20)["queue"] == 88.0

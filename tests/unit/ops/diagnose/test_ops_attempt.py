@@ -14,6 +14,7 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.diagnosis.root_cause import PatternMatch
+from slurmtrain.model.run.run import Live
 from slurmtrain.ops.diagnose import logs as log_reading
 from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
@@ -333,3 +334,26 @@ def test_a_command_that_fails_before_it_has_ranks_is_named_with_its_host(logged:
     failing = logged.diagnose().failing
     assert failing is not None
     assert (failing.rank, failing.host, failing.description) == (None, "n1", "exited with code 1")
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_of_a_suspended_job_it_says_since_when_and_how_it_goes_on(logged: Logged, number: int | None) -> None:
+    logged.ends(0, failures=[failure(0, logged.failed, "ValueError: odd")])
+    logged.start(1)
+    live = Live(state="SUSPENDED", reason="Slurm has suspended it since 2026-11-28T02:00:00.000Z")
+    diagnosed = diagnose(logged.workspace, logged.run.id, number, live)
+    assert diagnosed.attempt is not None
+    assert diagnosed.attempt.number == 2
+    root = diagnosed.diagnosis.root
+    assert root is not None
+    assert root.first.cause.startswith("Slurm has suspended it since 2026-11-28T02:00:00.000Z: its processes are ")
+    assert f"`scontrol resume {JOB}`" in root.first.fix
+
+
+def test_that_a_later_attempt_is_suspended_explains_no_earlier_failure(logged: Logged) -> None:
+    logged.ends(0, failures=[failure(0, logged.failed, "ValueError: odd")])
+    logged.start(1)
+    live = Live(state="SUSPENDED", reason="Slurm has suspended it")
+    root = diagnose(logged.workspace, logged.run.id, 1, live).diagnosis.root
+    assert root is not None
+    assert root.first.name != "suspended"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
-from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
+from slurmtrain.model.run.events.agent import JobSuspended
+from slurmtrain.runtime.agent.watchdog import Hang, SuspensionWatch, Watchdog
 
 
 @dataclass
@@ -160,3 +162,14 @@ def test_paces_are_those_of_ranks_that_train() -> None:
     node.beat(1, 7, Phase.SAVING)
     node.wait(1)
     assert node.watchdog.paces() == {4: (7, 0.25)}
+
+
+def test_a_pause_of_the_whole_job_is_journaled_and_a_late_look_is_none() -> None:
+    clock, journaled = [100.0], []
+    watch = SuspensionWatch(journaled.append, now=lambda: clock[0])
+    for seconds in (1.0, 4.0, 60.0, 1.0):
+        clock[0] += seconds
+        watch.look()
+    [event] = journaled
+    assert isinstance(event, JobSuspended)
+    assert 55.0 < time.time() - event.since < 65.0

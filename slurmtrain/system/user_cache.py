@@ -47,9 +47,13 @@ def identity(path: str) -> list[Any]:
     return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def _file(name: str) -> Path:
-    """Raises RuntimeError if the home directory is not known."""
+def directory() -> Path:
+    """The user's cache directory for slurmtrain. Raises RuntimeError if the home directory is not known."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # Relative paths are to be ignored (XDG Base Directory Specification).
     parent = configured if configured.is_absolute() else Path("~").expanduser() / ".cache"
-    return parent / "slurmtrain" / f"{name}.json"
+    return parent / "slurmtrain"
+
+
+def _file(name: str) -> Path:
+    return directory() / f"{name}.json"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR
 from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_run
 from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
-from slurmtrain.system.files import describe_os_error, read_json, write_json
+from slurmtrain.system import user_cache
+from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 from slurmtrain.system.process_table import marked
@@ -38,7 +40,7 @@ def wait_for_turn(
 ) -> contextlib.ExitStack:
     """Wait until a local run may begin, and let this process use the GPUs that the run then has.
 
-    A run of a sweep needs a slot. Any run needs as many GPUs as it requests, which no other run of its runs root has.
+    A run of a sweep needs a slot. Any run needs as many GPUs as it requests, which no other run of this account has.
 
     Args:
         attempt: the attempt.
@@ -64,7 +66,8 @@ def wait_for_turn(
             set_local_gpus(gpus)
         return held
     folder = attempt.run.slots(socket.gethostname())
-    slots = Slots(folder, _SINGLE, None) if turn is None else Slots(folder, turn.sweep, turn.count)
+    sweep, count = (_SINGLE, None) if turn is None else (turn.sweep, turn.count)
+    slots = Slots(folder, sweep, count, gpus_of_account(socket.gethostname()))
     request = SlotRequest(
         run=attempt.run.id,
         gpus=local_gpus(),
@@ -80,6 +83,21 @@ def wait_for_turn(
     return held
 
 
+def gpus_of_account(host: str) -> Path | None:
+    """What the local runs of this account lock on a machine to use GPUs, whatever their runs root.
+
+    Args:
+        host: the name of the machine, since others may have the same home directory.
+
+    Returns:
+        A directory; None if none can be used: then GPUs are locked in the runs root.
+    """
+    with contextlib.suppress(PathError, OSError, RuntimeError):
+        folder = make_directory(user_cache.directory() / "gpus" / host, private=True)
+        return folder if os.access(folder, os.W_OK | os.X_OK) else None
+    return None
+
+
 def used_by_ranks(run: RunDir, slots: Slots) -> set[Path]:
     """The slots and GPUs of all runs but this one of which ranks, or what these have started, run on this machine.
 
@@ -90,13 +108,16 @@ def used_by_ranks(run: RunDir, slots: Slots) -> set[Path]:
     root = run.path.parent
     used = set()
     for path in {Path(values[ATTEMPT_DIR]) for values in marked((ATTEMPT_DIR,)).values()}:
-        other = RunDir(root / path.parent.parent.name)
+        # The runs root may have been renamed since they were started.
+        beside = RunDir(root / path.parent.parent.name)
+        is_beside = beside.path.exists()
+        other = beside if is_beside else RunDir(path.parent.parent)
         turn = None
         with contextlib.suppress(PathError):
             turn = None if other.id == run.id else _read_turn(AttemptDir(other.attempts / path.name))
         if turn is not None:
             used |= {slots.gpu(name) for name in turn.get("gpus", ())}
-            used |= {slots.folder / name for name in (turn.get("slot"),) if name}
+            used |= {slots.folder / name for name in (turn.get("slot"),) if name and is_beside}
     return used
 
 

@@ -1,8 +1,9 @@
 """Slots: how many runs of a sweep may run at once on this machine, and which GPUs each of them has.
 
-A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root. The kernel releases them
-when their holder dies, however that happens: no slot is lost, and nothing waits for a run that is gone. The holder is
-an agent. If it is killed, its ranks may save for a while: what they use is not free until they have ended.
+A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root; those of GPUs, which the
+runs of all runs roots share, in the user's cache directory. The kernel releases them when their holder dies, however
+that happens: no slot is lost, and nothing waits for a run that is gone. The holder is an agent. If it is killed, its
+ranks may save for a while: what they use is not free until they have ended.
 
 Runs get slots in the order of their ids, as in the recipe for locks of ZooKeeper: each holds a file with its own id
 while it waits, and watches only the one before it; only the first in line tries the slots. If a run dies or is
@@ -30,12 +31,14 @@ class Slots:
     """The slots of a sweep on a machine.
 
     ``folder``: what the runs of this machine share. ``sweep``: its id; of single runs, a name that they share.
-    ``count``: how many of its runs may run at once; None: as many as there are GPUs for.
+    ``count``: how many of its runs may run at once; None: as many as there are GPUs for. ``gpus``: what the runs of all
+    runs roots share; None: there is only one.
     """
 
     folder: Path
     sweep: str
     count: int | None
+    gpus: Path | None = None
 
     @property
     def line(self) -> Path:
@@ -47,8 +50,13 @@ class Slots:
         return self.folder / self.sweep / str(index)
 
     def gpu(self, name: str) -> Path:
-        """What the run of any sweep that uses a GPU has locked. ``name``: as CUDA_VISIBLE_DEVICES has it."""
-        return self.folder / "gpus" / name.replace("/", "_")
+        """What the run that uses a GPU has locked. ``name``: as CUDA_VISIBLE_DEVICES has it."""
+        return self.gpu_folder / name.replace("/", "_")
+
+    @property
+    def gpu_folder(self) -> Path:
+        """The directory of the GPUs, a file each."""
+        return self.gpus or self.folder / "gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ def take_slot(
         PathError: a lock cannot be opened.
     """
     make_directory(slots.line)
-    make_directory(slots.folder / "gpus")
+    make_directory(slots.gpu_folder)
     ticket = slots.line / request.run
     with contextlib.ExitStack() as place:
         # An earlier attempt of the same run that is about to end may have it: then this one waits without a place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -13,8 +14,8 @@ from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.turns import local_turn
-from slurmtrain.runtime.turns.local_turn import is_to_come, used_by_ranks
-from slurmtrain.runtime.turns.slots import Slots
+from slurmtrain.runtime.turns.local_turn import gpus_of_account, is_to_come, used_by_ranks
+from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
 from slurmtrain.system.process import identify, this_process
 
 BEFORE, WAITING = "0000000001", "0000000002"
@@ -108,3 +109,32 @@ def test_an_agent_does_not_wait_for_ever_for_one_that_never_begins(
     monkeypatch.setattr(local_turn, "_BEGIN_S", 0.0)
     with pytest.raises(LaunchError, match="node 0 has ended before"):
         local_turn._wait_for_node_0(root.run(BEFORE).attempt("local-a", 0), lambda: False)
+
+
+def test_a_gpu_is_used_by_one_run_of_the_account_whatever_its_runs_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = gpus_of_account("here")
+    own, other = (Slots(RunsRoot(tmp_path / name).slots("here"), "single", None, gpus) for name in ("a", "b"))
+    request = SlotRequest(run=WAITING, gpus=["0", "1"], needed=1)
+    with contextlib.ExitStack() as held, contextlib.ExitStack() as others:
+        first = take_slot(own, request, held, give_up=lambda: False)
+        second = take_slot(other, request, others, give_up=lambda: False)
+        assert [share and share.gpus for share in (first, second)] == [["0"], ["1"]]
+        waits = iter([False, True])
+        assert take_slot(other, request, others, give_up=lambda: next(waits)) is None
+    assert gpus_of_account("elsewhere") != gpus
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert gpus_of_account("here") is None
+
+
+def test_gpus_of_ranks_in_another_runs_root_are_in_use_and_its_slots_are_not(root: RunsRoot, tmp_path: Path) -> None:
+    elsewhere = RunsRoot(tmp_path / "elsewhere")
+    slots = Slots(root.slots("here"), "sweep", 2, gpus_of_account("here"))
+    attempt = elsewhere.run(BEFORE).attempt("local-a", 0)
+    attempt.path.mkdir(parents=True)
+    attempt.turn.write_text('{"gpus": ["3"], "slot": "sweep/1"}')
+    environ = {**os.environ, "SLURMTRAIN_ATTEMPT_DIR": str(attempt.path)}
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environ) as rank:
+        assert used_by_ranks(root.run(WAITING), slots) == {slots.gpu("3")}
+        rank.communicate()

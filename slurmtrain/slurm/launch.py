@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,25 @@ from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDo
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.model.spec.sweep.pack import Pack, jobs_of
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import scrubbed
 from slurmtrain.slurm.command import extract_errors, is_installed
+from slurmtrain.slurm.components import join_parts
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
-from slurmtrain.slurm.request import Request, Restrictions, make_array_request, make_request
+from slurmtrain.slurm.request import (
+    Request,
+    Restrictions,
+    agent_command,
+    element_command,
+    make_array_request,
+    make_request,
+    pack_command,
+)
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import users_umask
+from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import processes_with_argument
 
 # What sbatch prints if slurmctld may or may not have accepted the job, and if slurmctld could not be reached: messages
@@ -136,12 +147,13 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     rejects the job, SubmissionUncertain if the outcome is unknown, LaunchError for everything else. Only after
     SubmissionUncertain there may be a job.
     """
-    job = make_request(
-        request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
-    )
-    environ = {**_umask_of(request.plan), **environment}
-    work = {"submission": str(request.submission.path), "parts": list(job.parts)}
-    return _launch(job, work, [request.lock], environ)
+    with _launcher(request.submission.submitit, [request.lock], environment) as launcher:
+        job = make_request(
+            request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
+        )
+        command = join_parts(agent_command(sys.executable, job.folder), job.parts)
+        work = {"task": "run_node", "argument": str(request.submission.path), "command": command}
+        return _hand_over(launcher, job, work, [request.lock])
 
 
 def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
@@ -149,50 +161,88 @@ def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
 
     ``environment`` and what is raised are those of :func:`launch`.
     """
-    job = make_array_request(
-        request.plan,
-        request.array,
-        len(request.locks) if request.pack is None else jobs_of(len(request.locks), request.pack),
-        at_once=request.at_once,
-        restrictions=Restrictions(request.excluded_nodes, request.after),
-        pack=request.pack,
-    )
-    environ = {**_umask_of(request.plan), **environment}
-    work = {"array": str(request.array.path), "packed": request.pack is not None}
-    return _launch(job, work, request.locks, environ)
+    with _launcher(request.array.submitit, request.locks, environment) as launcher:
+        job = make_array_request(
+            request.plan,
+            request.array,
+            len(request.locks) if request.pack is None else jobs_of(len(request.locks), request.pack),
+            at_once=request.at_once,
+            restrictions=Restrictions(request.excluded_nodes, request.after),
+            pack=request.pack,
+        )
+        if request.pack is None:
+            task, command = "run_element", element_command(sys.executable)
+        else:
+            task, command = "run_packed", pack_command(sys.executable, request.array)
+        work = {"task": task, "argument": str(request.array.elements), "command": command}
+        return _hand_over(launcher, job, work, request.locks)
 
 
-def _launch(job: Request, work: Mapping[str, object], locks: Sequence[int], environment: Mapping[str, str]) -> str:
-    """Call sbatch in a process of its own, and return the job's id. ``work``: what the job will do."""
+@contextlib.contextmanager
+def _launcher(folder: Path, locks: Sequence[int], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The process that calls sbatch. It is started before its order is made, as it imports submitit meanwhile.
+
+    Without an order, which may also be because this process is killed, it ends and has called nothing.
+
+    Args:
+        folder: where submitit keeps its files: is_submitting() looks for it.
+        locks: the handles of the locks that it inherits.
+        environment: variables for the job, in addition to those of this process.
+
+    Raises:
+        LaunchError: it cannot be started.
+    """
+    try:
+        launcher = subprocess.Popen(
+            own_python("-m", "slurmtrain.slurm.launcher", str(folder)),
+            env={**scrubbed(os.environ), **users_umask(), **environment},
+            cwd=folder.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            # Ctrl-C in this terminal must not interrupt sbatch.
+            start_new_session=True,
+            pass_fds=tuple(locks),
+        )
+    except OSError as error:
+        raise LaunchError(f"the process that calls sbatch cannot be started: {describe_os_error(error)}") from error
+    with launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()  # nothing, if it has replied
+
+
+def _hand_over(launcher: subprocess.Popen[str], job: Request, work: Mapping[str, object], locks: Sequence[int]) -> str:
+    """Have sbatch called, and return the job's id.
+
+    Args:
+        launcher: the process that calls it.
+        job: what is requested.
+        work: the function of :mod:`.task` that each task calls, its argument, and the command by which it does.
+        locks: the handles of the locks that the launcher holds.
+    """
     # Slurm hands the launcher's limits on to the job.
     limits = {"open_files": soft_limit_of_ranks(), "locks": list(locks)}
-    order = {"parameters": dict(job.parameters), **work, **limits}
-    completed = subprocess.run(
-        # is_submitting() looks for the folder.
-        [sys.executable, "-m", "slurmtrain.slurm.launcher", str(job.folder)],
-        env={**scrubbed(os.environ), **environment},
-        cwd=job.folder.parent,
-        # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
-        input=json.dumps(order),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        # Ctrl-C in this terminal must not interrupt sbatch.
-        start_new_session=True,
-        pass_fds=tuple(locks),
-    )
-    reply = _parse_reply(completed.stdout)
+    # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
+    printed_out, printed_err = launcher.communicate(json.dumps({"parameters": dict(job.parameters), **work, **limits}))
+    reply = _parse_reply(printed_out)
     if "job_id" in reply:
         return reply["job_id"]
-    problem = extract_errors(reply.get("problem", completed.stderr).splitlines()) or f"exit code {completed.returncode}"
-    # A killed launcher has printed nothing, but sbatch may have finished by then.
-    raise _error(problem, reply.get("failure", "unsure"))
+    printed = extract_errors(reply["problem"].splitlines() if "problem" in reply else _error_line(printed_err))
+    # A launcher that was killed has printed nothing, but sbatch may have finished by then; any other replies, unless
+    # Python itself did not start.
+    failure = reply.get("failure", "failed" if launcher.returncode > 0 else "unsure")
+    raise _error(printed or f"exit code {launcher.returncode}", failure)
 
 
-def _umask_of(plan: Plan) -> dict[str, str]:
-    """The variable with the umask of the ranks; empty if the spec has an option of sbatch for it."""
-    return {} if any(canonical_option(name) == "umask" for name in plan.spec.slurm) else users_umask()
+def _error_line(traceback: str) -> list[str]:
+    """The line of a Python process's last words that says why it ended; none if there are none."""
+    lines = [line.strip() for line in traceback.splitlines() if line.strip()]
+    return [next((line for line in reversed(lines) if "Error" in line), lines[-1])] if lines else []
 
 
 def is_submitting(submission: SubmissionDir | ArrayDir) -> bool:
@@ -218,11 +268,13 @@ def _parse_reply(text: str) -> dict[str, str]:
 def _error(problem: str, failure: str) -> LaunchError | RequestRefused:
     """The error for what the launcher printed. ``failure``: ``refused``, ``failed`` (no job) or ``unsure``."""
     lower = problem.lower()
-    if failure == "unsure" or any(text in lower for text in _UNSURE):
+    if failure == "unsure" or (failure == "refused" and any(text in lower for text in _UNSURE)):
         return SubmissionUncertain(
             f"Slurm may have taken the job or not ({problem}): 'slurmtrain sync' finds out, and submits it if not"
         )
-    if failure == "failed" or any(text in lower for text in _DOWN):
+    if failure == "failed":
+        return LaunchError(f"the job could not be submitted: sbatch was not called ({problem})")
+    if any(text in lower for text in _DOWN):
         return LaunchError(f"the job could not be submitted to Slurm; try again later ({problem})")
     hint = next((hint for text, hint in _HINTS.items() if text in lower), None)
     return RequestRefused(f"Slurm refused the job: {problem}" + (f"; {hint}" if hint else ""))

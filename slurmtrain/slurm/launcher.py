@@ -5,7 +5,7 @@ prints the job's id. It runs in the job's environment and outlives the command t
 lock of the run until sbatch has answered. FOLDER is where submitit keeps its files: by it, other commands recognize
 this process.
 
-For a job array, FOLDER is that of the array, and standard input names the array's directory.
+People wait for it, so this imports submitit and little else.
 
 It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``
 (sbatch rejected the job), ``failed`` (sbatch was never called) or ``unsure`` (there may be a job).
@@ -13,66 +13,68 @@ It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem"
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.utils import FailedJobError
 
-from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.runtime.environment.file_limit import restore_limit
-from slurmtrain.slurm.components import join_parts
-from slurmtrain.slurm.request import agent_command, element_command, pack_command
-from slurmtrain.slurm.task import run_element, run_node, run_packed
+from slurmtrain.slurm import task
 
 
 class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]
-    """Submits a job, or a job array with a single pickle, whose elements work in the folders of their own runs."""
+    """Submits a job whose tasks run a command that is given, instead of submitit's own."""
 
     def __init__(self, folder: Path, command: str) -> None:
         """``folder``: the job's, or the array's; ``command``: what each task runs, with what follows it in the srun."""
         super().__init__(folder=folder)
         self._command = command
+        self.has_called = False
+        """Whether sbatch may have been started."""
 
     @property
     def _submitit_command_str(self) -> str:
         return self._command
 
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        # The last that happens before sbatch is started: the batch script is written.
+        self.has_called = True
+        return list(super()._make_submission_command(submission_file_path))
+
 
 def main() -> None:
     """Submit the job that standard input describes, and print the outcome."""
-    request = json.load(sys.stdin)
     # submitit warns about its own defaults; sbatch's messages are in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
-    restore_limit(request["open_files"], request["locks"])
+    executor: _Executor | None = None
     try:
-        executor, task = _prepare(request, Path(sys.argv[1]))
-    except RuntimeError as error:  # submitit requires srun
-        _fail("failed", error)
-    executor.update_parameters(**request["parameters"])
-    try:
-        job = executor.submit(*task)
-    except FailedJobError as error:
-        _fail("refused" if _has_answered(error) else "unsure", error)
-    except (FailedSubmissionError, OSError) as error:  # sbatch may have accepted the job before this error
-        _fail("unsure", error)
+        request = json.load(sys.stdin)
+        restore_limit(request["open_files"], request["locks"])
+        executor = _Executor(Path(sys.argv[1]), request["command"])
+        executor.update_parameters(**request["parameters"])
+        job = executor.submit(getattr(task, request["task"]), request["argument"])
+    except Exception as error:  # noqa: BLE001 (whatever it is, the command must know whether there may be a job)
+        _fail(_kind_of(error, has_called=executor is not None and executor.has_called), error)
     print(json.dumps({"job_id": job.job_id}), flush=True)
 
 
-def _prepare(request: Mapping[str, Any], folder: Path) -> tuple[submitit.SlurmExecutor, tuple[Any, ...]]:
-    """What submits the job, and the function that its tasks call, with its argument. Raises RuntimeError."""
-    if "array" not in request:
-        command = join_parts(agent_command(sys.executable, folder), request.get("parts", ()))
-        return _Executor(folder, command), (run_node, request["submission"])
-    array = ArrayDir(Path(request["array"]))
-    elements, packed = str(array.elements), bool(request.get("packed"))
-    command = pack_command(sys.executable, array) if packed else element_command(sys.executable)
-    return _Executor(folder, command), (run_packed if packed else run_element, elements)
+def _kind_of(error: Exception, *, has_called: bool) -> str:
+    """The failure that this error is. ``has_called``: whether sbatch may have been started."""
+    if not has_called or _is_of_exec(error):
+        return "failed"
+    # sbatch may have accepted the job before any other error.
+    return "refused" if isinstance(error, FailedJobError) and _has_answered(error) else "unsure"
+
+
+def _is_of_exec(error: Exception) -> bool:
+    """Whether sbatch could not be started: there is none, or the system has no room for it or its arguments."""
+    return isinstance(error, OSError) and (error.filename == "sbatch" or error.errno in (errno.EAGAIN, errno.ENOMEM))
 
 
 def _has_answered(error: FailedJobError) -> bool:
@@ -81,7 +83,7 @@ def _has_answered(error: FailedJobError) -> bool:
 
 
 def _fail(failure: str, error: Exception) -> NoReturn:
-    print(json.dumps({"failure": failure, "problem": str(error)}), flush=True)
+    print(json.dumps({"failure": failure, "problem": str(error) or repr(error)}), flush=True)
     sys.exit(1)
 
 

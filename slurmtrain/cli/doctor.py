@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli.shared import complete, formatting, options, output, tables, times
+from slurmtrain.model.environment.surroundings import describe
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -176,6 +177,8 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
     end = f"{attempt.cause or attempt.state}{reason}"
     output.paragraph(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  ")
+    if attempt.inherited:
+        output.paragraph(f"from the shell that submitted it: {describe(attempt.inherited)}", "  ")
     if diagnosis.root is not None:
         output.echo("", "root cause")
         _print_match(diagnosis.root)

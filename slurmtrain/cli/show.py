@@ -10,6 +10,7 @@ import click
 
 from slurmtrain.cli.describe import attempt_problems, check_tables, node_lists
 from slurmtrain.cli.shared import formatting, options, output, tables, times
+from slurmtrain.model.environment import surroundings
 from slurmtrain.model.run.lineage import AFTER, Parent
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -257,6 +258,7 @@ def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, line
     yield "evidence", attempt_problems.describe_evidence(attempt["evidence"])
     yield "pack", f"{attempt['pack']} runs share its job" if attempt["pack"] > 1 else ""
+    yield "shell", surroundings.describe(attempt.get("inherited", {}))
     yield "without", node_lists.describe_nodes(attempt["without"])
     yield "overrides", " ".join(attempt["overrides"])
 

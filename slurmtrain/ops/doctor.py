@@ -75,17 +75,23 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         UserError: The spec cannot be used, as in ``submit``.
         SlurmDown: Slurm does not answer.
     """
+    from slurmtrain.runtime.environment import surroundings
+
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""
+    reach = surroundings.notes_on_ranks([plan]) if plan is not None else []
+    findings = [*torch_findings(), *(SiteFinding("ok", "environment", note) for note in reach)]
     if executor == "local":
         outlooks = [local_outlook(_job_facts(workspace, plan, executor, None))]
-        return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=torch_findings())
+        return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=findings)
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import read_site
 
     # Only here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, _user())
-    findings = torch_findings()
+    if plan is not None:
+        findings += [SiteFinding("ok", "environment", note) for note in surroundings.notes([plan])]
+        plan = surroundings.placed(plan)
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))

@@ -404,6 +404,7 @@ def _submit_again(
                 {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
             ),
             cancels=earlier,
+            inherited=newest.inherited,
         )
         synced.notes += start(workspace, directory, lock, attempt, command="sync")
     except RequestRefused as error:

@@ -13,7 +13,7 @@ from slurmtrain.registry.dialects import TEXT, Json
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 13
+VERSION = 14
 
 metadata = sa.MetaData()
 
@@ -110,6 +110,7 @@ attempt = sa.Table(
     sa.Column("absent_since", sa.Float),
     sa.Column("confirmed", sa.Boolean, nullable=False),
     sa.Column("without", Json, nullable=False),
+    sa.Column("inherited", Json, nullable=False),
     sa.Column("executor", TEXT, nullable=False),
     sa.Column("asked_by", TEXT, nullable=False),
     sa.Column("pack", sa.BigInteger, nullable=False),

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.environment.variables import scrubbed
@@ -20,7 +20,7 @@ _HELP_S = 10.0
 _OPTION = re.compile(r"^\s+(?:-\w,?\s+)?--([A-Za-z0-9][\w-]*)", re.MULTILINE)
 # Prefixes of variables that stand for options of Slurm's commands ("INPUT ENVIRONMENT VARIABLES" in each
 # manual page): a user's own SQUEUE_FORMAT would change what is parsed here.
-_OPTION_PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_")
+_OPTION_PREFIXES = ("SQUEUE_", "SACCT_", "SACCTMGR_", "SCANCEL_", "SCONTROL_", "SINFO_", "SPRIO_", "SSTAT_")
 
 
 def command_environment() -> dict[str, str]:
@@ -36,13 +36,16 @@ def is_installed(name: str) -> bool:
     return shutil.which(name) is not None
 
 
-def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) -> str:
+def run_command(
+    *command: str, stdin: str = "", timeout_s: float | None = None, environ: Mapping[str, str] | None = None
+) -> str:
     """The standard output of one of Slurm's commands.
 
     Args:
         command: the command's name and arguments.
         stdin: its standard input.
         timeout_s: seconds that it may run, 60 by default.
+        environ: its environment, by default that of :func:`command_environment`. sbatch hands its own on to the job.
 
     Raises:
         SlurmDown: it does not exist, did not end in time, or failed; includes the errors that it printed.
@@ -51,7 +54,7 @@ def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) 
     try:
         completed = subprocess.run(
             command,
-            env=command_environment(),
+            env=command_environment() if environ is None else environ,
             input=stdin,
             capture_output=True,
             encoding="utf-8",

@@ -17,7 +17,7 @@ from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep.pack import Pack, jobs_of
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.environment.variables import scrubbed
+from slurmtrain.runtime.environment.surroundings import counting, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.components import join_parts
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
@@ -115,6 +115,8 @@ def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None)
         partitions = scheduler.partitions()
     except SlurmDown as error:
         raise LaunchError(f"Slurm does not answer, so nothing was created; try again later ({error})") from error
+    environ = of_sbatch()
+    plans = [placed(plan, counting(plan, environ=environ)) for plan in plans]
     if pack is not None:
         _check_pack(plans, scheduler, pack, partitions)
     for plan in plans:
@@ -195,7 +197,7 @@ def _launcher(folder: Path, locks: Sequence[int], environment: Mapping[str, str]
     try:
         launcher = subprocess.Popen(
             own_python("-m", "slurmtrain.slurm.launcher", str(folder)),
-            env={**scrubbed(os.environ), **users_umask(), **environment},
+            env={**environment_of_job(os.environ), **users_umask(), **environment},
             cwd=folder.parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -32,6 +32,9 @@ _LEAST_LEAD_S = 15
 # Seconds after the end of the first task after which srun kills the others (srun(1), --wait): agents need less to
 # save.
 _LAST_TASKS_S = 120
+# Which limits of the submitting shell Slurm hands on. Those of open files and of core dumps are a person's wish; the
+# others are a login node's, where CPU time, processes or memory are scarce: a job has those of its nodes.
+_PROPAGATED = "NOFILE,CORE"
 # Options that submitit's executor knows by name, with underscores; the others are passed through literally.
 _NAMED = frozenset(
     {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
@@ -204,6 +207,7 @@ def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any
     literal: dict[str, Any] = {
         "chdir": str(job.directory),
         "requeue" if plan.spec.requeue.enabled else "no-requeue": True,
+        "propagate": _PROPAGATED,
     }
     if resources.elastic:
         # submitit needs a number for "nodes"; if an option is repeated, sbatch takes the last one, and these come last.

@@ -13,6 +13,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_0_log.out
 #SBATCH --partition=a100
+#SBATCH --propagate=NOFILE,CORE
 #SBATCH --requeue
 #SBATCH --signal=USR2@90
 #SBATCH --time=720

@@ -17,6 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_0_log.out
 #SBATCH --partition=spot
+#SBATCH --propagate=NOFILE,CORE
 #SBATCH --requeue
 #SBATCH --reservation=weekend
 #SBATCH --signal=USR2@90

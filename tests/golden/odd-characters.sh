@@ -11,6 +11,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
 #SBATCH --output='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit/%j_0_log.out'
+#SBATCH --propagate=NOFILE,CORE
 #SBATCH --requeue
 #SBATCH --signal=USR2@90
 

@@ -174,6 +174,7 @@ def _apply_submitting(payload: Submitting, attempt: Attempt, event: AnyEvent) ->
         from_start=payload.from_start,
         submitted_from=payload.host,
         without=tuple(payload.without or ()),
+        inherited=dict(payload.inherited or {}),
         executor=payload.executor,
         asked_by=payload.by,
         policy=payload.requeue,

@@ -117,6 +117,8 @@ class Attempt:
     """Whether its cause is final, whatever the scheduler may still report."""
     without: Sequence[str] = ()
     """Nodes excluded from its start, in addition to those that the spec excludes."""
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """The variables of the shell that submitted it which count beside the spec, by name."""
     executor: str = ""
     pack: int = 1
     """How many runs share its job."""

@@ -100,6 +100,15 @@ class Plan:
         _ = self.hash  # noted before the values of the node take the place of the job's
         return self._same_content(replace(self, spec=replace(self.spec, resources=resources)))
 
+    def asking(self, slurm: dict[str, Any]) -> Plan:
+        """The plan with other options of sbatch, as it is asked of Slurm; neither its content nor its hash changes.
+
+        Args:
+            slurm: The section ``slurm``.
+        """
+        _ = self.hash  # noted before other values take the place of the spec's
+        return self._same_content(replace(self, spec=replace(self.spec, slurm=slurm)))
+
     @property
     def components(self) -> list[Plan]:
         """The plan of each component of the job, as if it were a job of its own; without components, this plan."""

@@ -48,6 +48,7 @@ class AttemptDiagnosis:
             "others": [match_json(match) for match in diagnosis.others],
             "laggard": {"ranks": list(laggard.ranks), "why": laggard.why} if laggard else None,
             "ordered": diagnosis.ordered,
+            "inherited": dict(attempt.inherited) if attempt else {},
             "failing": self.failing.to_dict() if self.failing else None,
             "logs": {"read": self.read, "partly": list(self.partly), "problems": list(self.problems)},
         }

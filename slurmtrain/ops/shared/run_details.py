@@ -133,6 +133,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "hardware": dict(attempt.hardware) or None,
         "save_problem": attempt.save_problem,
         "without": list(attempt.without),
+        "inherited": dict(attempt.inherited),
         "pack": attempt.pack,
         "overrides": list(attempt.overrides),
         "failures": [dict(failure) for failure in attempt.failures],

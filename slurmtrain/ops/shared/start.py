@@ -26,7 +26,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.errors import (
@@ -54,6 +54,7 @@ from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.launch import Launch, Turn
+from slurmtrain.runtime.environment.surroundings import counting, placed, telling
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import (
     describe_os_error,
@@ -81,7 +82,9 @@ class NewAttempt:
     ``is_as_created``: the plan is what the run's ``plan.json`` holds.
     ``turn``: what a run of a local sweep waits for. ``since``: the script's own checkpoints count only if they are
     newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt
-    before it. ``cancels``: the :func:`cancels` known to the command when it took the run's lock.
+    before it. ``cancels``: the :func:`cancels` known to the command when it took the run's lock. ``inherited``: the
+    variables of the shell that submitted it which count beside the plan; before it is submitted, those of the attempt
+    before it, if it follows without a person.
     """
 
     plan: Plan
@@ -96,6 +99,7 @@ class NewAttempt:
     excluded_nodes: Sequence[str] = ()
     predecessor: AttemptDir | None = None
     cancels: frozenset[str] = frozenset()
+    inherited: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,12 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         RunBusy: another command has claimed the next attempt.
         RunCancelled: somebody cancelled the run meanwhile, without its lock; there is no job, or it was cancelled too.
     """
-    excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
-    stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
+    placed = placed_attempt(attempt)
+    excluded = exclusions(workspace, placed.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
+    stats = outlook(workspace, run.id, placed.plan, attempt.executor)
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
-    placed = replace(attempt, excluded_nodes=excluded.nodes)
+    placed = replace(placed, excluded_nodes=excluded.nodes)
     with uninterrupted(), workspace.journal(run, command) as journal:
         submission = prepare(run, attempt, stats, mlflow_server(workspace, attempt.plan))
         _check_not_cancelled(run, attempt)
@@ -184,6 +189,20 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     if cancels(run) - attempt.cancels:
         cancel_job(workspace, run, attempt.executor, submitted)
     return [*excluded.notes, *stats.notes, *notes]
+
+
+def placed_attempt(attempt: NewAttempt, environ: Mapping[str, str] | None = None) -> NewAttempt:
+    """An attempt with what the environment of this command adds to its plan, which is recorded of it.
+
+    Args:
+        attempt: what is about to be submitted.
+        environ: as for :func:`counting`.
+    """
+    settings = telling(attempt.plan)
+    if attempt.executor != "slurm":
+        return replace(attempt, inherited=settings)
+    variables = counting(attempt.plan, attempt.inherited, environ)
+    return replace(attempt, plan=placed(attempt.plan, variables), inherited={**variables, **settings})
 
 
 def cancels(run: RunDir) -> frozenset[str]:
@@ -353,6 +372,7 @@ def submitting_event(
         follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
         without=attempt.excluded_nodes or None,
         partition=partition or None,
+        inherited=dict(attempt.inherited) or None,
     )
     # Only overrides change what a run trains with, and all later submissions repeat them.
     is_restated = command == "resume" or attempt.overrides

@@ -24,6 +24,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
 from slurmtrain.ops.submit.shell_scripts import notes_on_scripts
+from slurmtrain.runtime.environment import surroundings
 from slurmtrain.slurm.command import read_options
 from slurmtrain.system.locking.mounts import mount_of
 
@@ -69,6 +70,8 @@ def notes_on_plans(
     """
     counts = Counter(note for plan in plans for note in dict.fromkeys(_notes_on_plan(plan, executor)))
     notes = [_of_runs(note, count, len(plans)) for note, count in counts.items()]
+    if executor == "slurm":
+        notes += surroundings.notes(plans)
     return [*notes, *_missing_files(plans, is_in_snapshot), *shared_by_runs(plans)]
 
 

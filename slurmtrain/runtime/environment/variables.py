@@ -76,9 +76,12 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
             "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
             "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "PET_SIGNALS_TO_HANDLE",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
-_FOREIGN_PREFIXES = (OF_RANKS, "TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
+# What counts of SBATCH_* is in the batch script (:mod:`slurmtrain.model.environment.surroundings`).
+_FOREIGN_PREFIXES = (OF_RANKS, "TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_", "SBATCH_")
 # These show Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
+# With these, a Python that has done its work waits for a person, or runs a file of theirs first.
+_INTERACTIVE = ("PYTHONINSPECT", "PYTHONSTARTUP")
 
 # The variables of Python that this process was started with, once it has changed them for its ranks.
 _own_python: dict[str, str] = {}
@@ -86,15 +89,12 @@ _has_changed: list[bool] = []
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of a job that this process may be part of.
-
-    A person's own SBATCH_* defaults stay, but not those that a job inherits from its own sbatch.
-    """
-    prefixes = (*_FOREIGN_PREFIXES, "SBATCH_") if "SLURM_JOB_ID" in environ else _FOREIGN_PREFIXES
+    """The environment without what would outrank a spec, or belongs to a job that this process may be part of."""
+    dropped = {*_OURS, *_FOREIGN, *_INTERACTIVE}
     return {
         name: value
         for name, value in environ.items()
-        if name in _KEPT or (name not in _OURS and name not in _FOREIGN and not name.startswith(prefixes))
+        if name in _KEPT or (name not in dropped and not name.startswith(_FOREIGN_PREFIXES))
     }
 
 

@@ -11,11 +11,12 @@ sets ``SchedulerParameters=permit_job_expansion``, and running steps do not get 
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Mapping, Sequence
 
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.environment.variables import EXTENDS
+from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed
 from slurmtrain.runtime.growth.newcomer import Extension
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.growth.second_jobs import job_name
@@ -65,7 +66,9 @@ class SlurmNodes:
         if underscore:
             options.append(f"--array={index}")
         limit = "unlimited" if soft < 0 else str(soft)
-        answer = run_command(*_SBATCH, limit, "--parsable", *options, stdin=script)
+        # Not the environment of commands whose answers are read: the job would have its formats and locale.
+        environ = scrubbed(os.environ)
+        answer = run_command(*_SBATCH, limit, "--parsable", *options, stdin=script, environ=environ)
         return answer.strip().partition(";")[0] + underscore + index
 
     def cancel_all(self) -> None:

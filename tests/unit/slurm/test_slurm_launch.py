@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, Call, SlurmCommands
+from submitit.core.utils import DelayedSubmission
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
@@ -22,6 +23,7 @@ from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.slurm.task import run_node
 from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.locks import locked
 
@@ -93,7 +95,8 @@ def test_a_job_that_sbatch_took_has_its_id_and_finds_its_pickle(
     assert hand_over(odd_submission) == "4711"
     [call] = slurm.calls("sbatch")
     assert f"#SBATCH --job-name=digits-{RUN_ID}\n" in script_of(call, odd_submission)
-    assert (odd_submission.submitit / "4711_submitted.pkl").exists()
+    task = DelayedSubmission.load(odd_submission.submitit / "4711_submitted.pkl")
+    assert (task.function, task.args) == (run_node, (str(odd_submission.path),))
     assert call.cwd == str(odd_submission.path)
 
 
@@ -107,14 +110,15 @@ def test_secret_variables_reach_sbatch_and_are_written_nowhere(slurm: SlurmComma
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_a_persons_own_defaults_for_sbatch_count(
+def test_sbatch_is_called_without_variables_that_outrank_the_batch_script(
     slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    for name in ("SBATCH_ACCOUNT", "SBATCH_EXPORT", "SBATCH_TIMELIMIT", "CUDA_VISIBLE_DEVICES", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     hand_over(submission)
     env = slurm.calls("sbatch")[0].env
-    assert (env["SBATCH_ACCOUNT"], env["SLURM_CONF"]) == ("mine", "/etc/slurm.conf")
+    assert [name for name in env if name.startswith(("SBATCH_", "SLURM_", "CUDA_"))] == ["SLURM_CONF"]
 
 
 def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
@@ -214,6 +218,54 @@ def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_uncertai
 def test_without_srun_a_launch_fails_with_one_line(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     (slurm.path / "srun").unlink()
     with pytest.raises(LaunchError, match="srun") as caught:
+        hand_over(submission)
+    assert not isinstance(caught.value, SubmissionUncertain)
+    assert "Traceback" not in str(caught.value)
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_batch_script_is_utf_8_in_any_locale_and_the_job_gets_the_persons_own(
+    slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    hand_over(submission, setup=["echo grüße 日本"])
+    [call] = slurm.calls("sbatch")
+    assert "echo grüße 日本\n" in (submission.submitit / "4711_submission.sh").read_text(encoding="utf-8")
+    assert own.items() <= call.env.items()
+
+
+def no_room(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    submission.submitit.write_text("in the way of submitit's folder")
+
+
+def no_interpreter(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+
+
+def no_sbatch(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    (slurm.path / "sbatch").write_text("#!/no/such/shell\n")
+
+
+def too_long(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONG", "x" * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [(no_room, "sbatch was not called.*File exists"), (no_interpreter, "sbatch was not called.*No module named"),
+     (no_sbatch, "sbatch was not called.*No such file"), (too_long, "Argument list too long|argument list too long")],
+)  # fmt: skip
+def test_what_fails_before_sbatch_is_called_leaves_no_doubt(
+    slurm: SlurmCommands,
+    submission: SubmissionDir,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[SubmissionDir, SlurmCommands, pytest.MonkeyPatch], None],
+    message: str,
+) -> None:
+    prepare(submission, slurm, monkeypatch)
+    with pytest.raises(LaunchError, match=message) as caught:
         hand_over(submission)
     assert not isinstance(caught.value, SubmissionUncertain)
     assert "Traceback" not in str(caught.value)
@@ -344,8 +396,8 @@ def process(*command: str) -> Iterator[None]:
         (("/usr/bin/sbatch", "{folder}/.submission_file_1.sh"), True),
         (("sbatch", "{folder}/.submission_file_1.sh"), True),
         (("python3", "-m", "slurmtrain.slurm.launcher", '{{"folder": "{folder}"}}'), True),
-        (("srun", "--output", "{folder}/%j.out", "python", "-m", "submitit.core._submit", "{folder}"), False),
-        (("python3", "-m", "submitit.core._submit", "{folder}"), False),
+        (("srun", "--output", "{folder}/%j.out", "python", "-m", "slurmtrain.runtime.task", "{folder}"), False),
+        (("python3", "-m", "slurmtrain.runtime.task", "{folder}"), False),
         (("tail", "{folder}/4711_0_log.out"), False),
         (("sbatch", "/elsewhere/script.sh"), False),
     ],

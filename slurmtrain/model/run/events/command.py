@@ -91,6 +91,8 @@ class Submitting(Payload):
     """Nodes to exclude, in addition to those that the spec excludes."""
     partition: str | None = field(default=None, metadata=OMIT_NONE)
     """The partition that it is submitted to."""
+    inherited: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    """The variables of the submitting shell that count beside the spec: where the job goes, what decides on ranks."""
     pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """How its job is shared: ``runs``, how many share it, and ``share_gpu``, whether they share its GPUs too."""
     params: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)

@@ -39,6 +39,7 @@ from slurmtrain.ops.shared.start import (
     NewAttempt,
     cancel_job,
     cancels,
+    placed_attempt,
     prepare,
     record_job,
     release_claim,
@@ -46,6 +47,7 @@ from slurmtrain.ops.shared.start import (
     withdraw,
 )
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.environment.surroundings import of_sbatch
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import describe_os_error, durable_together, make_directory, make_new_directory
 from slurmtrain.system.journal import Journal, command_journal
@@ -100,10 +102,12 @@ def start_array(
         RequestRefused: Slurm does not accept the job array; the runs are as they were before.
         RunBusy: another command has claimed the next attempt of each.
     """
-    first = elements[0].attempt
+    environ = of_sbatch()
+    placed = [replace(each, attempt=placed_attempt(each.attempt, environ)) for each in elements]
+    first = placed[0].attempt
     excluded = exclusions(workspace, first.plan, first.excluded_nodes, slurm=True)
     stats = outlook(workspace, elements[0].run.id, first.plan, first.executor)
-    placed = [replace(each, attempt=replace(each.attempt, excluded_nodes=excluded.nodes)) for each in elements]
+    placed = [replace(each, attempt=replace(each.attempt, excluded_nodes=excluded.nodes)) for each in placed]
     with uninterrupted():
         array = _new_array(workspace)
         try:

@@ -51,6 +51,20 @@ def test_a_second_job_is_like_the_first_but_gets_none_of_its_nodes(
     ]
 
 
+def test_a_second_job_has_the_locale_of_its_agent_and_no_formats_of_answers(
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    NODES.request("7", Extension("7.0", 2), 1, None, [])
+    [call] = slurm.calls("sbatch")
+    assert (call.env["LC_ALL"], call.env["LANG"]) == ("de_DE.UTF-8", "de_DE.UTF-8")
+    assert not {"SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN"} & call.env.keys()
+    monkeypatch.delenv("LC_ALL")
+    NODES.request("7", Extension("7.0", 2), 1, None, [])
+    assert "LC_ALL" not in slurm.calls("sbatch")[-1].env
+
+
 def test_the_second_job_of_an_element_of_an_array_is_one_with_the_same_index(slurm: SlurmCommands) -> None:
     assert NODES.request("12_3", Extension("12_3.0", 2), 1, None, []) == "8_3"
     [call] = slurm.calls("sbatch")

@@ -17,6 +17,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
+from slurmtrain.ops.shared.chain.alone import claim_name
 from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
@@ -66,14 +67,14 @@ def resume(
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
     # Not waited for: the holder is about to start the run, or to end it, and this would be a second start.
-    with _locked_now(directory) as lock:
+    with _locked_now(directory) as lock, contextlib.ExitStack() as locks:
         earlier = cancels(directory)
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
         _check_state(run, overrides, goes_back=from_start or step is not None)
         if step is not None:
             _check_step(workspace, directory, run, step)
-        planned = _plan_next(workspace, directory, run, overrides, from_start=from_start)
+        planned = _plan_next(workspace, directory, run, overrides, locks, from_start=from_start)
         secret_env = secret_values(planned.plan, planned.secrets)
         notes: list[str] = []
         if code_of_now:
@@ -101,14 +102,21 @@ def resume(
 
 
 def _plan_next(
-    workspace: Workspace, directory: RunDir, run: Run, overrides: Sequence[str], *, from_start: bool
+    workspace: Workspace,
+    directory: RunDir,
+    run: Run,
+    overrides: Sequence[str],
+    locks: contextlib.ExitStack,
+    *,
+    from_start: bool,
 ) -> PlannedRun:
-    """The plan of a run's next attempt, which can start. Raises as :func:`resume`."""
+    """The plan of a run's next attempt, which can start; ``locks`` gets its name's. Raises as :func:`resume`."""
     plan = current_plan(directory, run)
     planned = replan(plan, [*after_oom_overrides(run, overrides), *overrides], read_options)
     wait_for_exits(run, time.monotonic() + EXIT_S)
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
+    claim_name(workspace, planned.plan.spec, run.id, locks)
     if not from_start and _may_have_trained(directory, run):
         check_checkpoint(directory, run, planned.plan)
     check_executor(workspace, run.executor, [planned.plan])

@@ -31,6 +31,7 @@ from slurmtrain.ops.resume import EXIT_S, check_checkpoint, dependents_to_resume
 from slurmtrain.ops.shared.arrays.groups import groups_of
 from slurmtrain.ops.shared.arrays.start_array import Element, start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
+from slurmtrain.ops.shared.chain.alone import claim_name
 from slurmtrain.ops.shared.chain.ending import upstream_problem
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import choose_all, refuse_others
@@ -144,7 +145,7 @@ def _elements(
     # Again, now that nothing else starts them.
     observe(workspace, [directory.id for directory in held], ask_slurm=False)
     runs = workspace.store.load_all([directory.id for directory in held])
-    elements, fresh = [], []
+    elements, fresh, names = [], [], dict[str, str]()
     deadline = time.monotonic() + EXIT_S
     for directory, (lock, earlier) in held.items():
         run = runs.get(directory.id)
@@ -156,6 +157,7 @@ def _elements(
             continue
         try:
             attempt = _next_attempt(workspace, directory, run, overrides, deadline)
+            claim_name(workspace, attempt.plan.spec, run.id, locks, names)
             if not _has_checkpoint(directory, run, attempt):
                 fresh.append(run.id)
         except (PathError, RunBusy, NotAvailable) as error:

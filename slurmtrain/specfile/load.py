@@ -16,7 +16,7 @@ from slurmtrain.model.spec.launcher import NODE, RANKS, choose_launcher, counts_
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.oversights import find_failures, find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan, written_resources
-from slurmtrain.model.spec.sbatch import ReadOptions, refused_options
+from slurmtrain.model.spec.sbatch import ReadOptions, is_singleton, refused_options
 from slurmtrain.model.spec.shell_launchers import calls_in, problem_of_calls, refused_programs, shell_text
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.strategy.placement import crossing_layers
@@ -226,7 +226,8 @@ def _load(
         text=text,
         runs=runs,
         warnings=warned,
-        parallel=read.parallel,
+        # One run of a singleton is active at a time, in a sweep too.
+        parallel=1 if any(is_singleton(run.plan.spec.slurm) for run in runs) else read.parallel,
         pack=read.pack,
         inputs=inputs,
         bases=composed.bases,
@@ -369,6 +370,7 @@ def _plan_all(
             runs.append(replace(planned, varies=varies, point=point))
     if sweep.pack is not None and not mistakes:
         _check_packs(runs, sweep.pack, mistakes)
+    _check_singletons(runs, sweep, mistakes)
     mistakes.raise_if_any()
     return tuple(runs), sweep
 
@@ -430,6 +432,16 @@ def _plan_one(
     for at, message in excesses(spec, plan.content):
         mistakes.add(at, message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
+
+
+def _check_singletons(runs: Sequence[PlannedRun], sweep: Sweep, mistakes: Mistakes) -> None:
+    """Check that one run at a time is possible where the spec says so."""
+    if not any(is_singleton(run.plan.spec.slurm) for run in runs):
+        return
+    if sweep.pack is not None:
+        mistakes.add(("sweep", "pack"), "runs that share a job run at once: not with 'slurm.dependency: singleton'")
+    if sweep.search is not None and sweep.search.parallel > 1:
+        mistakes.add(("sweep",), "with 'slurm.dependency: singleton' write 'parallel: 1'")
 
 
 def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:

@@ -101,6 +101,10 @@ class RunsRoot:
         """Held while these are read and written."""
         return self.path / ".counters.lock"
 
+    def name_lock(self, name: str) -> Path:
+        """Held by the command that creates runs of this name, if only one of them may be active at a time."""
+        return self.path / f".name-{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
+
     @property
     def tracking_lock(self) -> Path:
         """Held by the command that sends runs to trackers."""

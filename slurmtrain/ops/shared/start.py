@@ -46,6 +46,7 @@ from slurmtrain.model.run.root import unusable_in_root
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
 from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
@@ -175,7 +176,8 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
             journal.write(submitting_event(placed, submission, job_id, stats.partition, command))
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(submission)
-            submitted = _submit(placed, submission, job_id, lock, attempt.secrets)
+            others = jobs_of_namesakes(workspace, placed.plan.spec) if attempt.executor == "slurm" else []
+            submitted = _submit(placed, submission, job_id, lock, attempt.secrets, others)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
@@ -385,14 +387,18 @@ def _submit(
     job_id: str | None,
     lock: int,
     variables: Mapping[str, str],
+    others: Sequence[str],
 ) -> Submitted:
-    """Submit the job; returns the event to journal. ``job_id``: the id of a local job."""
+    """Submit the job; returns the event to journal.
+
+    ``job_id``: the id of a local job. ``others``: jobs that must end first, beside those of the run's upstreams.
+    """
     if attempt.executor == "slurm":
         from slurmtrain.slurm.launch import LaunchRequest
         from slurmtrain.slurm.launch import launch as launch_slurm
 
         succeeds = attempt.predecessor is not None
-        after = unfinished_upstream_jobs(submission.run)
+        after = [*unfinished_upstream_jobs(submission.run), *others]
         if succeeds:
             from slurmtrain.runtime.job.run_reader import read_run
 

@@ -11,6 +11,8 @@ from slurmtrain.model.run.chain.upstreams import Upstream, describe_failure
 from slurmtrain.model.spec.chain.dependencies import Dependency
 from slurmtrain.model.spec.chain.order import creation_order, find_cycle
 from slurmtrain.model.spec.chain.references import dependencies_of, references_of
+from slurmtrain.model.spec.sbatch import is_singleton
+from slurmtrain.ops.shared.chain.alone import active_namesakes
 from slurmtrain.ops.shared.find import choose_all_listed
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -76,6 +78,9 @@ class Chain:
         for number in numbers:
             for index, planned in enumerate(self._specs[number].runs):
                 targets = []
+                if is_singleton(planned.plan.spec.slurm):
+                    observed = observed or observe(self._workspace)
+                    targets.append(self._namesakes(number, planned, observed))
                 for dependency in dependencies_of(planned.plan.spec):
                     decided = planned.upstreams.get(dependency.name, ())
                     places = [] if decided else self._places(dependency.name)
@@ -89,7 +94,7 @@ class Chain:
                         f"{self._file(number)}: runs that start after others cannot share a job; remove 'pack' or "
                         "'after'"
                     )
-                if targets:
+                if any(target.places or target.ids for target in targets):
                     self._check_references(number, planned, targets)
                     self._targets[number, index] = targets
 
@@ -145,6 +150,20 @@ class Chain:
             if problem := self._problem(Upstream(run_id, dependency.name, dependency.any), listed):
                 raise UserError(f"{where}: {problem}")
         return ids
+
+    def _namesakes(self, number: int, planned: PlannedRun, observed: Observed) -> _Target:
+        """The runs of its name that one is not to run beside; those of its own sweep run one at a time anyway.
+
+        Raises UserError: one of them is on another executor.
+        """
+        name = planned.plan.spec.name
+        before = [other for other in self.order()[: self.order().index(number)] if name in self._names[other]]
+        places = [(other, index) for other in before for index in range(len(self._specs[other].runs))]
+        ids = active_namesakes(observed.runs, name)
+        for run_id, listed in observed.runs.fetch(ids).items():
+            if problem := self._problem(Upstream(run_id, name, any=True), listed):
+                raise UserError(f"{self._file(number)}: slurm.dependency: singleton: {problem}")
+        return _Target(Dependency(name, any=True), places, ids)
 
     def _check_search(self, where: str, name: str, named: Sequence[Listed]) -> None:
         """Raise UserError if these are the runs of a search that may ask for more. ``where``: for the message."""

@@ -27,7 +27,9 @@ from slurmtrain.errors import (
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.ops.shared.chain.alone import only_one
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
@@ -174,11 +176,16 @@ def submit_sweeps(
     """
     chain = Chain(workspace, specs, executor)
     order = chain.order()
-    chain.resolve(order)
     ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
-    return _Work(
-        workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
-    ).submit()
+    with only_one(workspace, _specs_of(specs)):
+        chain.resolve(order)
+        return _Work(
+            workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
+        ).submit()
+
+
+def _specs_of(files: Sequence[SpecFile]) -> list[Spec]:
+    return [run.plan.spec for file in files for run in file.runs]
 
 
 def _submit_with_key(
@@ -194,13 +201,14 @@ def _submit_with_key(
     run_ids = present
     if None in existing:
         missing = [number for number in order if None in ids[number]]
-        chain.resolve(missing)
         work = _Work(
             workspace=workspace, specs=specs, executor=executor, chain=chain, order=missing, sweeps=sweeps, ids=ids,
             held=held,
         )  # fmt: skip
         try:
-            submitted = work.submit()
+            with only_one(workspace, _specs_of(specs)):
+                chain.resolve(missing)
+                submitted = work.submit()
         except SlurmtrainError as error:
             if not present and not isinstance(error, SubmitFailed):
                 held.forget()

@@ -29,6 +29,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
 from slurmtrain.ops.shared.chain.jobs import move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
@@ -117,7 +118,8 @@ def start_array(
             raise
         try:
             _announce(array, prepared, stats.partition, command)
-            job_id = _launch(array, prepared, at_once, first.secrets, pack)
+            others = jobs_of_namesakes(workspace, placed[0].attempt.plan.spec)
+            job_id = _launch(array, prepared, at_once, first.secrets, pack, others)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
@@ -222,13 +224,15 @@ def _launch(
     at_once: int | None,
     variables: Mapping[str, str],
     pack: Pack | None,
+    others: Sequence[str],
 ) -> str:
+    """Submit the array; returns its job's id. ``others``: jobs that must end first, beside those of upstreams."""
     from slurmtrain.slurm.launch import ArrayRequest, launch_array
 
     first = prepared[0].element.attempt
     locks = [each.element.lock for each in prepared]
     # All elements of an array start after the same runs (grouping.request_key).
-    after = unfinished_upstream_jobs(prepared[0].element.run)
+    after = [*unfinished_upstream_jobs(prepared[0].element.run), *others]
     request = ArrayRequest(first.plan, array, locks, at_once, first.excluded_nodes, pack, after)
     return launch_array(request, variables)
 

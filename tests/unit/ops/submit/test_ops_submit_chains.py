@@ -414,3 +414,63 @@ def test_words_behind_a_spec_are_specs_or_overrides(tmp_path: Path, monkeypatch:
     specs, overrides = split_words(words)
     assert [str(spec) for spec in specs] == ["b.yaml", "plain", "c.yml"]
     assert overrides == ["params.lr=1", "params.file=x.yaml", "params.lr"]
+
+
+# --- singletons -----------------------------------------------------------------------------------------------------
+
+
+def test_a_singleton_waits_for_all_runs_of_its_name_that_have_not_ended(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    other = write("other")
+    spec = write("one", "slurm: {dependency: singleton}", "params: {a: 1}")
+    [first] = submit_all(workspace, spec)
+    submit_all(workspace, other)
+    [second] = submit_all(workspace, spec)
+    third = submit_all(workspace, spec, overrides=("slurm.sbatch=['-d singleton']", "slurm.dependency=null"))[0]
+    root = workspace.root
+    assert read_upstreams(root.run(first)) == []
+    assert read_upstreams(root.run(second)) == [Upstream(first, "one", any=True)]
+    assert names(read_upstreams(root.run(third))) == [first, second]
+    assert "afterany:8" in dependency(workspace, second)
+    simulate(workspace, first).ended("crash", last_step=None)
+    cancel(workspace, [first])
+    with pytest.raises(RunBusy, match=f"run {second} of the same name has not ended"):
+        resume(workspace, first)
+
+
+def test_a_singleton_waits_for_jobs_of_its_name_in_other_runs_roots(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    spec = write("x", "slurm: {dependency: singleton}")
+    slurm.replies("squeue", squeue_line("5") + squeue_line("6_1", run_id="0123456789") + squeue_line("7", run_id="y"))
+    [run_id] = submit_all(workspace, spec)
+    assert dependency(workspace, run_id) == "singleton,afterany:5:6"
+    [other] = submit_all(workspace, write("other"))
+    assert dependency(workspace, other) == ""
+
+
+def test_resume_starts_one_of_several_runs_of_a_singleton(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    spec = write("x", "slurm: {dependency: singleton}", "requeue: {max_failures: 0}")
+    runs = [submit_all(workspace, spec)[0] for _ in range(2)]
+    for run_id in runs:
+        simulate(workspace, run_id).crashed()
+    slurm.replies("sacct", "")
+    resumed = resume_failed(workspace, runs)
+    assert list(resumed.run_ids) == runs[:1]
+    [problem] = resumed.problems
+    assert f"run {runs[0]} of the same name is started" in problem
+
+
+def test_the_runs_of_a_singletons_sweep_run_one_at_a_time_and_share_no_job(
+    workspace: Workspace, slurm: SlurmCommands, write: Write
+) -> None:
+    sweep = "sweep: {params.a: [1, 2, 3]}"
+    submit_all(workspace, write("one", "slurm: {dependency: singleton}", "params: {a: 1}", sweep))
+    [script] = workspace.root.arrays.glob("*/submitit/8_submission.sh")
+    assert "#SBATCH --array=0-2%1\n" in script.read_text()
+    packed = write("two", "slurm: {dependency: singleton}", "params: {a: 1}", "sweep: {params.a: [1, 2], pack: 2}")
+    with pytest.raises(SpecError, match="runs that share a job run at once"):
+        submit_all(workspace, packed)

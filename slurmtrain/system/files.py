@@ -15,6 +15,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,14 @@ def _json_text(value: object, levels: int, margin: str = "\n") -> str:
     if not levels or not isinstance(value, Mapping) or not value:
         return _ENCODE(value)
     margin += " "
-    inside = [f"{margin}{_ENCODE(str(key))}: {_json_text(each, levels - 1, margin)}" for key, each in value.items()]
+    inside = [f"{margin}{_as_key(str(key))}: {_json_text(each, levels - 1, margin)}" for key, each in value.items()]
     return f"{{{','.join(inside)}{margin[:-1]}}}"
+
+
+@lru_cache(maxsize=1024)
+def _as_key(key: str) -> str:
+    """A key as JSON. The plans of a sweep have the same hundred keys a thousand times."""
+    return _ENCODE(key)
 
 
 def link_json(path: Path, data: Mapping[str, Any]) -> bool:

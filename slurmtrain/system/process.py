@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Process:
 
     def to_dict(self) -> dict[str, Any]:
         """The form in which journals store it."""
-        return asdict(self)
+        return {"host": self.host, "boot": self.boot, "pid": self.pid, "start": self.start}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Process:
@@ -85,9 +85,16 @@ def identify(pid: int, *, ended: bool = False) -> Process | None:
 
 def this_process() -> Process:
     """The identity of this process."""
-    process = identify(os.getpid())
-    assert process is not None
-    return process
+    pid = os.getpid()
+    return Process(socket.gethostname(), boot_id(), pid, _own_start(pid))
+
+
+@lru_cache(maxsize=1)
+def _own_start(pid: int) -> int:
+    """When this process began, by its id: one that is forked off has another one."""
+    start = _start_of(pid)
+    assert start is not None
+    return start
 
 
 def descendants(process: Process) -> list[Process]:

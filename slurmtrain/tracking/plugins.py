@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ from slurmtrain.errors import TrackingError, UserError
 from slurmtrain.model.spec.kinds import suggestion
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from slurmtrain.model.run.root import RunsRoot
     from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
     from slurmtrain.tracking.tracker import Tracker
@@ -32,6 +33,9 @@ _EXTRAS = frozenset({"tensorboard", "wandb"})
 @cache
 def _declared() -> Mapping[str, Sequence[EntryPoint]]:
     """The entry points of other packages by name, of which several may have the same."""
+    # Imported here: it takes a submission longer than all else that it has to know of trackers.
+    from importlib.metadata import entry_points
+
     declared: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         declared.setdefault(point.name, []).append(point)
@@ -91,6 +95,8 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
     Raises:
         TrackingError: There is none of this name, or it cannot be opened.
     """
+    from importlib.metadata import EntryPoint
+
     try:
         check_tracker(name)
         point = EntryPoint(name, _OWN[name], GROUP) if name in _OWN else _declared()[name][0]
@@ -118,5 +124,7 @@ def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run
         root: The runs root.
         run_id: The run.
     """
+    from importlib.metadata import EntryPoint
+
     tracker: type[FileTracker] = EntryPoint(name, _OWN[name], GROUP).load()
     return tracker.files_of(settings, root, run_id)

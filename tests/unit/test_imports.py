@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.fakeslurm import PARTITIONS, SlurmCommands
 
 from slurmtrain.model.run.events.base import encode
 
@@ -31,6 +32,23 @@ IMPORT_AND_TELL = """
 import json, sys
 import slurmtrain
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+# The same, and names what has been imported when the process that calls sbatch is started.
+SUBMIT_AND_TELL = """
+import json, sys
+imported = []
+def note(event, arguments):
+    if event == "subprocess.Popen" and "slurmtrain.slurm.launcher" in arguments[1]:
+        imported.extend(sorted(sys.modules))
+sys.addaudithook(note)
+from slurmtrain.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    if ended.code:
+        raise
+print(json.dumps(imported), file=sys.stderr)
 """
 
 
@@ -138,8 +156,71 @@ def test_what_scripts_use_is_loaded_when_it_is_first_used(tmp_path: Path, name: 
     assert ("torch" in imported) == (module == "session")
 
 
+def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(tmp_path: Path) -> None:
+    rooms = ("agent.agent", "agent.rounds", "preflight.entry", "preflight.facts.measure", "setup.helpers")
+    program = (
+        "import sys\nfrom slurmtrain.runtime import task\nsys.argv = ['task', '--help']\n"
+        # submitit is imported before its arguments are read.
+        "try:\n    task.main()\nexcept SystemExit:\n    pass\nimport slurmtrain.slurm.requeue\n"
+    )
+    program += "".join(f"import slurmtrain.runtime.{room}\n" for room in rooms)
+    _, imported = modules_loaded_by(IMPORT_AND_TELL.replace("import slurmtrain\n", program), tmp_path)
+    assert {"submitit.core.submission", "slurmtrain.runtime.agent.workers"} <= imported
+    assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy", "xxhash", "yaml"})
+    few = ("model.run.fold", "model.run.events.command", "runtime.checkpoint.formats", "runtime.turns", "slurm.growth")
+    assert not [name for name in imported if name.startswith(tuple(f"slurmtrain.{each}" for each in few))]
+
+
+def test_what_the_agent_does_without_can_be_imported_later_by_a_check_of_the_site(tmp_path: Path) -> None:
+    program = "import sys\nfrom slurmtrain.runtime import task\nsys.argv = ['task', '--help']\n"
+    program += "try:\n    task.main()\nexcept SystemExit:\n    import numpy\n"
+    _, imported = modules_loaded_by(IMPORT_AND_TELL.replace("import slurmtrain\n", program), tmp_path)
+    assert "numpy" in imported
+
+
+def test_what_starts_a_local_job_imports_no_agent(tmp_path: Path) -> None:
+    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.local.launcher\n")
+    _, imported = modules_loaded_by(launcher, tmp_path)
+    assert "slurmtrain.local.task" in imported
+    assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy"})
+    assert not [
+        name for name in imported if name.startswith(("slurmtrain.runtime.agent", "slurmtrain.runtime.preflight"))
+    ]
+
+
 def test_what_sends_metrics_from_a_node_is_small(tmp_path: Path) -> None:
     sender = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.tracking.to_mlflow.live.live_sender\n")
     _, imported = modules_loaded_by(sender, tmp_path)
     assert "slurmtrain.tracking.to_mlflow.live.rest" in imported
     assert not imported & (HEAVY | {"sqlalchemy", "requests", "numpy", "omegaconf", "yaml"})
+
+
+def test_a_first_run_reaches_sbatch_without_what_only_later_ones_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = SlurmCommands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", slurm.on_path())
+    slurm.replies("sbatch", "Submitted batch job 4711\n")
+    slurm.replies("srun")
+    slurm.replies("scontrol", PARTITIONS)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: x\ncommand: 'true'\ntracking: {mlflow: {enabled: false}}\n")
+    _, imported = modules_loaded_by(SUBMIT_AND_TELL, tmp_path, "submit", str(spec), "--executor", "slurm")
+    assert "slurmtrain.ops.shared.start" in imported
+    # A spec that refers to nothing, and a runs root without a registry.
+    assert not imported & (HEAVY | {"sqlalchemy", "omegaconf", "importlib.metadata", "psutil", "rich"})
+    # What reads runs: their history, their ends, and what nodes said of them.
+    readers = ("run.fold", "run.run", "run.events.agent", "interruption.policy", "interruption.exit_report")
+    assert not imported & {f"slurmtrain.model.{name}" for name in readers}
+
+
+def test_what_calls_sbatch_imports_neither_the_agent_nor_what_reads_specs(tmp_path: Path) -> None:
+    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.slurm.launcher\n")
+    _, imported = modules_loaded_by(launcher, tmp_path)
+    own = {name for name in imported if name.startswith("slurmtrain.")}
+    assert own <= {
+        *("slurmtrain.version", "slurmtrain.slurm", "slurmtrain.slurm.launcher", "slurmtrain.slurm.task"),
+        *("slurmtrain.runtime", "slurmtrain.runtime.environment", "slurmtrain.runtime.environment.file_limit"),
+    }
+    assert "submitit" in imported
+    assert not imported & (HEAVY | {"sqlalchemy", "yaml", "omegaconf", "jinja2", "psutil"})

@@ -68,7 +68,7 @@ class InterruptionStats:
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InterruptionStats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, Protocol
 
 from slurmtrain.model.spec.other_names import OTHER_NAMES
@@ -278,11 +279,11 @@ class Section:
         if value is None:
             value = {}
         if not isinstance(value, Mapping):
-            switch = isinstance(value, bool) and "enabled" in {f.name for f in fields(self.cls)}
+            switch = isinstance(value, bool) and "enabled" in _schema(self.cls)
             cure = f"; write {{enabled: {str(value).lower()}}}" if switch else ""
             report(at, f"expected a section (key: value), found {type_name(value)} ({value!r}){cure}")
             return self.cls()
-        schema = {f.name: f for f in fields(self.cls)}
+        schema = _schema(self.cls)
         misspelt = set()
         for key in value:
             if key not in schema:
@@ -301,7 +302,27 @@ class Section:
 
     def write(self, value: Any) -> object:
         """As :meth:`Kind.write`."""
-        return {f.name: f.metadata["kind"].write(getattr(value, f.name)) for f in fields(self.cls)}
+        plain: dict[str, Any] = {}
+        defaults = _plain_defaults(self.cls)
+        for name, f in _schema(self.cls).items():
+            inside = getattr(value, name)
+            plain[name] = defaults[name] if inside is f.default else f.metadata["kind"].write(inside)
+        return plain
+
+
+@cache
+def _schema(cls: type) -> Mapping[str, Any]:
+    """The fields of a section's dataclass, by name: a sweep of a thousand runs reads and writes it so often."""
+    return {f.name: f for f in fields(cls)}
+
+
+@cache
+def _plain_defaults(cls: type) -> Mapping[str, Any]:
+    """What is written for the defaults of a section's keys, which most specs leave most keys at.
+
+    All specs of this process share these lists and mappings: whoever changes one of them changes a copy.
+    """
+    return {name: f.metadata["kind"].write(f.default) for name, f in _schema(cls).items() if f.default is not MISSING}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.interruption.after_oom import BatchMemory
-from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.written import texts_as_json
 from slurmtrain.runtime.job.plan_file import read_plan
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 
 def current_plan(directory: RunDir, run: Run) -> Plan:
@@ -36,6 +36,10 @@ def after_oom_overrides(run: Run, overrides: Sequence[str] = ()) -> list[str]:
     by_user = any(override.startswith(("resources.mem=", "resources.accumulation=")) for override in overrides)
     if by_user or run.newest is None or run.newest.cause != "oom":
         return []
+    # Imported here: a first attempt has nothing behind it.
+    from slurmtrain.model.interruption.after_oom import BatchMemory
+    from slurmtrain.model.interruption.policy import decision
+
     had = BatchMemory.of_attempt(run.executor, run.resources)
     decided = decision(run.attempts, run.checkpoints, had)
     return decided.memory.overrides(had) if decided.memory is not None else []

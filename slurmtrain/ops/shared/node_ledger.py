@@ -5,26 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmDown, UserError
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.preflight.node_ledger import (
-    FindingKey,
-    LedgerEntry,
-    active_entries,
-    entry_state,
-    forgiven_findings,
-)
-from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.command import NodeForgiven
-from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import describe_os_error, make_directory
 from slurmtrain.system.journal import command_journal
 from slurmtrain.system.owned_files import read_checked
+
+# What reads entries and pardons is imported where there are any: every submission looks, and most ledgers are empty.
+if TYPE_CHECKING:
+    from slurmtrain.model.preflight.node_ledger import FindingKey, LedgerEntry
+    from slurmtrain.model.run.events.base import AnyEvent
 
 _HOUR_S = 3600.0
 
@@ -39,6 +35,8 @@ class Exclusions:
 
 def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
     """Every entry with its state (``active``, ``expired``, ``forgiven``), oldest first."""
+    from slurmtrain.model.preflight.node_ledger import entry_state
+
     pardons, now = _pardons(workspace), time.time()
     return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _entries(workspace)]
 
@@ -46,7 +44,11 @@ def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
 def counting(workspace: Workspace) -> dict[str, LedgerEntry]:
     """The newest finding of each node that must not be used now, by host, newest first."""
     entries = _entries(workspace)
-    return active_entries(entries, _pardons(workspace), time.time(), expiry_s(workspace)) if entries else {}
+    if not entries:
+        return {}
+    from slurmtrain.model.preflight.node_ledger import active_entries
+
+    return active_entries(entries, _pardons(workspace), time.time(), expiry_s(workspace))
 
 
 def nodes_json(workspace: Workspace, *, inactive_too: bool) -> list[dict[str, Any]]:
@@ -169,11 +171,15 @@ def _entries(workspace: Workspace) -> list[LedgerEntry]:
 
 
 def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
+    from slurmtrain.model.preflight.node_ledger import forgiven_findings
+
     return forgiven_findings(_pardon_events(workspace))
 
 
 def _pardon_events(workspace: Workspace) -> Iterable[AnyEvent]:
     """What users have said about nodes: few and short files, read again each time."""
+    from slurmtrain.model.run.journal import events_of, read_lines
+
     for path in sorted(workspace.root.nodes.glob("*.jsonl")):
         events, _ = events_of(read_lines(read_checked(path), 0, path.name), path.name)
         yield from events

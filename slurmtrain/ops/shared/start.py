@@ -445,7 +445,7 @@ def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
 def _new_submission(run: RunDir) -> SubmissionDir:
     """A directory that no other submission has, even if locks fail and another command creates one right now."""
     make_directory(run.submissions)
-    numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
+    numbers = [int(name) for name in os.listdir(run.submissions) if name.isdigit()]
     # mkdir() is atomic even where locks do not work: the second command takes the next number.
     for number in itertools.count(max(numbers, default=0) + 1):
         submission = run.submission(number)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import METRICS, RunDir
-from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Checkpoint
     from slurmtrain.registry.choice.listed import Listed
 
 SCHEMA = 1

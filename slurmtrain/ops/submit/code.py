@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,6 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.provenance import describe_git
 from slurmtrain.ops.submit.script import find_program
-from slurmtrain.runtime.job.run_reader import read_events
 
 if TYPE_CHECKING:
     from slurmtrain.snapshots.selection import CodeSource
@@ -106,7 +106,12 @@ def _may_use_code(plan: Plan) -> bool:
     if program in _READERS or any(_OPERAND.match(word) for word in rest):
         return True
     path = find_program(program, plan.spec.env.get("PATH"))
-    return path is None or os.path.realpath(path).rpartition("/")[0] not in _OF_SYSTEM
+    return path is None or not _is_of_system(path)
+
+
+@cache
+def _is_of_system(program: str) -> bool:
+    return os.path.realpath(program).rpartition("/")[0] in _OF_SYSTEM
 
 
 def _take_or_note(
@@ -157,6 +162,9 @@ def _take(
 
 def _spec_file(directory: RunDir) -> Iterator[str]:
     """The file that a run was submitted from, if there was one."""
+    # Imported here: only a run that exists has journals.
+    from slurmtrain.runtime.job.run_reader import read_events
+
     source = "journal/created.jsonl"
     for created in select(read_events(directory.path / source, source), RunCreated):
         if created.payload.spec_file:

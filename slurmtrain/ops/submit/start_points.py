@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
-from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.chain.references import dependencies_of
 from slurmtrain.model.spec.checkpoint.formats import OWN
 from slurmtrain.model.spec.checkpoint.start_from import BEST, WEIGHTS, StartFromSpec
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, write_assignments
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -305,8 +305,8 @@ class _Work:
     def _check(self, batches: Sequence[Batch], plans: Sequence[Plan]) -> None:
         """Check all that can be checked before anything is created. Raises SlurmtrainError."""
         for batch in batches:
+            _check_workdirs({planned.plan.workdir for planned in batch.runs})
             for planned in batch.runs:
-                _check_workdir(planned.plan)
                 secret_values(planned.plan, planned.secrets)
             check_executor(self.workspace, self.executor, [run.plan for run in batch.runs], batch.spec.pack)
         check_trackers(plans)
@@ -380,6 +380,7 @@ def _with_code(workspace: Workspace, batch: Batch) -> tuple[Batch, list[str]]:
     return replace(batch, runs=runs), notes
 
 
-def _check_workdir(plan: Plan) -> None:
-    if not Path(plan.workdir).is_dir():
-        raise PathError(f"the working directory {plan.workdir} does not exist; create it, or set 'workdir'")
+def _check_workdirs(workdirs: Collection[str]) -> None:
+    missing = next((workdir for workdir in sorted(workdirs) if not Path(workdir).is_dir()), None)
+    if missing is not None:
+        raise PathError(f"the working directory {missing} does not exist; create it, or set 'workdir'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,15 +31,19 @@ def read_software(python: Path) -> Software:
     packages: dict[str, Package] = {}
     for place in places:
         with contextlib.suppress(OSError):
-            for entry in sorted(place.iterdir()):
-                if match := _INSTALLED.fullmatch(entry.name):
-                    packages[match[1].replace("_", "-")] = Package(match[2], _detail(entry))
+            for name in sorted(os.listdir(place)):
+                if match := _INSTALLED.fullmatch(name):
+                    packages[match[1].replace("_", "-")] = Package(match[2], _detail(place / name))
     return Software(str(python), version, packages)
 
 
 def package_directories(python: Path) -> list[Path]:
-    """The directories with the packages of a virtual environment, or of an installation."""
-    return sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
+    """The directories with the packages of a virtual environment, or of an installation, each once.
+
+    In most environments ``lib64`` is a link to ``lib``.
+    """
+    places = sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
+    return list({os.path.realpath(place): place for place in reversed(places)}.values())[::-1]
 
 
 def _detail(installed: Path) -> str:

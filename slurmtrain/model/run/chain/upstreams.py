@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.run.run import Run
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 # The causes of an attempt's end before its ranks were started: an upstream had not ended yet, or had not as it must.
 EARLY = "early"

@@ -178,10 +178,10 @@ def _finite(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Payload):
         return value.to_json()
-    if isinstance(value, str):
-        return value
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

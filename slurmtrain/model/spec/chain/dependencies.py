@@ -50,9 +50,11 @@ class _Dependencies(Items):
     def read(self, value: object, at: tuple[str, ...], report: Report) -> tuple[str, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         entries = Items.read(self, [value] if isinstance(value, str) else value, at, report)
+        entries_before = set()
         for index, entry in enumerate(entries):
-            if entry is not None and entry in entries[:index]:
+            if entry is not None and entry in entries_before:
                 report((*at, str(index)), f"{entry!r} is there twice")
+            entries_before.add(entry)
         return entries
 
 

@@ -16,7 +16,6 @@ The process that calls sbatch inherits the locks of all runs.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
 import time
@@ -128,7 +127,7 @@ def start_array(
                 each.journal.close()
             shutil.rmtree(array.path, ignore_errors=True)
             raise _unwritable(array, error) if isinstance(error, OSError) else error from error
-        notes = _record_all(array, prepared, job_id)
+        notes = _record_all(prepared, job_id)
     # Its answers so far are from before these jobs.
     workspace.scheduler.forget()
     notes += move_dependents(workspace, [each.element.run for each in prepared])
@@ -237,15 +236,14 @@ def _launch(
     return launch_array(request, variables)
 
 
-def _record_all(array: ArrayDir, prepared: Sequence[_Prepared], job_id: str) -> list[str]:
+def _record_all(prepared: Sequence[_Prepared], job_id: str) -> list[str]:
     """Journal the job of each run; returns notes on those where that fails."""
     notes = []
-    # What is lost in a power failure is found again like the job of a command that was killed.
-    with contextlib.suppress(OSError), durable_together(array.path):
-        for each in prepared:
-            submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{each.index}")
-            with each.journal as journal:
-                notes += record_job(journal, each.element.run, submitted)
+    for each in prepared:
+        submitted = Submitted(submission=each.submission.number, job_id=f"{job_id}_{each.index}")
+        # What is lost in a power failure is found again like the job of a command that was killed.
+        with Journal(each.journal.path, durable=False) as journal:
+            notes += record_job(journal, each.element.run, submitted)
     return notes
 
 

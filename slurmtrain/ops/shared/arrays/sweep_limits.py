@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurmtrain.model.run.events.command import RunCreated
-from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.launch import Turn
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.run.chain.upstreams import Upstream, standing
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.locks import locked
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 
 def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:

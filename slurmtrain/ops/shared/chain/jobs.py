@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown, SlurmtrainError
 from slurmtrain.model.run.chain.upstreams import EARLY, Upstream, standing
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.chain.ending import upstream_runs
 from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 # Why Slurm does not start a job that is to look again later (squeue(1), JOB REASON CODES).
 BEGIN_TIME = "BeginTime"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.events.command import MlflowRunLinked
-from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.tracking.plugins import check_tracker, note_on_tracker
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 MLFLOW = "mlflow"
 

@@ -13,6 +13,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.option("--undo", is_flag=True, help="List them again.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, names: tuple[str, ...], undo: bool, as_json: bool) -> int:
     """Leave each RUN out of 'status' once it has ended, unless it is named or --all is given.
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @where_option
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace,
     names: tuple[str, ...],

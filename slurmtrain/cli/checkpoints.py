@@ -23,6 +23,7 @@ _OWN_HEADERS = ("STEP", "SIZE", "SAVED", "FORMAT", "FILES", "PATH")
 @click.option("--all", "with_pruned", is_flag=True, help="Include pruned checkpoints.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 

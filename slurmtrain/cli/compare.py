@@ -57,6 +57,7 @@ _COMMIT = 12
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace,
     names: tuple[str, ...],

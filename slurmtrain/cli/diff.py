@@ -28,6 +28,7 @@ _SHOWN = 20
 @click.option("--code", "lines", is_flag=True, help="Also print the lines in which text files of the code differ.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, first: str, second: str, lines: bool, as_json: bool) -> int:
     """Show how runs A and B differ: in their specs, code, environments and results, and whether checkpoints are equal.
 

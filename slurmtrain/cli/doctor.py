@@ -47,6 +47,7 @@ _OTHERS = 10
 @options.executor_option
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace,
     target: str | None,

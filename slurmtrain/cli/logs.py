@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @click.option("--paths", is_flag=True, help="Print the paths of the logs instead.")
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: Any) -> int:
     """Print the output of the ranks of RUN. Each line begins with its attempt and rank, unless --rank selects one."""
     from slurmtrain.ops.logs import log_paths, read_logs

@@ -60,6 +60,7 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace,
     textfile: Path | None,

@@ -15,6 +15,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.argument("words", metavar="[TEXT]...", nargs=-1)
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, run: str, words: tuple[str, ...], as_json: bool) -> int:
     """Write TEXT on RUN, in place of its note; without TEXT, print the note.
 

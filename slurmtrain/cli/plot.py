@@ -55,6 +55,7 @@ _CSV_ROWS = 10_000
 @click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
     as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], **shown: Any,

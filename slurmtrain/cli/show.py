@@ -31,6 +31,7 @@ _INDENT = 12
 )
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> int:
     """Show all about RUN: attempts and why they ended, checkpoints, metrics.
 

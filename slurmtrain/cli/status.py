@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(
     workspace: Workspace,
     names: tuple[str, ...],

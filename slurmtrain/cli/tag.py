@@ -13,6 +13,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.option("--remove", is_flag=True, help="Remove the tag.")
 @options.json_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, words: tuple[str, ...], remove: bool, as_json: bool) -> int:
     """Tag each RUN with TAG, a word such as 'good'.
 

@@ -30,6 +30,8 @@ from slurmtrain.system.files import read_json, write_json
 _MAX_IDS = 1000
 # sacct compares --starttime with slurmctld's clock, which may be ahead of ours or misconfigured to another time zone.
 _CLOCK_MARGIN_S = 3600.0
+# Seconds that sacct has in any case.
+_LEAST_S = 1.0
 # What a job array may have where slurm.conf does not say (slurm.conf(5), MaxArraySize).
 MAX_ARRAY_SIZE = 1001
 # What sacct prints if AccountingStorageType is none.
@@ -102,11 +104,14 @@ class Scheduler:
     """Answers of squeue and sacct, each queried at most once per ``max_age_s``.
 
     ``cache``: a file in which polling commands share squeue's answer; None for commands that query once.
+    ``patience_s``: how long squeue and sacct may take together, for commands that only look; None: as long as needed.
     """
 
-    def __init__(self, max_age_s: float, cache: Path | None) -> None:
+    def __init__(self, max_age_s: float, cache: Path | None, patience_s: float | None = None) -> None:
         self._max_age_s = max_age_s
         self._cache = cache
+        self._patience_s = patience_s
+        self._asked_for_s = 0.0
         self._queue: Queue | None = None
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
@@ -126,10 +131,10 @@ class Scheduler:
         asked_at, text = self._read_cache(now)
         if text is None:
             asked_at = now
+            self._asked_for_s = 0.0
             try:
-                text = run_command(
-                    "squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}"
-                )
+                form = f"--Format={queue_format()}"
+                text = self._ask("squeue", "--me", "--noheader", "--array", "--states=all", form)
             except SlurmDown as error:
                 self._queue = Queue(problem=str(error), at=now)
                 return self._queue
@@ -160,7 +165,7 @@ class Scheduler:
             # Elements of an array that have not begun share a row, with the array's id.
             command.append(f"--jobs={','.join(sorted({job_id.partition('_')[0] for job_id in job_ids}))}")
         try:
-            answer = Accounting(read_accounting(run_command(*command)), at=now)
+            answer = Accounting(read_accounting(self._ask(*command)), at=now)
         except SlurmDown as error:
             answer = Accounting(problem=str(error), absent=_NO_ACCOUNTING in str(error).lower(), at=now)
         self._accounting = (subjects, answer)
@@ -242,6 +247,17 @@ class Scheduler:
         """Query anew next time, since something was changed. Cached answers from before now are ignored."""
         self._queue = self._accounting = None
         self._changed_at = time.time()
+
+    def _ask(self, *command: str) -> str:
+        """The answer of squeue or sacct. Raises SlurmDown."""
+        if self._patience_s is None:
+            return run_command(*command)
+        begin = time.monotonic()
+        try:
+            # Of a slow squeue, something is left for sacct.
+            return run_command(*command, timeout_s=max(_LEAST_S, self._patience_s - self._asked_for_s))
+        finally:
+            self._asked_for_s += time.monotonic() - begin
 
     @property
     def _looks_again(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from slurmtrain.system.inherited import current_directory
 F = TypeVar("F", bound=Callable[..., Any])
 # Longer than any run, and short enough for every system call that waits.
 _LONGEST_S = 10.0 * 365 * 86400
+# Seconds that a command which only looks waits for Slurm, whose own commands give up after half a minute.
+_PATIENCE_S = 5.0
 
 
 class Seconds(click.ParamType[float]):
@@ -65,6 +68,19 @@ def in_workspace(command: F) -> F:
     ]
     result: F = decorated
     return result
+
+
+def looks(command: F) -> F:
+    """Let a command that only looks show what is known after a few seconds if Slurm does not answer."""
+
+    @functools.wraps(command)
+    def outer(workspace: Workspace, *args: Any, **kwargs: Any) -> Any:
+        workspace.patience_s = _PATIENCE_S
+        return command(workspace, *args, **kwargs)
+
+    result: Any = outer
+    decorated: F = result
+    return decorated
 
 
 def workspace(runs: str | None = None, executor: str | None = None) -> Workspace:

@@ -14,6 +14,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.command("top", short_help="Watch and steer runs on a live page.", epilog=options.examples("top"))
 @options.interval_option
 @options.in_workspace
+@options.looks
 def command(workspace: Workspace, interval: float) -> int:
     """Show all runs on a live page: steps, rates, why they wait or ended, and the end of their logs.
 

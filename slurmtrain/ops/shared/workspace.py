@@ -45,6 +45,8 @@ class Workspace:
         """
         self.config = config
         self.looks_again = looks_again
+        self.patience_s: float | None = None
+        """How many seconds Slurm has to say where jobs stand, for a command that shows what is known without it."""
         self._scheduler = scheduler
         self._warn = warn
         self._note = note or warn
@@ -75,9 +77,9 @@ class Workspace:
             from slurmtrain.slurm.scheduler import Scheduler
 
             if self.looks_again:
-                self._scheduler = Scheduler(self.config.slurm_interval, self.root.scheduler_cache)
+                self._scheduler = Scheduler(self.config.slurm_interval, self.root.scheduler_cache, self.patience_s)
             else:
-                self._scheduler = Scheduler(math.inf, None)
+                self._scheduler = Scheduler(math.inf, None, self.patience_s)
         return self._scheduler
 
     def close(self) -> None:
@@ -88,6 +90,7 @@ class Workspace:
     def looking_again(self) -> Workspace:
         """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
         again = Workspace(self.config, looks_again=True, warn=self._warn, note=self._note)
+        again.patience_s = self.patience_s
         if "store" in vars(self):
             again.store = self.store
         return again

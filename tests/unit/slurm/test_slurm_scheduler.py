@@ -237,6 +237,14 @@ def test_asking_for_partitions_while_slurm_is_down_is_an_error(slurm: SlurmComma
         once().partitions()
 
 
+def test_a_command_that_only_looks_does_not_wait_for_a_slurm_that_does_not_answer(
+    slurm: SlurmCommands, tmp_path: Path
+) -> None:
+    slurm.replies("squeue", until=tmp_path / "never")
+    queue = Scheduler(math.inf, None, patience_s=1.0).queue()
+    assert (queue.answered, queue.problem) == (False, "squeue did not answer within 1 s")
+
+
 # --- the commands' environment ----------------------------------------------------------------------------------
 
 SCRUBBED = {

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     "render",
     cls=SpecCommand,
     short_help="Print what submit would submit.",
-    epilog=options.examples("render exp.yaml resources.nodes=4"),
+    epilog=options.examples("render exp.yaml resources.nodes=4", "render exp.yaml --executor local"),
 )
 @options.spec_argument
 @options.overrides_argument
 @options.sweep_option
+@options.executor_option
 @click.option("--sources", is_flag=True, help="Print where each value of the plan comes from.")
 @options.json_option
 @options.in_workspace
@@ -38,6 +39,7 @@ def command(
     spec: Path,
     overrides: tuple[str, ...],
     sweep: tuple[str, ...],
+    executor: str | None,
     sources: bool,
     as_json: bool,
 ) -> int:
@@ -48,37 +50,53 @@ def command(
     With --sources it prints each value of the plan with the file and line, the argument, or the key of the sweep that
     sets it.
 
+    With --executor local it prints what this machine does instead: the lines of setup, and the command.
+
     This machine needs no Slurm. RUN-ID stands for the id that submit will assign.
     """
     from slurmtrain.ops.render import render
 
-    executor = workspace.config.choose_executor()
-    rendered, preview, notes = render(workspace, spec, overrides, sweep, executor=executor)
+    # Unless another one is named it prints what a cluster gets, also on a machine without Slurm.
+    script_for = executor or "slurm"
+    rendered, preview, notes = render(
+        workspace,
+        spec,
+        overrides,
+        sweep,
+        executor=workspace.config.choose_executor(executor),
+        script_for=script_for,
+    )
     output.warn(notes)
     if sources:
         _print_sources(rendered, as_json=as_json)
-        return 0
-    if as_json:
-        runs = [
-            {
-                "plan": run.plan.to_json(),
-                "overrides": list(run.overrides),
-                "batch_script": run.script,
-                "code": _code_json(run),
-            }
-            for run in rendered
-        ]
-        output.print_json({**preview.to_json(), "runs": runs})
-        return 0
-    if len(rendered) > 1 or preview.search is not None:
-        print_preview(preview)
-        output.echo("")
-    for run in rendered:
-        output.echo(f"# plan {run.plan.hash}", f"# code {_code(run)}")
-        output.echo(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
-        output.echo("", "# batch script")
-        output.echo(*run.script.split("\n"))
+    elif as_json:
+        output.print_json({**preview.to_json(), "runs": [_run_json(run, script_for) for run in rendered]})
+    else:
+        if len(rendered) > 1 or preview.search is not None:
+            print_preview(preview)
+            output.echo("")
+        for run in rendered:
+            _print_run(run, script_for)
     return 0
+
+
+def _print_run(run: Rendered, script_for: str) -> None:
+    """Print a plan, and what one executor does with it."""
+    output.echo(f"# plan {run.plan.hash}", f"# code {_code(run)}")
+    output.verbatim(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
+    output.echo("", "# batch script" if script_for == "slurm" else "# on this machine")
+    output.verbatim(*run.script.split("\n"))
+
+
+def _run_json(run: Rendered, script_for: str) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {
+        "plan": run.plan.to_json(),
+        "overrides": list(run.overrides),
+        "batch_script": run.script if script_for == "slurm" else None,
+        **({} if script_for == "slurm" else {"local_script": run.script}),
+        "code": _code_json(run),
+    }
 
 
 def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:

@@ -1,7 +1,8 @@
-"""What would be submitted: plans and batch scripts, without side effects."""
+"""What would be submitted: plans and scripts, without side effects."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,12 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmtrain.errors import NotAvailable
+from slurmtrain.local.launch import check
+from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code import with_snapshots
 from slurmtrain.ops.submit.preview import Preview, preview
+from slurmtrain.runtime.environment import surroundings
+from slurmtrain.runtime.setup.script import local_script
 from slurmtrain.slurm.request import agent_command, make_request
 from slurmtrain.specfile import ValueSource
 
@@ -26,8 +32,9 @@ RUN_ID = "RUN-ID"
 class Rendered:
     """One run as it would be submitted.
 
-    ``overrides``: ``KEY=VALUE``, with the sweep's. ``script``: for sbatch. ``code``: the snapshot that would be taken,
-    without a hash; None if the run would execute what is in the plan's ``workdir``. ``directory``: where it would run.
+    ``overrides``: ``KEY=VALUE``, with the sweep's. ``script``: for sbatch, or what this machine does. ``code``: the
+    snapshot that would be taken, without a hash; None if the run would execute what is in the plan's ``workdir``.
+    ``directory``: where it would run.
     ``find_sources``: finds where each value of the plan comes from.
     """
 
@@ -48,9 +55,15 @@ class Rendering(NamedTuple):
 
 
 def render(
-    workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Sequence[str], *, executor: str
+    workspace: Workspace,
+    path: Path,
+    overrides: Sequence[str],
+    sweep: Sequence[str],
+    *,
+    executor: str,
+    script_for: str = "slurm",
 ) -> Rendering:
-    """The plan and the batch script of each run of a spec.
+    """The plan and the script of each run of a spec.
 
     Args:
         workspace: where the runs would be.
@@ -58,6 +71,7 @@ def render(
         overrides: ``KEY=VALUE`` for all runs.
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
         executor: what would start them, for the notes.
+        script_for: the executor whose script it is.
 
     Raises:
         SpecError: the spec is invalid.
@@ -69,12 +83,40 @@ def render(
     with_code, notes = plans, list[str]()
     if all(Path(plan.workdir).is_dir() for plan in plans):
         with_code, notes = with_snapshots(workspace, plans, spec.files, preview=True)
+    if script_for == "slurm" and executor != script_for:
+        notes += surroundings.notes(plans)
+    notes += surroundings.notes_on_ranks(plans)
     run = workspace.root.run(RUN_ID)
     rendered = []
     for planned, plan in zip(spec.runs, with_code, strict=True):
-        request = make_request(planned.plan, run.submission(1))
-        script = request.script(agent_command(sys.executable, request.folder))
+        if script_for == "local":
+            script = _local_script(plan, run.submission(1), plan.working_directory(run.code))
+            notes += _refused_here(plan)
+        else:
+            request = make_request(surroundings.placed(planned.plan), run.submission(1))
+            script = request.script(agent_command(sys.executable, request.folder))
         directory, sources = plan.working_directory(run.code), partial(spec.sources, planned)
         rendered.append(Rendered(planned.plan, planned.overrides, script, plan.code, directory, sources))
     before = preview(spec, executor)
-    return Rendering(rendered, before, [*before.notes, *notes])
+    return Rendering(rendered, before, [*before.notes, *dict.fromkeys(notes)])
+
+
+def _local_script(plan: Plan, submission: SubmissionDir, directory: Path) -> str:
+    """What the local executor does with a plan, as lines of shell: its setup, then the command in a ``directory``."""
+    resources, words = plan.spec.resources, plan.words
+    each = 1 if plan.spec.per_node else resources.local_world_size
+    times = f"{each} {'process' if each == 1 else 'processes'}"
+    if resources.allocated.max > 1:
+        times += f" for each of {resources.allocated} nodes, all on this machine"
+    program = plan.python if words[0] == "python" else words[0]
+    setup = local_script(plan, submission, "JOB-ID") if plan.spec.setup else "# no setup\n"
+    return f"{setup}# {times}:\ncd {shlex.quote(str(directory))}\n{shlex.join([program, *words[1:]])}\n"
+
+
+def _refused_here(plan: Plan) -> list[str]:
+    """Why submit would refuse a plan with the local executor."""
+    try:
+        check(plan)
+    except NotAvailable as error:
+        return [str(error)]
+    return []

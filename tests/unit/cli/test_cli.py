@@ -70,6 +70,21 @@ def test_render_says_who_starts_the_ranks_beside_the_plan(tmp_path: Path) -> Non
     assert "'torchrun' starts ranks itself: it is started once per node" in completed.stderr
 
 
+def test_render_shows_what_each_executor_does(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text(
+        "command: python x.py --name 'a b'\nsetup: |\n  export A=1\n  export B=2\nresources: {procs_per_node: 2}\n"
+    )
+    slurm, local = (call("render", "exp.yaml", "--executor", name, cwd=tmp_path).stdout for name in ("slurm", "local"))
+    assert "#SBATCH --ntasks-per-node=1\n" in slurm
+    assert "# on this machine\n" in local
+    assert f"# 2 processes:\ncd {tmp_path}" in local
+    assert "/python x.py --name 'a b'\n" in local
+    assert all("\nexport A=1\n" in text and "\nexport B=2\n" in text for text in (slurm, local))
+    [run] = json.loads(call("render", "exp.yaml", "--executor", "local", "--json", cwd=tmp_path).stdout)["runs"]
+    assert run["batch_script"] is None
+    assert run["local_script"] in local
+
+
 def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: Path) -> None:
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -136,6 +137,29 @@ def seconds_of(argv: Sequence[str], **more: str) -> float:
     if process.returncode != 0:
         sys.exit(f"bench: {' '.join(argv)} failed ({process.returncode}):\n{process.stderr.decode(errors='replace')}")
     return took
+
+
+# Children that have left their parent come to this process, so that all are counted.
+_SUBREAPER = """\
+import ctypes, json, os, resource, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+code = subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([code, used.ru_utime + used.ru_stime]))
+"""
+
+
+def cpu_seconds_of(argv: Sequence[str], **more: str) -> float:
+    """The processor time of a process and of everything that it has started, once all of it has ended."""
+    printed = run_quietly([sys.executable, "-I", "-c", _SUBREAPER, *argv], **more)
+    code, seconds = json.loads(printed)
+    if code != 0:
+        sys.exit(f"bench: {' '.join(argv)} failed ({code})")
+    return float(seconds)
 
 
 def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:

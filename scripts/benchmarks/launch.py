@@ -11,7 +11,8 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -51,12 +52,13 @@ Marks = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Bench:
-    """A cluster, and a folder that its nodes see."""
+    """A cluster, and a folder that its nodes see; ``code``: whether runs get a copy of this repository."""
 
     cluster: Cluster
     folder: Path
     recorder: Recorder
     procs: int
+    code: str = "snapshot"
 
     def session(self, nodes: int) -> Marks:
         """A run submitted with slurmtrain, whose script uses the library."""
@@ -89,6 +91,7 @@ class Bench:
                     "resources": {"nodes": nodes, "procs_per_node": self.procs, "time": f"00:{MINUTES}:00"},
                     "checkpoint": {"every": {"minutes": 60}},
                     "tracking": {"mlflow": {"enabled": False}},
+                    "code": self.code,
                 }
             )
         )
@@ -153,19 +156,25 @@ def run(arguments: argparse.Namespace) -> Report:
     rounds = arguments.rounds or (2 if arguments.quick else 11)
     report = Report()
     try:
-        with (
-            cluster("launch", max(arguments.nodes)) as slurm,
-            tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
-        ):
-            bench = Bench(slurm, Path(folder), Recorder(Path(folder)), arguments.procs)
+        with set_up(max(arguments.nodes), arguments.procs, arguments.folder) as bench:
             for nodes in arguments.nodes:
                 measure(bench, nodes, rounds, report, no_session=arguments.no_session)
-            slurm.wait_until_free()
     except NoCluster as error:
         print(f"bench: launch needs a Slurm cluster: {error}", file=sys.stderr)
         sys.exit(2)
-    report.notes = ["aim: sbatch_to_first_step: session/torchrun at most 1.15"]
+    report.notes = ["aim: sbatch_to_first_step: session/torchrun at most 0.65"]
     return report
+
+
+@contextmanager
+def set_up(nodes: int, procs: int, folder: str | None = None, code: str = "snapshot") -> Iterator[Bench]:
+    """A cluster with this many nodes, free before and after. Raises NoCluster."""
+    with (
+        cluster("launch", nodes) as slurm,
+        tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=folder) as path,
+    ):
+        yield Bench(slurm, Path(path), Recorder(Path(path)), procs, code)
+        slurm.wait_until_free()
 
 
 def measure(bench: Bench, nodes: int, rounds: int, report: Report, *, no_session: bool) -> None:

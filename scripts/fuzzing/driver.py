@@ -24,6 +24,7 @@ from helpers.sample_home import SampleHome, copy_home, make_home
 
 from fuzzing.command_lines import random_command, waits
 from fuzzing.mutations import mutate_home
+from fuzzing.surroundings import find_long_lines, find_retyped, plans_of
 from fuzzing.tracked_runs import TRACKING, fill_caches, write_wandb
 
 # One case in this many starts an interpreter of its own.
@@ -107,7 +108,9 @@ class CaseRunner:
             umask=random.choice(_UMASKS),
             interrupt_s=_PATIENCE_S if waits(arguments) else None,
             limit_s=_LIMIT_S + (_PATIENCE_S if waits(arguments) else 0.0),
+            limits=mutated.limits,
         )
+        plans = plans_of(home)
         before = snapshot(home.path)
         is_real = number % _REAL == 0 and command.stdout == "pipe"
         ended = run_real(command) if is_real else run_forked(command)
@@ -123,6 +126,8 @@ class CaseRunner:
             "code": ended.code,
             "wrong": [
                 *judge(arguments, ended, home=home, before=before, after=after),
+                *find_retyped(home, plans),
+                *find_long_lines(arguments, ended.output + ended.errors),
                 *(
                     self._others(damaged, ended)
                     if tuple(arguments) == STATUS and damaged and command.stdout == "pipe"
@@ -169,6 +174,7 @@ def run_real(command: CommandLine) -> Ended:
         stderr=errors[1],
         umask=command.umask,
         start_new_session=True,
+        preexec_fn=command.set_limits,
     )
     os.close(output[1])
     os.close(errors[1])

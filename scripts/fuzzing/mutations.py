@@ -16,19 +16,21 @@ from helpers.sample_home import SampleHome
 
 from fuzzing.contents import mutate_file, nasty_value
 from fuzzing.places import every_path, mutate_place
+from fuzzing.surroundings import OF_SITES, limit, make_too_much, retype
 
 
 @dataclass(frozen=True, slots=True)
 class Mutated:
-    """What was changed: sentences for a person, and the variables of the environment."""
+    """What was changed: sentences for a person, the variables of the environment, and limits of the process."""
 
     changes: list[str]
     environ: dict[str, str]
+    limits: dict[int, int]
 
 
 def mutate_home(home: SampleHome, random: Random) -> Mutated:
     """Change between one and four things in a home and its environment."""
-    mutated = Mutated([], home.environ())
+    mutated = Mutated([], home.environ(), {})
     for _ in range(random.choice([1, 1, 1, 2, 2, 4])):
         kind = random.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])[0]
         # What an earlier change has made impossible is left out.
@@ -122,6 +124,7 @@ _VARIABLES = {
     "CUDA_VISIBLE_DEVICES": ("", "x,y", "-1"),
     "LANG": ("C", "nonsense"),
     "_SLURMTRAIN_COMPLETE": ("bash_source", "nonsense"),
+    **OF_SITES,
 }
 
 
@@ -163,5 +166,8 @@ _KINDS: dict[str, tuple[float, Callable[[SampleHome, Mutated, Random], str]]] = 
     "slurm": (5, _files("slurm/*.txt")),
     "tree": (18, _place),
     "project": (3, _project),
-    "variable": (8, _variable),
+    "variable": (12, _variable),
+    "limit": (2, lambda _home, mutated, random: limit(mutated.limits, random)),
+    "too much": (3, lambda home, _mutated, random: make_too_much(home, random)),
+    "text that YAML retypes": (3, lambda home, _mutated, random: retype(home, random)),
 }

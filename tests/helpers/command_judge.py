@@ -20,7 +20,7 @@ from slurmtrain.model.run.root import is_run_id, is_unborn
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})
-CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter", "others")
+CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter", "others", "retyped", "length")
 _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
 # A Ctrl-C while an object is collected cannot be raised: Python prints it, and the command goes on.
 _LOST_INTERRUPT = re.compile(
@@ -38,7 +38,7 @@ _OFFLINE_RUN = re.compile(r"wandb/offline-run-[0-9_]+-([0-9a-z]{10})(?:/|$)")
 # Directories at the top of a runs root besides those of runs.
 _FOLDERS = ("keys", "nodes", "searches", "csv", "curves", "tensorboard", "wandb", ".histories")
 # Files of a run that commands rewrite.
-_REWRITTEN = re.compile(r"lease\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
+_REWRITTEN = re.compile(r"lease\.json|sent\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
 _OTHERS_MAY = 0o077
 # What of a run stays when its files are deleted.
 _STAYS = re.compile(

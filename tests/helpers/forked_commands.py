@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import resource
 import selectors
 import signal
 import sys
@@ -62,8 +63,15 @@ class CommandLine:
     interrupt_s: float | None = None
     limit_s: float = 10.0
     kill: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[int, int] = field(default_factory=dict)
+    """What setrlimit(2) gets."""
     before: str = ""
     """What happens to the working directory once the command is in it: ``removed``, or nothing."""
+
+    def set_limits(self) -> None:
+        """Lower the limits of this process."""
+        for kind, value in self.limits.items():
+            resource.setrlimit(kind, (value, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,7 @@ def _enter(command: CommandLine, output: int, errors: int) -> None:
         os.dup2(os.open("/dev/full", os.O_WRONLY) if command.stdout == "full" else output, 1)
     os.closerange(3, 256)
     os.umask(command.umask)
+    command.set_limits()
     os.chdir(command.cwd)
     if command.before == "removed":
         command.cwd.rmdir()

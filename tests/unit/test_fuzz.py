@@ -14,7 +14,7 @@ from helpers.forked_commands import Ended
 from helpers.sample_home import SampleHome, id_of
 
 FUZZ = Path(__file__).resolve().parents[2] / "scripts" / "fuzz"
-CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "60"), os.environ.get("TEST_FUZZ_SEED", "14")
+CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "10"), os.environ.get("TEST_FUZZ_SEED", "14")
 
 
 def test_no_command_stumbles_over_damaged_files() -> None:
@@ -113,3 +113,14 @@ def test_the_directory_of_wandb_may_be_replaced_by_a_newer_one_of_the_same_run(h
 def test_new_files_must_be_private_and_needed(home: SampleHome) -> None:
     assert judged(home, **{f"{RUN}/journal/sync.jsonl": file(b"", mode=0o644)}) == ["mode"]
     assert judged(home, **{f"{RUN}/.plan.json.1.tmp": file(b"")}) == ["litter"]
+
+
+@pytest.mark.parametrize("script", ["fuzz", "bench"])
+def test_help_of_scripts_is_printed_without_installing_anything(tmp_path: Path, script: str) -> None:
+    environ = {"PATH": os.defpath, "SLURMTRAIN_VENV": str(tmp_path / "venv"), "PYTHONDONTWRITEBYTECODE": "1"}
+    # -S: as the Python of a fresh machine, which has no packages.
+    command = [sys.executable, "-S", "-I", str(FUZZ.with_name(script)), "--help"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"usage: scripts/{script}")
+    assert not (tmp_path / "venv").exists()

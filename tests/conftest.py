@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import selection
 from helpers.postgres_server import PostgresServer, postgres_server
+from helpers.where_time_goes import WhereTimeGoes
 from hypothesis import HealthCheck, settings
 
 from slurmtrain.model.database_url import DatabaseUrl
@@ -19,7 +22,7 @@ settings.register_profile(
     "shared",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("TEST_EXAMPLES", "100")),
+    max_examples=int(os.environ.get("TEST_EXAMPLES", "25")),
 )
 settings.load_profile("shared")
 
@@ -34,6 +37,9 @@ TESTS = Path(__file__).resolve().parent
 # The slowest files: in a parallel run, a slow file that started last would delay the end. Those of a cluster mostly
 # wait and the others mostly compute, so that both kinds at the same time keep all cores busy.
 LONGEST = (
+    # Not long, if it is among the first: workers of loaders that are forked from a process which has run thousands of
+    # tests take torch's 5 s each to end.
+    "unit/runtime/data/test_runtime_loader.py",
     "cluster/test_slurm_runs.py",
     "local/test_runs.py",
     "cluster/test_slurm_interruptions.py",
@@ -96,20 +102,41 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that ``scripts/test`` sets."""
+    parser.addoption("--where-time-goes", action="store_true", help="print the time of tests by folder and file")
+    selection.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select tests, and measure them, as options ask for it."""
+    config.pluginmanager.register(selection.Selection(config))
+    if config.getoption("--where-time-goes"):
+        config.pluginmanager.register(WhereTimeGoes())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slowest files."""
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The names of directories for the files of whoever runs a test, none of which is there yet."""
+    home = tmp_path_factory.mktemp("homes")
+    return (home / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, _homes: Iterator[Path]) -> None:
     """Ignore the configuration and cache of whoever runs the tests; this interpreter is the ``python`` of commands."""
     for name in list(os.environ):
         if name.startswith(("SLURMTRAIN_", "MLFLOW_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = next(_homes)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "no-config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 

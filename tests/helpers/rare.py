@@ -1,4 +1,4 @@
-"""Tests that take long for what they add: ``scripts/test --thorough`` runs them."""
+"""Tests that take long for what they add: ``scripts/test --all`` runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 Case = TypeVar("Case")
 
 THOROUGH = os.environ.get("TEST_RARE") == "all"
-rare = pytest.mark.skipif(not THOROUGH, reason="takes long, others prove most of it; TEST_RARE=all, or --thorough")
+rare = pytest.mark.skipif(not THOROUGH, reason="takes long, others prove most of it; TEST_RARE=all, or --all")
 
 
 def drawn(cases: Sequence[Case], few: int) -> list[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.preloaded import Called, Preloaded
+from helpers.rare import THOROUGH
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli import COMMANDS
@@ -154,11 +155,17 @@ def test_the_calls_cover_all_commands() -> None:
     assert {arguments[0] for arguments in CALLS.values()} == {*COMMANDS, "--help"}
 
 
+def calls_in(condition: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What is called in a condition: everything if rare tests run, and otherwise a quarter, another one for each."""
+    calls = [*CALLS.values()]
+    return calls if THOROUGH else calls[[*CONDITIONS.values()].index(condition) % 4 :: 4]
+
+
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
 def test_circumstances_do_not_change_the_outcome(
     commands: Preloaded, site: Path, usual: dict[tuple[str, ...], Called], condition: dict[str, Any]
 ) -> None:
-    for arguments in CALLS.values():
+    for arguments in calls_in(condition):
         odd = call(commands, site, arguments, **condition)
         if not condition.get("deleted_cwd"):
             assert odd.code == usual[arguments].code, (arguments, odd.stdout, odd.stderr)

@@ -1,7 +1,7 @@
 """SIGKILL at any effect of a command that changes runs: the next commands put it right.
 
-By default a spread of effects is tried; TEST_KILLS=all tries every one, which is more than 500. What happens inside
-Slurm's and submitit's processes is not here: see tests/cluster/test_slurm_kills.py.
+By default one effect of some commands is tried; TEST_RARE=all TEST_KILLS=all tries more than 500. What
+happens inside Slurm's and submitit's processes is not here: see tests/cluster/test_slurm_kills.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 from helpers.command_judge import snapshot
 from helpers.disturbed_commands import DisturbedHome, disturbed_copy, memory_folder
 from helpers.forked_commands import import_everything
+from helpers.rare import drawn
 from helpers.sample_home import SAVED, SampleHome, id_of, make_home
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.run.layout import RunDir
 
-SPREAD = 2
 COMMANDS = (
     ("submit", "spec.yaml"),
     ("submit", "spec.yaml", "--executor", "slurm"),
@@ -56,14 +56,14 @@ def sample() -> Iterator[SampleHome]:
         yield make_home(folder / "sample")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", drawn(COMMANDS, 6), ids=" ".join)
 def test_the_commands_after_a_killed_one_put_it_right(sample: SampleHome, command: tuple[str, ...]) -> None:
     place = sample.path.with_name("home")
     with disturbed_copy(sample, place) as whole:
         effects = whole.effects(command)
         whole.settle()
         whole.check(command)
-    for point in points(len(effects)):
+    for point in points(len(effects), COMMANDS.index(command)):
         with disturbed_copy(sample, place) as disturbed:
             assert disturbed.kill(command, point).code == -9, effects[point - 1]
             disturbed.settle()
@@ -109,11 +109,11 @@ def check_repair(home: DisturbedHome) -> None:
         assert connection.execute("SELECT run_id FROM sent").fetchall() == [("run",)]
 
 
-def points(count: int) -> list[int]:
-    """Which effects: all, or a few, evenly spread."""
+def points(count: int, number: int = 0) -> list[int]:
+    """Which of ``count`` effects: all, or one, elsewhere for each ``number``."""
     if os.environ.get("TEST_KILLS") == "all":
         return list(range(1, count + 1))
-    return sorted({round(i * count / (SPREAD + 1)) for i in range(1, SPREAD + 1)})
+    return [1 + (number * 5 + 3) % 8 * (count - 1) // 8]
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from helpers.checkpoints import (
     small_objects,
     train_alike,
 )
+from helpers.rare import drawn
 from torch import nn
 
 import slurmtrain
@@ -114,7 +115,7 @@ def test_the_file_has_what_the_module_had(workspace: Workspace, save: Save, tmp_
     fresh.load_state_dict(load(exported.to))
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", drawn(FORMATS, 1))
 def test_the_file_loads_where_there_is_no_slurmtrain(
     workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_type_that_safetensors_lacks_is_an_error(workspace: Workspace, save: S
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.pt"]
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", drawn(FORMATS, 1))
 def test_what_several_ranks_saved_is_one_file(workspace: Workspace, tmp_path: Path, suffix: str) -> None:
     run = make_run(workspace.config.runs)
     make_checkpoints_by_ranks(run, {20: "ddp", 30: "fsdp2"})
@@ -360,7 +361,7 @@ except CheckpointError as error:
 """
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", drawn(FORMATS, 1))
 def test_a_write_that_fails_leaves_what_was_there(
     workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str
 ) -> None:

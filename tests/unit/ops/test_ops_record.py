@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 )
 
 from slurmtrain.config import Config
-from slurmtrain.errors import NoCheckpoint
+from slurmtrain.errors import NoCheckpoint, RunBusy
 from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -58,8 +58,8 @@ from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store
 from slurmtrain.specfile import load_spec
 
-STEPS = int(os.environ.get("TEST_RECORD_STEPS", "25"))
-EXAMPLES = int(os.environ.get("TEST_RECORDS", "6"))
+STEPS = int(os.environ.get("TEST_RECORD_STEPS", "20"))
+EXAMPLES = int(os.environ.get("TEST_RECORDS", "3"))
 SPEC = {
     "name": "record",
     "command": "true",
@@ -252,8 +252,12 @@ class Record(RuleBasedStateMachine):
     def resume(self, run: Trained, *, from_start: bool) -> None:
         if run.training is None and not self.has_job(run):
             # Without a checkpoint there is nothing to resume from; a run that has completed needs more to do.
-            with suppress(NoCheckpoint):
-                resume(self.workspace(), run.id, [f"params.more={next(self.numbers)}"], from_start=from_start)
+            try:
+                with suppress(NoCheckpoint):
+                    resume(self.workspace(), run.id, [f"params.more={next(self.numbers)}"], from_start=from_start)
+            except RunBusy:
+                # The job of a killed command can only be seen once its process has become what it is to be.
+                assert self.has_job(run)
 
     def move(self) -> None:
         """The runs root gets another name, as on another disk; a registry on a server has nothing of it there."""

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.rare import drawn
 from helpers.sample_home import SampleHome, copy_home, make_home
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.terminal import on_terminal
@@ -107,7 +108,7 @@ def test_nothing_of_names_reasons_and_logs_is_executed_by_the_terminal(evil: Pat
     assert COLOUR.search(terminal.raw), "there would be none with NO_COLOR"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", drawn((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), 1))
 def test_a_signal_ends_the_page_and_restores_the_terminal(home: SampleHome, number: signal.Signals) -> None:
     with on_terminal("top", cwd=home.project, env=home.environ()) as terminal:
         terminal.wait_for("Slurm ")

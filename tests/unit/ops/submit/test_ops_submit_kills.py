@@ -21,7 +21,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.chain.files import read_upstreams
 
 TESTS = Path(__file__).resolve().parents[3]
-SPREAD = 3
+SPREAD = 2
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """SIGKILL at any instruction of a save: a good checkpoint stays, and the next attempt finds it, and no litter.
 
-The files are tried exhaustively, without torch. Of whole ranks with their writers a spread of points is tried;
-TEST_KILLS=all tries every one.
+The files are tried at every point, without torch, each scenario with one of those who may continue; of whole ranks with
+their writers a spread of points is tried. TEST_KILLS=all tries everything.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from typing import Any
 
 import pytest
 from helpers.killpoints import heal, until_gone, writers_that_fail
-from helpers.save_scenarios import SCENARIOS, SUCCESSORS
+from helpers.save_scenarios import SUCCESSORS, scenarios_of
 
 TESTS = Path(__file__).resolve().parents[3]
-CASES = [
-    (successor, name)
-    for successor in SUCCESSORS
-    for name in SCENARIOS
-    if successor != "writer" or SCENARIOS[name].lives_on
-]
+CASES = [(successor, name) for successor in SUCCESSORS for name in scenarios_of(successor)]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -54,8 +49,8 @@ def test_whichever_process_is_killed_the_next_continues_from_a_good_checkpoint(
     assert isinstance(kills[successor][scenario], int), kills[successor][scenario]
 
 
-def test_more_than_a_thousand_kills_were_survived(kills: dict[str, dict[str, int | str]]) -> None:
-    assert sum(n for scenarios in kills.values() for n in scenarios.values() if isinstance(n, int)) > 1000
+def test_hundreds_of_kills_were_survived(kills: dict[str, dict[str, int | str]]) -> None:
+    assert sum(n for scenarios in kills.values() for n in scenarios.values() if isinstance(n, int)) > 300
 
 
 # --- whole ranks ------------------------------------------------------------------------------------------------------
@@ -181,7 +176,7 @@ def _points(effects: int) -> list[tuple[int, str]]:
     if os.environ.get("TEST_KILLS") == "all":
         return [(number, victim) for victim in ("writer", "rank", "both") for number in range(1, effects + 1)]
     # The three saves have about 17, 17 and 26 effects; the last prunes.
-    writer, rank, both = (3, 33, 55), (8, 40), (16, 33, 50)
+    writer, rank, both = (33,), (40,), (16,)
     return [(n, victim) for victim, numbers in (("writer", writer), ("rank", rank), ("both", both)) for n in numbers]
 
 

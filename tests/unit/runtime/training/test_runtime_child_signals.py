@@ -11,6 +11,7 @@ from textwrap import indent
 
 import pytest
 from helpers.program import Program, program
+from helpers.rare import drawn, rare
 from helpers.site import until
 
 _IMPORTS = """
@@ -36,6 +37,7 @@ flag.install()
 guard = ChildGuard(loaders_only=True)
 """
 METHODS = ("fork", "forkserver", "spawn")
+OTHERS = (("fork", False), ("forkserver", True))
 SENT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -131,7 +133,7 @@ def report(pipe):
 """
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", drawn(METHODS, 2))
 def test_other_children_than_data_loaders_are_as_ever_if_only_those_are_guarded(method: str, tmp_path: Path) -> None:
     with rank(
         """
@@ -252,7 +254,9 @@ def load(persistent):
 
 
 @pytest.mark.parametrize("guarded", [_GUARDED, _LOADERS_GUARDED], ids=["all", "loaders"])
-@pytest.mark.parametrize(("method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)])
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("fork", True), *(pytest.param(*case, marks=rare) for case in OTHERS)]
+)
 def test_a_data_loader_goes_on_when_all_processes_are_signalled(
     method: str, persistent: bool, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers.rare import THOROUGH
 
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
 from slurmtrain.runtime.checkpoint.formats.registry import read_contents
@@ -38,7 +39,8 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+# These two are the smallest, and other tests of this file need them too.
+@pytest.fixture(params=KINDS if THOROUGH else ("hf", "accelerate"))
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 

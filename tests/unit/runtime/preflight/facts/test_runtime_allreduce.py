@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from helpers.rare import rare
 from helpers.site import PATIENCE_S
 
 from slurmtrain.model.spec.preflight_checks import BandwidthCheck, PreflightSpec
@@ -111,6 +112,7 @@ def test_much_output_of_libraries_does_not_block(python: Any) -> None:
 # --- ranks that fail --------------------------------------------------------------------------------------------
 
 
+@rare
 def test_ranks_that_cannot_use_their_interface_report_an_error() -> None:
     for results in reduce_on_all_nodes(2, ["nope0"] * 2):
         assert set(results) == {"error"}

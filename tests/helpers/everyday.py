@@ -1,0 +1,144 @@
+"""Which tests on real runs ``scripts/test`` runs, and which ones a change of the package asks for besides.
+
+A run costs ten to thirty seconds, so that all tests of tests/local and tests/cluster take most of an hour: they are for
+``scripts/test --all``. Those below pass between them through every cause of an end, every launcher, a requeue on each
+version of Slurm, and a restore under another strategy on other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# The causes for which an attempt ends (slurmtrain.model.run.run.CAUSES), and what tests prove of each.
+CAUSES = {
+    "completed": (
+        "local/test_runs.py::test_a_run_over_two_nodes_completes_and_each_rank_has_its_log",
+        "local/test_runs.py::test_what_a_run_leaves_behind_is_for_its_owner_alone",
+    ),
+    "preempted": (
+        "cluster/test_slurm_interruptions.py::test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed_run",
+        "cluster/test_slurm_requeues.py::test_runs_that_are_over_after_a_preemption_are_not_started_again",
+    ),
+    "timeout": ("local/test_runs.py::test_a_run_stops_before_its_time_limit_and_can_go_on_with_another",),
+    "node_fail": ("cluster/test_slurm_interruptions.py::test_a_run_with_a_spare_continues_when_a_node_dies",),
+    "oom": ("cluster/test_slurm_runs.py::test_a_run_that_ran_out_of_memory_gets_a_job_with_more",),
+    "crash": ("local/test_runs.py::test_a_killed_worker_is_named_with_its_signal_and_all_start_again_where_they_were",),
+    "hang": (
+        "local/test_hangs.py::test_a_rank_that_waits_for_ever_hangs_and_so_does_one_that_computes_for_ever[wait]",
+    ),
+    "preflight": (
+        "cluster/test_slurm_ledger.py::test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it",
+    ),
+    "cancelled": ("cluster/test_slurm_runs.py::test_a_running_run_is_cancelled_with_what_it_has_saved",),
+    "lost": (
+        "local/test_kill_and_resume.py::test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_and_the_curve_of_an_undisturbed_one[0]",
+    ),
+    "early": ("cluster/test_slurm_chains.py::test_cancelling_a_run_ends_at_once_what_waits_for_it",),
+    "upstream": ("local/test_chains.py::test_runs_wait_for_others_and_say_why_they_cannot_start",),
+}
+# Who starts the ranks: tests/local/test_launchers.py.
+_LAUNCHED = "local/test_launchers.py::test_training_that_a_launcher_has_started_continues_from_its_newest_checkpoint"
+LAUNCHERS = {
+    "torchrun": f"{_LAUNCHED}[torchrun-killed in a save]",
+    "accelerate": f"{_LAUNCHED}[accelerate-preempted]",
+    "deepspeed": f"{_LAUNCHED}[deepspeed-preempted]",
+    "megatron": f"{_LAUNCHED}[megatron-killed]",
+    "spawn": f"{_LAUNCHED}[spawn-cancelled]",
+}
+# What else a user meets in the first weeks.
+FURTHER = (
+    "local/test_tour.py::test_a_new_users_tour",
+    "local/test_experiments.py::test_there_is_a_test_for_every_experiment",
+    "local/test_experiments_gpt.py::test_there_is_a_test_for_every_spec_of_the_gpt",
+    "local/test_experiments_gpt.py::test_zero3_is_stopped_and_goes_on_as_zero1_on_half_the_processes",
+    "local/test_faults.py::test_a_submission_killed_at_any_moment_is_finished_by_the_next_sync_and_never_doubled",
+    "local/test_runs.py::test_secrets_reach_the_script_and_no_file",
+    "local/test_same_meaning.py::test_each_key_is_in_the_table_or_tested_elsewhere",
+    "local/test_same_meaning.py::test_ranks_see_what_the_spec_says",
+    "local/test_stops.py::test_what_a_killed_agent_has_left_behind_is_ended_before_the_run_trains_again",
+    "local/test_own_checkpoints.py::test_a_run_that_rewrites_one_file_goes_on_as_long_as_its_content_changes",
+    "cluster/test_slurm_asking.py::test_any_command_asks_squeue_once_and_sacct_at_most_once[1]",
+    "cluster/test_slurm_hostlist.py",
+    "cluster/test_slurm_runs.py::test_slurm_takes_the_golden_scripts",
+    "cluster/test_slurm_same_meaning.py::test_ranks_see_what_the_spec_says",
+    "cluster/test_slurm_tasks.py::test_scripts_of_each_style_meet_all_ranks_and_see_what_srun_sets",
+)
+EVERYDAY = (*(test for tests in CAUSES.values() for test in tests), *LAUNCHERS.values(), *FURTHER)
+
+_ALL = ("local/", "cluster/")
+# What a change of a part of the project asks for: how its path begins, and how the paths of tests do. The longest one
+# that fits counts; a part that is not listed asks for nothing but the tests of every day.
+TESTS_OF = {
+    "slurmtrain/": _ALL,
+    "slurmtrain/api/": ("local/test_python_docs.py", "cluster/test_slurm_python.py"),
+    "slurmtrain/cli/": ("local/test_tour.py", "local/test_docs_examples.py", "local/test_checkpoint_commands.py"),
+    "slurmtrain/cli/top/": ("local/test_top.py",),
+    "slurmtrain/history/": ("local/test_script_metrics.py", "local/test_mlflow_server.py"),
+    "slurmtrain/integrations/": ("local/test_trainers.py", "cluster/test_slurm_trainers.py"),
+    "slurmtrain/local/": ("local/",),
+    "slurmtrain/model/diagnosis/": ("local/test_hangs.py", "cluster/test_slurm_doctor.py"),
+    "slurmtrain/model/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
+    "slurmtrain/model/query/": (),
+    "slurmtrain/ops/deletion/": ("local/test_deleted_runs.py", "cluster/test_slurm_lost_files.py"),
+    "slurmtrain/ops/diagnose/": ("cluster/test_slurm_doctor.py",),
+    "slurmtrain/ops/drill/": ("local/test_drill.py", "cluster/test_slurm_drill.py"),
+    "slurmtrain/ops/query/": (),
+    "slurmtrain/ops/search/": ("local/test_search.py", "cluster/test_slurm_search.py"),
+    "slurmtrain/registry/": ("local/test_faults.py", "local/test_locks.py", "local/test_unreadable_runs.py"),
+    "slurmtrain/runtime/chain/": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
+    "slurmtrain/runtime/checkpoint/": (
+        "local/test_faults.py", "local/test_kill_and_resume.py", "local/test_resharding.py", "local/test_forks.py",
+        "local/test_own_checkpoints.py", "local/test_checkpoint_commands.py", "local/test_experiments_gpt.py",
+        "cluster/test_slurm_interruptions.py", "cluster/test_slurm_forks.py",
+    ),
+    "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
+    "slurmtrain/runtime/data/": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
+    "slurmtrain/runtime/growth/": ("cluster/test_slurm_growth.py",),
+    "slurmtrain/runtime/packs/": ("cluster/test_slurm_packs.py",),
+    "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
+    "slurmtrain/runtime/script_output/": ("local/test_script_metrics.py", "local/test_stops.py"),
+    "slurmtrain/runtime/setup/": (
+        "local/test_node_helpers.py", "local/test_same_meaning.py", "cluster/test_slurm_node_helpers.py",
+        "cluster/test_slurm_same_meaning.py",
+    ),
+    "slurmtrain/runtime/strategies/": (
+        "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
+    ),
+    "slurmtrain/runtime/system_metrics/": (),
+    "slurmtrain/slurm/": ("cluster/",),
+    "slurmtrain/snapshots/": ("local/test_code.py", "cluster/test_slurm_code.py"),
+    "slurmtrain/specfile/": ("local/test_same_meaning.py", "local/test_tour.py"),
+    "slurmtrain/tracking/": ("local/test_mlflow_server.py", "local/test_odd_names.py", "local/test_ui.py"),
+    "templates/": ("local/test_privacy.py", "local/test_same_meaning.py", "cluster/"),
+    "experiments/": ("local/test_experiments",),
+    "docs/": ("local/test_docs_examples.py", "local/test_python_docs.py"),
+    "README.md": ("local/test_docs_examples.py",),
+    "pyproject.toml": ("local/test_distribution.py",),
+    "scripts/slurmcluster/": ("cluster/",),
+}  # fmt: skip
+
+
+def is_everyday(test: str) -> bool:
+    """Whether ``scripts/test`` runs a test; ``test``: its id, relative to tests."""
+    return not test.startswith(_ALL) or any(_is_of(test, each) for each in EVERYDAY)
+
+
+def asked_for(test: str, changed: Iterable[str]) -> bool:
+    """Whether a change asks for a test on real runs.
+
+    Args:
+        test: Its id, relative to tests.
+        changed: The paths that differ, relative to the project.
+    """
+    return any(test.startswith(beginning) for path in changed for beginning in _tests_of(path))
+
+
+def _tests_of(path: str) -> tuple[str, ...]:
+    if path.startswith(tuple(f"tests/{folder}test_" for folder in _ALL)):
+        return (path.removeprefix("tests/"),)
+    return TESTS_OF[max(fitting, key=len)] if (fitting := [part for part in TESTS_OF if path.startswith(part)]) else ()
+
+
+def _is_of(test: str, listed: str) -> bool:
+    """Whether a test is that, in that file, or with any parameter of that."""
+    return test == listed or test.startswith((f"{listed}::", f"{listed}["))

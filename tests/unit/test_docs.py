@@ -244,12 +244,11 @@ def test_no_room_but_commands_and_verbs_holds_many_more_than_fifteen_modules() -
     assert {str(room): count for room, count in rooms.items() if count > 16 and room not in exempt} == {}
 
 
-def promises() -> list[tuple[str, list[str]]]:
-    """The rows of the security page's table of promises: each promise with the ids of its tests."""
-    page = (REPOSITORY / "docs" / "security.md").read_text()
-    section = page.partition("\n## Promises\n")[2].partition("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
-    return [(promise.strip(), re.findall(r"`(tests/[^`]+)`", tests)) for promise, tests in rows[2:]]
+def promises(page: str, heading: str) -> list[tuple[str, list[str]]]:
+    """The rows of the first table below a heading: each promise with the ids of its tests, which are the last cell."""
+    section = (REPOSITORY / "docs" / page).read_text().partition(f"{heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").rpartition("|") for line in section.splitlines() if line.startswith("| ")]
+    return [(promise.strip(), re.findall(r"`(tests/[^`]+)`", tests)) for promise, _, tests in rows[2:]]
 
 
 def functions_of(file: str) -> set[str]:
@@ -259,8 +258,9 @@ def functions_of(file: str) -> set[str]:
     return {node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
-def test_every_promise_of_the_security_page_names_tests_that_exist() -> None:
-    table = promises()
+@pytest.mark.parametrize(("page", "heading"), [("security.md", "\n## Promises"), ("texts.md", "# Names and texts")])
+def test_every_promise_names_tests_that_exist(page: str, heading: str) -> None:
+    table = promises(page, heading)
     assert len(table) > 5
     assert [promise for promise, tests in table if not tests] == []
     named = [test.split("::") for _, tests in table for test in tests]

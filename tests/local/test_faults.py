@@ -377,8 +377,9 @@ def test_two_terminals_at_once_for_a_while_lose_no_run_and_do_nothing_twice(site
 
     assert [problem for terminal in terminals for problem in terminal.problems] == []
     assert sorted(runs) == sorted(submitted)
-    assert {run_id: run["attempt"] for run_id, run in runs.items()} == dict.fromkeys(runs, 1)
     for run_id, run in runs.items():
+        # Who cancels at once may be quicker than the start of the run's agent.
+        assert run["attempt"] == (0 if run["reason"] == "cancelled before it started" else 1), run
         assert run["state"] == "completed" or (run["state"] == "cancelled" and run_id in cancelled), run
     # One that says that it has completed is about to end.
     until(lambda: not [one for run_id in runs for one in site.processes(run_id)], "the end of all processes")

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import slurmtrain
+from helpers.preloaded import Preloaded, lasting
 
 # Numbers that machines do not give to accounts of people.
 ALICE, BOB, CAROL = 61_001, 61_002, 61_003
@@ -47,19 +48,13 @@ class Person:
     def run(
         self, *command: str | Path, cwd: Path, umask: int = 0o022, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this person, who is in their own group and the team's; ``env``: more variables."""
+        """Run a program as this person, who is in their own group and the team's; ``env``: more variables."""
         become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", f"--groups={TEAM}", "--"]
         return subprocess.run(
             [*_reveal(Path(sys.base_prefix)), *become, *map(str, command)],
             cwd=cwd,
             umask=umask,
-            env={
-                "HOME": str(self.home),
-                "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
-                "PYTHONPATH": str(Path(slurmtrain.__file__).parents[1]),
-                "COLUMNS": "200",
-                **(env or {}),
-            },
+            env={**self._environment(), **(env or {})},
             capture_output=True,
             text=True,
             timeout=120,
@@ -70,7 +65,22 @@ class Person:
         self, *arguments: str | Path, cwd: Path, umask: int = 0o022, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of slurmtrain as this person."""
-        return self.run(sys.executable, "-m", "slurmtrain", *arguments, cwd=cwd, umask=umask, env=env)
+        called = _commands().call(
+            *map(str, arguments),
+            cwd=cwd,
+            env={**self._environment(), **(env or {})},
+            umask=umask,
+            account=(self.uid, self.uid, TEAM),
+        )
+        return subprocess.CompletedProcess(arguments, called.code, called.stdout, called.stderr)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "PYTHONPATH": str(Path(slurmtrain.__file__).parents[1]),
+            "COLUMNS": "200",
+        }
 
     def take(self, path: Path, mode: int | None = None, *, gid: int | None = None) -> Path:
         """Make this person the owner of a file or of a directory with all that is in it; ``gid``: its group."""
@@ -108,6 +118,12 @@ def give(path: Path, uid: int, mode: int | None = None) -> Path:
     if mode is not None:
         path.chmod(mode)
     return path
+
+
+@cache
+def _commands() -> Preloaded:
+    """What forks commands of slurmtrain, each of which takes the identity of an account."""
+    return lasting(prefix=_reveal(Path(sys.base_prefix)))
 
 
 @cache

@@ -6,7 +6,10 @@ makes them at its start. The encoding of file names cannot be changed so: that n
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import json
+import math
 import os
 import pty
 import select
@@ -16,13 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 PATIENCE_S = 60
+# prctl(2).
+_PR_SET_DUMPABLE = 4
+_until_the_end = ExitStack()
+atexit.register(_until_the_end.close)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,9 @@ class Preloaded:
         encoding: str = "utf-8",
         deleted_cwd: bool = False,
         interrupt_after: str | None = None,
+        limit_s: float = PATIENCE_S,
+        account: tuple[int, int, int] | None = None,
+        umask: int | None = None,
     ) -> Called:
         """Call a command.
 
@@ -63,9 +74,13 @@ class Preloaded:
             encoding: That of the streams.
             deleted_cwd: Whether the current directory is one that was deleted.
             interrupt_after: Once this text is in its output, it gets a SIGINT.
+            limit_s: After how many seconds it is killed, by SIGALRM.
+            account: The numbers of its user, its group and one more group; None: those of the server.
+            umask: Its umask; None: the server's.
         """
         order = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "stdout": stdout, "stderr": stderr,
-                 "encoding": encoding, "deleted_cwd": deleted_cwd, "interrupt_after": interrupt_after}  # fmt: skip
+                 "encoding": encoding, "deleted_cwd": deleted_cwd, "interrupt_after": interrupt_after,
+                 "limit_s": limit_s, "account": account, "umask": umask}  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -74,15 +89,44 @@ class Preloaded:
 
 
 @contextmanager
-def preloaded() -> Iterator[Preloaded]:
-    """A server, for as long as the context lasts."""
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def preloaded(
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    prefix: Sequence[str] = (),
+) -> Iterator[Preloaded]:
+    """A server, for as long as the context lasts.
+
+    ``python``: its interpreter. ``env``: its whole environment; None: this process's. ``identity``: its user, as
+    arguments of Popen. ``prefix``: what starts the interpreter, and the words of that before it.
+    """
+    # Its user may not be able to read this file.
+    command = [*prefix, python, "-c", Path(__file__).read_text()]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, **(identity or {})
+    )
     try:
         yield Preloaded(process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(PATIENCE_S)
+
+
+def lasting(
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+    identity: Mapping[str, Any] | None = None,
+    prefix: Sequence[str] = (),
+) -> Preloaded:
+    """A server until this process ends; the arguments are those of :func:`preloaded`."""
+    return _until_the_end.enter_context(preloaded(python, env, identity, prefix))
+
+
+@cache
+def shared() -> Preloaded:
+    """The server for whatever has no need of one of its own."""
+    return lasting()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -171,8 +215,12 @@ def _run(order: dict[str, Any]) -> None:
     """Execute a call in this process, and end it."""
     code = 1
     # A command that never ends fails its own test, instead of all that follow.
-    signal.alarm(PATIENCE_S)
+    signal.alarm(math.ceil(order["limit_s"]))
     try:
+        if order["umask"] is not None:
+            os.umask(order["umask"])
+        if order["account"] is not None:
+            _become(*order["account"])
         os.environ.clear()
         os.environ.update(order["env"])
         time.tzset()
@@ -207,6 +255,15 @@ def _run(order: dict[str, Any]) -> None:
     except OSError:
         code = 120
     os._exit(code)
+
+
+def _become(user: int, group: int, other_group: int) -> None:
+    """Take the identity of an account for good."""
+    os.setgroups([other_group])
+    os.setgid(group)
+    os.setuid(user)
+    # A process that has changed its user may not read its own files in /proc: one that was started by that user may.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers.preloaded import Preloaded, preloaded
+from helpers.preloaded import Preloaded, shared
 from helpers.time_zone import time_zone
 
 
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Preloaded]:
-    with preloaded() as server:
-        yield server
+@pytest.fixture(scope="session")
+def commands() -> Preloaded:
+    return shared()
 
 
 @pytest.fixture(autouse=True)

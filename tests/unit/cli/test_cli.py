@@ -10,20 +10,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers.preloaded import Called, shared
 
 from slurmtrain.cli import cli, main
 from slurmtrain.cli.shared import formatting
 
 
-def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "slurmtrain", *arguments],
-        cwd=cwd,
-        env={**os.environ, "SLURMTRAIN_RUNS": str(cwd / "runs"), **env},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+def call(*arguments: str, cwd: Path, **env: str) -> Called:
+    return shared().call(*arguments, cwd=cwd, env={**os.environ, "SLURMTRAIN_RUNS": str(cwd / "runs"), **env})
 
 
 @pytest.mark.parametrize(
@@ -56,7 +50,7 @@ def test_bad_input_gets_one_clear_message_and_creates_nothing(
     if content is not None:
         (tmp_path / "exp.yaml").write_text(content)
     completed = call("submit", "exp.yaml", "--executor", "local", cwd=tmp_path)
-    assert completed.returncode == 2
+    assert completed.code == 2
     assert message in completed.stderr
     assert "Traceback" not in completed.stderr
     assert completed.stdout == ""
@@ -92,21 +86,21 @@ def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: P
     (tmp_path / "exp.yaml").write_text("command: python -c pass\ntracking: {mlflow: {enabled: false}}\n")
     path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
     completed = call("submit", "exp.yaml", "--executor", "local", "--wait", cwd=tmp_path, PATH=path)
-    assert completed.returncode == 0, completed.stderr
+    assert completed.code == 0, completed.stderr
     assert f"warning: 'python' in the command is {other}" in completed.stderr
 
 
 def test_submitting_to_slurm_without_sbatch_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text("command: python x.py\n")
     completed = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path, PATH="/nowhere")
-    assert (completed.returncode, "there is no sbatch on this machine's PATH" in completed.stderr) == (2, True)
+    assert (completed.code, "there is no sbatch on this machine's PATH" in completed.stderr) == (2, True)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "wait", "resume", "rerun", "cancel"])
 def test_a_run_that_does_not_exist_is_named(tmp_path: Path, command: str) -> None:
     completed = call(command, "nosuch", cwd=tmp_path)
-    assert completed.returncode == 2
+    assert completed.code == 2
     assert "there is no run 'nosuch'" in completed.stderr
 
 
@@ -117,7 +111,7 @@ def test_a_word_that_begins_several_ids_lists_them(tmp_path: Path) -> None:
         created = {"t": 1.0, "kind": "created", "name": "n", "executor": "local"}
         (directory / "journal" / "created.jsonl").write_text(json.dumps(created) + "\n")
     completed = call("show", "0aaaa", cwd=tmp_path)
-    assert completed.returncode == 2
+    assert completed.code == 2
     assert "0aaaaaaaaa (n), 0aaaaaaaab (n)" in completed.stderr
     assert json.loads(call("show", "0aaaaaaaab", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
     assert json.loads(call("show", "n", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"

@@ -87,7 +87,7 @@ def test_lines_elsewhere_have_a_limit(
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(140, marks=rare)])
-@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: " ".join(words)[:40])
+@pytest.mark.parametrize("arguments", drawn(COMMANDS, 9), ids=lambda words: " ".join(words)[:40])
 def test_lines_on_a_terminal_fit_unless_they_are_a_word(
     root: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], columns: int
 ) -> None:

@@ -375,8 +375,9 @@ def _change_users(*command: str) -> None:
 def _copy_code(target: Path) -> Path:
     """Copy the package, templates and scripts, world-readable, and compiled, since an ordinary user cannot do that."""
     for name in ("slurmtrain", "templates", "experiments"):
-        shutil.copytree(REPOSITORY / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(SCRIPTS, target / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        # Whatever is compiled here is so there too, since times are copied.
+        shutil.copytree(REPOSITORY / name, target / name)
+    shutil.copytree(SCRIPTS, target / "scripts")
     compileall.compile_dir(target, quiet=2, workers=1)
     subprocess.run(["chmod", "-R", "go+rX", str(target)], check=True)
     return target

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import slurmtrain
-from helpers.preloaded import Preloaded, lasting
+from helpers.preloaded import Preloaded, preloaded
 
 # Numbers that machines do not give to accounts of people.
 ALICE, BOB, CAROL = 61_001, 61_002, 61_003
@@ -123,7 +123,7 @@ def give(path: Path, uid: int, mode: int | None = None) -> Path:
 @cache
 def _commands() -> Preloaded:
     """What forks commands of slurmtrain, each of which takes the identity of an account."""
-    return lasting(prefix=_reveal(Path(sys.base_prefix)))
+    return preloaded(prefix=_reveal(Path(sys.base_prefix)))
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from helpers.site import PATIENCE_S, SCRIPTS, Site, until
+from helpers.site import PATIENCE_S, SCRIPTS, Site, end_servers, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Concurrent test sessions each have their own cluster and user.
@@ -346,6 +346,7 @@ def ordinary_person() -> Iterator[Person]:
         code = _copy_code(base / "code")
         with _public_python(base, code) as python:
             yield Person(USER, base / "home", python, code)
+            end_servers()
     finally:
         shutil.rmtree(base, ignore_errors=True)
         if made_user:

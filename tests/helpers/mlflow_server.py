@@ -22,6 +22,8 @@ def mlflow_server(place: Path, store: str) -> Iterator[str]:
     words += ["--backend-store-uri", store, "--artifacts-destination", str(place / "a")]
     # MLflow has replaced its store in files by SQLite, and starts one only with this.
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    # Seven more processes, for what nobody uses here.
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     for _ in range(5):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]

@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,8 +29,6 @@ from typing import Any, BinaryIO
 PATIENCE_S = 60
 # prctl(2).
 _PR_SET_DUMPABLE = 4
-_until_the_end = ExitStack()
-atexit.register(_until_the_end.close)
 
 
 @dataclass(frozen=True)
@@ -87,46 +85,37 @@ class Preloaded:
         self._process.stdin.flush()
         return Called(**json.loads(self._process.stdout.readline()))
 
+    def end(self) -> None:
+        """End the server, if that has not been done."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE_S)
 
-@contextmanager
+
 def preloaded(
     python: str = sys.executable,
     env: Mapping[str, str] | None = None,
     identity: Mapping[str, Any] | None = None,
     prefix: Sequence[str] = (),
-) -> Iterator[Preloaded]:
-    """A server, for as long as the context lasts.
+) -> Preloaded:
+    """A server, which lasts until it is ended, or this process ends.
 
     ``python``: its interpreter. ``env``: its whole environment; None: this process's. ``identity``: its user, as
     arguments of Popen. ``prefix``: what starts the interpreter, and the words of that before it.
     """
     # Its user may not be able to read this file.
     command = [*prefix, python, "-c", Path(__file__).read_text()]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, **(identity or {})
+    server = Preloaded(
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, **(identity or {}))
     )
-    try:
-        yield Preloaded(process)
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(PATIENCE_S)
-
-
-def lasting(
-    python: str = sys.executable,
-    env: Mapping[str, str] | None = None,
-    identity: Mapping[str, Any] | None = None,
-    prefix: Sequence[str] = (),
-) -> Preloaded:
-    """A server until this process ends; the arguments are those of :func:`preloaded`."""
-    return _until_the_end.enter_context(preloaded(python, env, identity, prefix))
+    atexit.register(server.end)
+    return server
 
 
 @cache
 def shared() -> Preloaded:
     """The server for whatever has no need of one of its own."""
-    return lasting()
+    return preloaded()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import yaml
 
-from helpers.preloaded import Preloaded, lasting
+from helpers.preloaded import Preloaded, preloaded
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT / "tests" / "local" / "scripts"
@@ -33,6 +33,13 @@ REST = 3
 SELDOM_S = 3.0
 # How long to wait for an expected event: generous, since machines are shared; passing tests never wait this long.
 PATIENCE_S = 120.0
+
+
+def end_servers() -> None:
+    """End what forks commands, whose user is about to be removed."""
+    for server in _servers.values():
+        server.end()
+    _servers.clear()
 
 
 class Site:
@@ -89,7 +96,7 @@ class Site:
         if at_start != {name: value for name, value in self.environment().items() if name.startswith(_READ_AT_START)}:
             return None
         if key not in _servers:
-            _servers[key] = lasting(self.python, environ, self.identity)
+            _servers[key] = preloaded(self.python, environ, self.identity)
         return _servers[key]
 
     def environment(self) -> dict[str, str]:

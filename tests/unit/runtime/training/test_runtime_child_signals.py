@@ -301,7 +301,7 @@ say(*(each.exitcode for each in workers))
     [
         ("fork", "torch.utils.data", (0, 0, 0, 10)),
         ("fork", "torchdata.stateful_dataloader", (0, 0, 0, 10)),
-        ("forkserver", "torch.utils.data", (0,)),
+        pytest.param("forkserver", "torch.utils.data", (0,), marks=rare),
     ],
 )
 def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so_however_early(

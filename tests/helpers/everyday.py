@@ -61,7 +61,6 @@ FURTHER = (
     "cluster/test_slurm_hostlist.py",
     "cluster/test_slurm_runs.py::test_slurm_takes_the_golden_scripts",
     "cluster/test_slurm_same_meaning.py::test_ranks_see_what_the_spec_says",
-    "cluster/test_slurm_tasks.py::test_scripts_of_each_style_meet_all_ranks_and_see_what_srun_sets",
 )
 EVERYDAY = (*(test for tests in CAUSES.values() for test in tests), *LAUNCHERS.values(), *FURTHER)
 

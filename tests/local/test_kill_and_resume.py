@@ -15,7 +15,7 @@ from helpers.site import Site, until
 STEPS = 40
 EVERY = 5
 # How often a run is killed before it may end, and how many runs are: more of them by hand.
-KILLS = int(os.environ.get("TEST_KILLS_OF_A_RUN", "2"))
+KILLS = int(os.environ.get("TEST_KILLS_OF_A_RUN", "1"))
 SEEDS = int(os.environ.get("TEST_SEEDS", "1"))
 KEYS = {"params": {"steps": STEPS, "step_ms": 30, "hold_rng": True}, "checkpoint": {"every": {"steps": EVERY}}}
 

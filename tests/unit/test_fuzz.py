@@ -14,7 +14,7 @@ from helpers.forked_commands import Ended
 from helpers.sample_home import SampleHome, id_of
 
 FUZZ = Path(__file__).resolve().parents[2] / "scripts" / "fuzz"
-CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "10"), os.environ.get("TEST_FUZZ_SEED", "14")
+CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "5"), os.environ.get("TEST_FUZZ_SEED", "14")
 
 
 def test_no_command_stumbles_over_damaged_files() -> None:

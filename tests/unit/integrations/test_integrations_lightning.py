@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.one_rank import OneRank, one_rank
@@ -16,10 +17,19 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 
-pytest.importorskip("lightning", reason="lightning is not installed: scripts/bootstrap trainers")
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+if TYPE_CHECKING:
+    from slurmtrain.integrations.lightning import SlurmtrainCallback
 
-from slurmtrain.integrations.lightning import SlurmtrainCallback, SlurmtrainLogger
+# Importing it takes seconds, which every process that collects tests would have to wait for.
+pytestmark = pytest.mark.skipif(
+    find_spec("lightning") is None, reason="lightning is not installed: scripts/bootstrap trainers"
+)
+
+
+def new_callback(*arguments: Any) -> SlurmtrainCallback:
+    from slurmtrain.integrations.lightning import SlurmtrainCallback
+
+    return SlurmtrainCallback(*arguments)
 
 
 @pytest.fixture
@@ -60,7 +70,7 @@ class Trainer:
 
 
 def begun(**changes: Any) -> Trainer:
-    trainer = Trainer(SlurmtrainCallback(), **changes)
+    trainer = Trainer(new_callback(), **changes)
     trainer.call("setup", "fit")
     trainer.call("on_train_start")
     return trainer
@@ -68,6 +78,8 @@ def begun(**changes: Any) -> Trainer:
 
 def test_steps_metrics_and_the_end_are_reported(rank: OneRank) -> None:
     trainer = begun()
+    from slurmtrain.integrations.lightning import SlurmtrainLogger
+
     logger = SlurmtrainLogger()
     for _ in range(6):
         trainer.step()
@@ -114,7 +126,7 @@ def test_a_stop_saves_where_it_is_told_or_beside_the_other_checkpoints(
     rank: OneRank, tmp_path: Path, dirpath: str | None, directory: str
 ) -> None:
     beside = SimpleNamespace(dirpath=str(tmp_path / "beside"))
-    trainer = Trainer(SlurmtrainCallback(tmp_path / dirpath if dirpath else None), checkpoint_callback=beside)
+    trainer = Trainer(new_callback(tmp_path / dirpath if dirpath else None), checkpoint_callback=beside)
     trainer.call("on_train_start")
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit):
@@ -123,7 +135,7 @@ def test_a_stop_saves_where_it_is_told_or_beside_the_other_checkpoints(
 
 
 def test_handlers_that_the_trainer_installs_are_replaced(rank: OneRank) -> None:
-    trainer = Trainer(SlurmtrainCallback())
+    trainer = Trainer(new_callback())
     own = signal.getsignal(signal.SIGTERM)
     for event in ("on_sanity_check_start", "on_train_start"):
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -132,7 +144,7 @@ def test_handlers_that_the_trainer_installs_are_replaced(rank: OneRank) -> None:
 
 
 def test_validations_and_saves_are_phases_of_their_own(rank: OneRank) -> None:
-    trainer = Trainer(SlurmtrainCallback())
+    trainer = Trainer(new_callback())
     trainer.call("on_validation_start")
     trainer.call("on_validation_end")
     assert rank.beat.phase is Phase.READY
@@ -161,6 +173,8 @@ def test_the_total_is_reported_where_it_is_known(rank: OneRank, changes: dict[st
 
 
 def test_lightnings_own_requeue_is_refused(rank: OneRank) -> None:
+    from lightning.pytorch.plugins.environments import SLURMEnvironment
+
     strategy = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=True))
     with pytest.raises(UserError, match=r"plugins=\[SLURMEnvironment\(auto_requeue=False\)\]"):
         begun(strategy=strategy)

@@ -10,6 +10,7 @@ from helpers.specfiles import BASE, PYTHON, SWEPT, Load, only_run
 
 from slurmtrain.errors import SpecError
 from slurmtrain.model.spec.plan import REDACTED, Plan
+from slurmtrain.model.spec.spec import write_spec
 from slurmtrain.specfile import PlannedRun, load_spec, replan
 
 # --- plans -----------------------------------------------------------------------------------------------------------
@@ -34,6 +35,14 @@ def test_a_run_is_named_for_its_file_unless_the_spec_names_it(load: Load) -> Non
     assert only_run(load(BASE)).plan.spec.name == "exp"
     assert only_run(load(BASE + "name: mine\n")).plan.spec.name == "mine"
     assert only_run(load(BASE, "name=yours")).plan.spec.name == "yours"
+
+
+def test_no_spec_changes_the_defaults_that_it_shares_with_others(load: Load) -> None:
+    untouched = json.dumps(write_spec(only_run(load(BASE)).plan.spec))
+    changes = ("slurm.comment=a", "env.A=1", "+params.new=[1,2]", "checkpoint.keep.last=9", "tracking.csv.enabled=true")
+    for planned in load(SWEPT, *changes, sweep=["params.lr=1,2"]).runs:
+        replan(planned.plan, ("requeue.max_failures=7", "env.B=2"))
+    assert json.dumps(write_spec(only_run(load(BASE)).plan.spec)) == untouched
 
 
 # --- planning again --------------------------------------------------------------------------------------------------

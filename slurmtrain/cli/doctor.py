@@ -232,7 +232,7 @@ def _print_match(match: PatternMatch) -> None:
 
 
 def _when(match: PatternMatch) -> str:
-    from slurmtrain.ops.shared.views import iso
+    from slurmtrain.model.query.quantities import iso
 
     if match.first.at is None:
         return ""

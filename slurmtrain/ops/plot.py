@@ -15,13 +15,14 @@ from slurmtrain.model.metrics.curves import Curve, Points
 from slurmtrain.model.metrics.means import MeanCurve, mean_curve
 from slurmtrain.model.query.differing import differing, repetition_key, write_settings
 from slurmtrain.model.query.mistakes import check_field
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.history import History, read_history
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.find import choose, find_all
 from slurmtrain.ops.shared.observe import Observed, check_readable
-from slurmtrain.ops.shared.views import SCHEMA, iso
+from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 
 # How many names of metrics an error lists.

@@ -32,8 +32,6 @@ _MAX_IDS = 1000
 _CLOCK_MARGIN_S = 3600.0
 # Seconds that sacct has in any case.
 _LEAST_S = 1.0
-# What a job array may have where slurm.conf does not say (slurm.conf(5), MaxArraySize).
-MAX_ARRAY_SIZE = 1001
 # What sacct prints if AccountingStorageType is none.
 _NO_ACCOUNTING = "accounting storage is disabled"
 
@@ -180,7 +178,7 @@ class Scheduler:
     def max_array_size(self) -> int:
         """How many elements a job array may have; 0: there are no job arrays here."""
         if self._max_array_size is None:
-            from slurmtrain.slurm.site import read_max_array_size
+            from slurmtrain.slurm.site import MAX_ARRAY_SIZE, read_max_array_size
 
             try:
                 self._max_array_size = read_max_array_size()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.preemption import (
@@ -18,8 +19,12 @@ from slurmtrain.model.interruption.preemption import (
 )
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import read_duration
-from slurmtrain.slurm.scheduler import MAX_ARRAY_SIZE, Scheduler
 
+if TYPE_CHECKING:
+    from slurmtrain.slurm.scheduler import Scheduler
+
+# What a job array may have where slurm.conf does not say (slurm.conf(5), MaxArraySize).
+MAX_ARRAY_SIZE = 1001
 _QOS_FIELDS = ("name", "preempt", "preemptmode", "gracetime", "priority", "flags")
 _ASSOCIATION_FIELDS = ("account", "partition", "qos", "defaultqos")
 _NULLS = {"", "(null)", "none", "n/a", "unknown"}

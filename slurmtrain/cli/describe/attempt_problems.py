@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.cli.shared import formatting, times
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.accounting import KINDS
-from slurmtrain.ops.shared.views import iso
 
 # How many restarts, hangs or stragglers are listed; --json has all of them.
 _SHOWN = 5

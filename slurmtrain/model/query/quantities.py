@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -94,6 +94,16 @@ def moment_of(value: Any) -> float | None:
     try:
         return datetime.fromisoformat(value).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
+        return None
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time as ISO 8601 in UTC, to the millisecond; None for one that no calendar has."""
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
         return None
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmDown, UserError
 from slurmtrain.model.hostlist import expand_hostlist
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.events.command import NodeForgiven
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import describe_os_error, make_directory
 from slurmtrain.system.journal import command_journal

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone, WorkersStarted
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
@@ -18,7 +19,7 @@ from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.chain.family import lineage_json
 from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
-from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
+from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.journal_files import line_number

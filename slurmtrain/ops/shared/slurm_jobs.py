@@ -19,12 +19,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, SUSPENDED, base, is_final
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir, RunsRoot
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
-from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.growth.second_jobs import second_jobs

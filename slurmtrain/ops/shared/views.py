@@ -7,10 +7,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import METRICS, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
@@ -24,16 +24,6 @@ SCHEMA = 1
 _TAIL_BYTES = 16_384
 # In these states no agent has noted at the end what the script of a run has saved.
 _STILL_SAVING = frozenset({"running", "lost"})
-
-
-def iso(seconds: float | None) -> str | None:
-    """A time as ISO 8601 in UTC, to the millisecond; None for one that no calendar has."""
-    if seconds is None:
-        return None
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 class RunRecord(Mapping[str, Any]):

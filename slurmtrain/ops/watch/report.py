@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.observe import Observed
-from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.rounds import WatchRound
 

@@ -74,7 +74,7 @@ def test_times_are_local_on_a_terminal_and_iso_elsewhere(root: Path, capsys: pyt
 
 def test_two_thousand_runs_with_wide_names_are_a_line_each(tmp_path: Path) -> None:
     from slurmtrain.cli.shared import run_table
-    from slurmtrain.ops.shared.views import iso
+    from slurmtrain.model.query.quantities import iso
 
     runs = [
         {

@@ -68,7 +68,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def record(listed: Listed) -> dict[str, Any]:
-    from slurmtrain.ops.shared.views import iso
+    from slurmtrain.model.query.quantities import iso
 
     row = dict(listed.row)
     return {

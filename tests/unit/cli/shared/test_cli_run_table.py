@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from slurmtrain.cli.shared.run_table import count_states, rows_on, screen
-from slurmtrain.ops.shared.views import iso
+from slurmtrain.model.query.quantities import iso
 
 NAMES = ("cnn", "resnet50-imagenet-warmup-cosine-long-name", "モデル学習実験")
 

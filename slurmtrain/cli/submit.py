@@ -161,7 +161,7 @@ def is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
 
 def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
     """Whether a plan that was submitted a moment ago is to be submitted again: asked on a terminal, else assumed."""
-    from slurmtrain.ops.submit.recent import find_recent
+    from slurmtrain.ops.submit.submitted_before import find_recent
 
     recent = find_recent(workspace, spec)
     if recent is None:

@@ -15,7 +15,7 @@ from slurmtrain.config import Config
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submission
+from slurmtrain.ops.submit import specs
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.
@@ -34,7 +34,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that a plan or a script takes from the machine, as it would be on one certain machine."""
     monkeypatch.setattr(Path, "cwd", classmethod(lambda _: PROJECT))
     monkeypatch.setattr(sys, "executable", "/opt/slurm train/bin/python3")
-    monkeypatch.setattr(submission, "which_python", lambda: "/usr/bin/python3")
+    monkeypatch.setattr(specs, "which_python", lambda: "/usr/bin/python3")
 
 
 def rendered(name: str) -> Rendered:

@@ -1,7 +1,8 @@
 """Submitting: run directories first, whole or not at all, then the jobs."""
 
-from slurmtrain.ops.submit.specs import load_all, merge_specs, split_words
-from slurmtrain.ops.submit.submission import Submission, load, submit, submit_spec, submit_specs, which_python
+from slurmtrain.ops.submit.entrances import submit, submit_spec, submit_specs
+from slurmtrain.ops.submit.specs import load, load_all, merge_specs, split_words, which_python
+from slurmtrain.ops.submit.submission import Submission
 
 __all__ = [
     "Submission",

@@ -1,14 +1,20 @@
-"""The specs of one submission: those that a command line names."""
+"""Reading the specs that a submission names."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError, UserError
-from slurmtrain.ops.submit.submission import load
-from slurmtrain.specfile import SpecFile
+from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.ops.submit.script import missing_script
+from slurmtrain.slurm.command import read_options
+from slurmtrain.specfile import SiteRules, SpecFile, load_spec
+from slurmtrain.system.inherited import current_directory
 
 _SUFFIXES = frozenset({".yaml", ".yml"})
 
@@ -21,6 +27,43 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 def _is_spec(word: str) -> bool:
     return "=" not in word and (Path(word).suffix in _SUFFIXES or Path(word).is_file())
+
+
+def load(
+    spec: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    sweep: Sequence[str],
+    *,
+    max_runs: int = MAX_RUNS,
+    after: Sequence[str] = (),
+) -> SpecFile:
+    """Read a spec, using this working directory and the ``python`` on this PATH.
+
+    Args:
+        spec: its file, or what would be in it, as plain data.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        max_runs: how many runs the sweep may have.
+        after: runs to start after, in addition to those that the spec names.
+
+    Raises:
+        SpecError: the spec is invalid.
+        PathError: it cannot be read.
+    """
+    site = SiteRules(read_options, max_runs, missing_script)
+    cwd, python = current_directory(), which_python()
+    loaded = load_spec(spec, overrides, sweep, cwd=cwd, python=python, site=site)
+    if not after:
+        return loaded
+    entries = dict.fromkeys([*loaded.runs[0].plan.spec.after, *after])
+    # Quoted, since an id may look like a number.
+    more = [*overrides, f"after={json.dumps(list(entries))}"]
+    return load_spec(spec, more, sweep, cwd=cwd, python=python, site=site)
+
+
+def which_python() -> str:
+    """The interpreter that ``python`` refers to: the one on PATH, else the one that runs this."""
+    return shutil.which("python") or sys.executable
 
 
 def load_all(

@@ -8,27 +8,19 @@ is the original one.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shutil
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from slurmtrain.errors import (
     PathError,
-    SlurmtrainError,
-    SubmitFailed,
-    UserError,
 )
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.sweep.limits import MAX_RUNS
 from slurmtrain.ops.shared.chain.alone import only_one
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
@@ -37,17 +29,15 @@ from slurmtrain.ops.shared.start import check_executor, secret_values
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chain import Chain
 from slurmtrain.ops.submit.code import with_snapshots
-from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, new_sweep, remove
-from slurmtrain.ops.submit.job_starts import JobStarts, describe_failure, name_runs
-from slurmtrain.ops.submit.keys import HeldKey, held_key
+from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, remove
+from slurmtrain.ops.submit.job_starts import JobStarts
 from slurmtrain.ops.submit.notes import notes_on, notes_on_pack
-from slurmtrain.ops.submit.script import check_script, missing_script
+from slurmtrain.ops.submit.script import check_script
 from slurmtrain.ops.submit.shell_scripts import check_shell_script
 from slurmtrain.ops.submit.start_points import with_start_points
+from slurmtrain.ops.submit.submitted_before import HeldKey
 from slurmtrain.runtime.environment.file_limit import make_room
-from slurmtrain.slurm.command import read_options
-from slurmtrain.specfile import PlannedRun, SiteRules, SpecFile, load_spec
-from slurmtrain.system.inherited import current_directory
+from slurmtrain.specfile import PlannedRun, SpecFile
 
 
 class Submission(NamedTuple):
@@ -56,108 +46,6 @@ class Submission(NamedTuple):
     run_ids: list[str]
     notes: list[str]
     sweep: str | None = None
-
-
-def load(
-    spec: Path | Mapping[str, Any],
-    overrides: Sequence[str],
-    sweep: Sequence[str],
-    *,
-    max_runs: int = MAX_RUNS,
-    after: Sequence[str] = (),
-) -> SpecFile:
-    """Read a spec, using this working directory and the ``python`` on this PATH.
-
-    Args:
-        spec: its file, or what would be in it, as plain data.
-        overrides: ``KEY=VALUE`` for all runs.
-        sweep: ``KEY=VALUE,VALUE``: a run for each value.
-        max_runs: how many runs the sweep may have.
-        after: runs to start after, in addition to those that the spec names.
-
-    Raises:
-        SpecError: the spec is invalid.
-        PathError: it cannot be read.
-    """
-    site = SiteRules(read_options, max_runs, missing_script)
-    cwd, python = current_directory(), which_python()
-    loaded = load_spec(spec, overrides, sweep, cwd=cwd, python=python, site=site)
-    if not after:
-        return loaded
-    entries = dict.fromkeys([*loaded.runs[0].plan.spec.after, *after])
-    # Quoted, since an id may look like a number.
-    more = [*overrides, f"after={json.dumps(list(entries))}"]
-    return load_spec(spec, more, sweep, cwd=cwd, python=python, site=site)
-
-
-def which_python() -> str:
-    """The interpreter that ``python`` refers to: the one on PATH, else the one that runs this."""
-    return shutil.which("python") or sys.executable
-
-
-def submit(
-    workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
-) -> Submission:
-    """Read a spec and submit all of its runs. On this machine the runs of a sweep start one after the other.
-
-    Args:
-        workspace: where the runs go.
-        path: the spec's file.
-        overrides: ``KEY=VALUE`` for all runs.
-        sweep: ``KEY=VALUE,VALUE``: a run for each value.
-        executor: ``slurm`` or ``local``.
-
-    Raises:
-        SlurmtrainError: as :func:`submit_spec`, or something is wrong with the spec.
-    """
-    return submit_spec(
-        workspace, load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs), executor=executor
-    )
-
-
-def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str | None = None) -> Submission:
-    """Submit all runs of a ``spec`` that has been read: :func:`submit_specs` with one spec.
-
-    ``workspace``: where the runs go. ``executor``: ``slurm`` or ``local``. ``key``: an idempotency key.
-    """
-    return submit_specs(workspace, [spec], executor=executor, key=key)
-
-
-def submit_specs(
-    workspace: Workspace, specs: Sequence[SpecFile], *, executor: str, key: str | None = None
-) -> Submission:
-    """Submit all runs of specs that have been read, each after those that its runs start after.
-
-    Args:
-        workspace: where the runs go.
-        specs: the specs, in any order.
-        executor: ``slurm`` or ``local``.
-        key: an idempotency key: if something was submitted with it before, those runs are returned, and what a killed
-            command left undone is done.
-
-    Returns:
-        The runs in the order of the specs; a sweep only of a single spec.
-
-    Raises:
-        UserError: something is wrong with the input; nothing was created.
-        LaunchError: the job could not be submitted; nothing is left.
-        SubmitFailed: as above, or something else failed, but runs exist; it names them.
-        SubmitInterrupted: the same after SIGINT or SIGTERM.
-    """
-    if any(spec.search is not None for spec in specs):
-        from slurmtrain.ops.search.begin import begin
-
-        if key is not None or len(specs) > 1:
-            manner = "with --idempotency-key" if key is not None else "together with other specs"
-            raise UserError(f"a search cannot be submitted {manner}; nothing was created")
-        return begin(workspace, specs[0], executor)
-    if key is None:
-        return submit_sweeps(workspace, specs, [_new_sweep(workspace, spec) for spec in specs], executor=executor)
-    chain = Chain(workspace, specs, executor)
-    order = chain.order()
-    workspace.prepare()
-    with held_key(workspace, key, [run.plan.hash for spec in specs for run in spec.runs], executor) as held:
-        return _submit_with_key(workspace, specs, executor, held, chain, order)
 
 
 def submit_sweeps(
@@ -177,80 +65,20 @@ def submit_sweeps(
     chain = Chain(workspace, specs, executor)
     order = chain.order()
     ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
-    with only_one(workspace, _specs_of(specs)):
+    with only_one(workspace, specs_of(specs)):
         chain.resolve(order)
-        return _Work(
+        return Work(
             workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
         ).submit()
 
 
-def _specs_of(files: Sequence[SpecFile]) -> list[Spec]:
+def specs_of(files: Sequence[SpecFile]) -> list[Spec]:
+    """The spec of each run of these files, in order."""
     return [run.plan.spec for file in files for run in file.runs]
 
 
-def _submit_with_key(
-    workspace: Workspace, specs: Sequence[SpecFile], executor: str, held: HeldKey, chain: Chain, order: Sequence[int]
-) -> Submission:
-    existing = held.existing(workspace)
-    present = [run_id for run_id in existing if run_id is not None]
-    notes = _complete(workspace, present)
-    recorded = held.record.sweeps or [None] * len(specs)
-    sweeps = [sweep or _new_sweep(workspace, spec) for sweep, spec in zip(recorded, specs, strict=True)]
-    rest = iter(existing)
-    ids = [[next(rest) for _ in spec.runs] for spec in specs]
-    run_ids = present
-    if None in existing:
-        missing = [number for number in order if None in ids[number]]
-        work = _Work(
-            workspace=workspace, specs=specs, executor=executor, chain=chain, order=missing, sweeps=sweeps, ids=ids,
-            held=held,
-        )  # fmt: skip
-        try:
-            with only_one(workspace, _specs_of(specs)):
-                chain.resolve(missing)
-                submitted = work.submit()
-        except SlurmtrainError as error:
-            if not present and not isinstance(error, SubmitFailed):
-                held.forget()
-            raise _with_earlier(error, present, existing.count(None)) from error
-        run_ids, notes = submitted.run_ids, [*notes, *submitted.notes]
-    if not held.record.complete:
-        # If that fails, the runs are found all the same, only not missed if they are deleted.
-        with contextlib.suppress(OSError):
-            held.store(run_ids, sweeps, complete=True)
-    return Submission(run_ids, notes, held.record.sweeps[0] if len(specs) == 1 else None)
-
-
-def _new_sweep(workspace: Workspace, spec: SpecFile) -> str | None:
-    return new_sweep(workspace) if len(spec.runs) > 1 else None
-
-
-def _with_earlier(error: SlurmtrainError, present: Sequence[str], missing: int) -> SlurmtrainError:
-    """The error for runs that cannot be submitted beside those that are ``present`` from an earlier submission."""
-    if not present:
-        return error
-    if isinstance(error, SubmitFailed):
-        return type(error)(f"{error}; submitted earlier: {name_runs(present)}", [*present, *error.run_ids])
-    return describe_failure(error, present, missing)
-
-
-def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
-    """Finish what a killed submission of these runs left undone; returns notes."""
-    if not run_ids:
-        return []
-    from slurmtrain.ops.sync import sync
-
-    synced = sync(workspace, run_ids, track=False)
-    return [
-        f"the idempotency key was used before, for {name_runs(run_ids)}",
-        *synced.notes,
-        *synced.problems,
-        *synced.observed.problems,
-    ]
-
-
 @dataclass(slots=True, kw_only=True)
-class _Work:
+class Work:
     """The runs of a submission that are to be created and started, spec by spec.
 
     ``chain``: what they start after, resolved for the specs in ``order``: the numbers of those of which runs are to be

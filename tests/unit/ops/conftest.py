@@ -80,7 +80,7 @@ def project(tmp_path: Path, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatc
     place.mkdir()
     (place / "train.py").write_text("old\n")
     monkeypatch.chdir(place)
-    monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.submit.specs.which_python", lambda: sys.executable)
     monkeypatch.setattr("slurmtrain.ops.rerun.which_python", lambda: sys.executable)
     return place
 

@@ -52,7 +52,7 @@ from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.submission import submit_spec
+from slurmtrain.ops.submit import submit_spec
 from slurmtrain.ops.sync import sync
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store

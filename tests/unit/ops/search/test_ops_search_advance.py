@@ -38,7 +38,7 @@ SEARCH = {"metric": "loss", "mode": "min", "trials": 6, "parallel": 2}
 def begin(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """Submits a search with these keys to a pretended Slurm."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurmtrain.ops.submit.submission.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.submit.specs.which_python", lambda: sys.executable)
 
     def begin_now(key: str | None = None, after: str | None = None, **keys: Any) -> Any:
         spec = {

@@ -12,8 +12,8 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code import code_sources, with_snapshots
-from slurmtrain.ops.submit.submission import load
 from slurmtrain.snapshots import selection
 
 

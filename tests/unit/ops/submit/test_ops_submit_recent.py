@@ -11,7 +11,7 @@ from slurmtrain.model.run.events.command import CancelRequested, Unstarted
 from slurmtrain.model.run.ids import created_ms, run_id
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit
-from slurmtrain.ops.submit.recent import RecentRun, find_recent
+from slurmtrain.ops.submit.submitted_before import RecentRun, find_recent
 
 
 def found_for(workspace: Workspace, spec: Path, *overrides: str) -> RecentRun | None:

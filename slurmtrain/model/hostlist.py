@@ -23,7 +23,7 @@ _PART = re.compile(r"[A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{0,19})", re.DOTALL)
 
-# First and last number, and the width that each is zero-padded to: that of the first, as in Slurm.
+# First and last number, and the zero-padded width of both: the width of the first, as in Slurm.
 _Range = tuple[int, int, int]
 
 

@@ -37,7 +37,7 @@ class Speed:
         return self.fixed_s + self.sample_s * samples
 
     def scaled(self, factor: float) -> Speed:
-        """That of a rank that takes ``factor`` times as long."""
+        """The speed of a rank that takes ``factor`` times as long."""
         return Speed(self.fixed_s * factor, self.sample_s * factor)
 
 
@@ -107,7 +107,7 @@ class ShareAdvice(Enum):
     KEEP = "keep"
     """Leave the current ones, which are as good."""
     WAIT = "wait"
-    """Measure more steps: what they gain may be noise."""
+    """Measure more steps: the gain may be noise."""
 
 
 def judge(
@@ -115,15 +115,16 @@ def judge(
 ) -> ShareAdvice:
     """Whether to replace the ``current`` shares by the ``shares`` that :func:`balance` has chosen for ``speeds``.
 
-    The step takes as long as the rank that is the slowest now. With the other shares all take as long, about the mean
-    of their times by samples: so the error of that rank counts as far as it does not in the mean, and those of others
-    as they do there. With more ranks the slowest of equal ones is further away from the mean.
+    A step takes as long as its slowest rank. With the other shares all ranks take equally long, about the mean of their
+    times weighted by samples. So the error of the slowest rank counts by one minus its weight in that mean, and the
+    errors of the other ranks by their weights. With more ranks, the slowest of equally fast ranks is further from the
+    mean.
 
     Args:
-        speeds: Of the ranks.
+        speeds: Speed of each rank.
         errors: The standard errors of their times, as parts of these.
-        shares: Those to choose, by rank.
-        current: Those that the ranks have.
+        shares: The new shares, by rank.
+        current: The present shares, by rank.
     """
     before, after = slowest_s(speeds, current), slowest_s(speeds, shares)
     if after >= (1 - DEAD_BAND) * before:

@@ -1,7 +1,7 @@
 """Which samples of an epoch are the batch of a step, and how many of them each rank gets.
 
-A position counts samples, not batches, and those of all ranks together: so it means the same on any number of ranks and
-with any size of a batch. Samples are named by their places in the order of their epoch, from 0.
+A position counts the samples of all ranks together, not batches, so it means the same on any number of ranks and with
+any batch size. Samples are named by their places in the order of their epoch, from 0.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from statistics import median
 # As many times as a pace needs at least, and as it is computed from at most.
 LEAST_TIMES = 5
 MOST_TIMES = 40
-# The standard deviation of a normal distribution by its median absolute deviation, and by the median absolute
-# difference of two of its values; and the standard error of the median by that of the mean (P. J. Rousseeuw,
-# C. Croux, JASA 88(424), 1993).
+# Factors from robust estimates to the standard deviation of a normal distribution: from the median absolute deviation,
+# and from the median absolute difference of two values; and from the standard error of the mean to the standard error
+# of the median (P. J. Rousseeuw, C. Croux, JASA 88(424), 1993).
 _BY_DEVIATION = 1.4826
 _BY_DIFFERENCE = 1.0483
 _OF_MEDIAN = 1.2533
@@ -60,7 +60,8 @@ def pace_of(times: Sequence[float]) -> Pace:
 def since_change(times: Sequence[float]) -> list[float]:
     """The last ones of ``times``, since the rank has become faster or slower; all of them if it has not.
 
-    The last 5, 10 or 20 are compared with those before, by what both scatter around their medians.
+    The last 5, 10 or 20 times are compared with the times before them, relative to the scatter of both around their
+    medians.
     """
     logs = [math.log(each) for each in times]
     count = LEAST_TIMES
@@ -76,11 +77,11 @@ def since_change(times: Sequence[float]) -> list[float]:
 
 
 def _scatter(logs: Sequence[float]) -> float:
-    """The standard deviation of independent values whose median is as uncertain as that of ``logs``.
+    """The standard deviation of independent values whose median is as uncertain as the median of ``logs``.
 
-    Where neighbours resemble each other, since something disturbs several steps, there are fewer independent ones. As a
-    first-order autoregressive process has them: by (1 + r) / (1 - r), of which 1 - r is what differences of neighbours
-    show (J. von Neumann, Annals of Mathematical Statistics 12(4), 1941).
+    If something disturbs several steps, neighbouring values resemble each other, and there are fewer independent ones:
+    in a first-order autoregressive process, fewer by (1 + r) / (1 - r). The differences of neighbours show 1 - r (J.
+    von Neumann, Annals of Mathematical Statistics 12(4), 1941).
     """
     middle = median(logs)
     around = _BY_DEVIATION * median(abs(each - middle) for each in logs)

@@ -203,11 +203,12 @@ class Baseline:
 class Aftermath:
     """What was seen of a script after a fault, apart from the journals.
 
-    ``exit_codes``: of the ranks that were asked to stop, by rank or node; negative for a signal. ``survivors``:
-    processes of the struck ranks that were still alive after the stop, as phrases. ``leftovers``: those that outlived
-    their ranks and were killed. ``dead_workers``: what ranks printed about DataLoader workers that died. ``saves``: the
-    checkpoints that the script saved itself, in order of time. ``resume_from``: what the next ranks were told to resume
-    from; ``resumed_at``: when they started, in seconds since 1970, None if none did.
+    ``exit_codes``: exit code of each rank that was asked to stop, by rank or node; negative for a signal.
+    ``survivors``: processes of the struck ranks that were still alive after the stop, as phrases. ``leftovers``:
+    processes that outlived their ranks and were killed. ``dead_workers``: messages of ranks about DataLoader workers
+    that died. ``saves``: the checkpoints that the script saved itself, in order of time. ``resume_from``: the
+    checkpoint that the next ranks were told to resume from; ``resumed_at``: when they started, in seconds since 1970,
+    None if none did.
     """
 
     exit_codes: Mapping[str, int] = field(default_factory=dict)
@@ -221,14 +222,15 @@ class Aftermath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillFacts:
-    """What a verdict is based on.
+    """The facts that a verdict is based on.
 
     ``run``: its final state; ``events``: from its journals, at least the kinds session, restored and requeue.
-    ``aftermath``: what else was seen; ``baseline``: the undisturbed run. ``grace_s``: seconds that an announced stop
-    may take. ``hang_after``: the spec's, in seconds. ``noise``: how two undisturbed runs differ; None if that was not
-    tried. ``world_sizes``: those of the undisturbed run. ``ended_by_drill``: why the drill has ended the run itself;
-    empty if it has not. ``stop_signal``: the name of the signal that asks the script to stop. ``hands_over``: whether
-    the script is told what to resume from, and does not find that itself.
+    ``aftermath``: everything else that was seen; ``baseline``: the undisturbed run. ``grace_s``: time that an announced
+    stop may take, in seconds. ``hang_after``: the spec's ``hang_after``, in seconds. ``noise``: how two undisturbed
+    runs differ; None if that was not tried. ``world_sizes``: world sizes of the undisturbed run. ``ended_by_drill``:
+    why the drill has ended the run itself; empty if it has not. ``stop_signal``: the name of the signal that asks the
+    script to stop. ``hands_over``: whether the script is told which checkpoint to resume from, instead of finding it
+    itself.
     """
 
     run: Run

@@ -1,6 +1,7 @@
-"""What a drill finds about the script itself: how it stops, what it saves, and whether it resumes. Pure.
+"""A drill's findings about the script itself: how it stops, its saves, and whether it resumes. Pure.
 
-A session gets all of this right. Other scripts are told what they do, why it matters, and what to change.
+A session gets all of this right. For other scripts, the findings say what the script does, why it matters, and what to
+change.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _judge_processes(facts: DrillFacts, findings: Findings) -> None:
                 "and end them with the script",
             )
         )
-    # A rank that is killed cannot end what it has started.
+    # A killed rank cannot end the processes that it has started.
     if after.leftovers and FAULTS[facts.injected.fault].announced:
         findings.notes.append(
             f"processes that it had started outlived its ranks and were killed: {', '.join(after.leftovers)}; whatever "
@@ -146,7 +147,7 @@ def _judge_processes(facts: DrillFacts, findings: Findings) -> None:
         )
 
 
-# --- what it resumes from ---------------------------------------------------------------------------------------------
+# --- where it resumes from --------------------------------------------------------------------------------------------
 
 
 def _judge_resume(facts: DrillFacts, findings: Findings) -> None:

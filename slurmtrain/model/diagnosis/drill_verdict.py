@@ -38,7 +38,7 @@ SLURM = "Slurm"
 class _Restart:
     """How the run was started again: by whom, and when (seconds since 1970).
 
-    ``key``: of the continuing attempt; its ranks train from ``trains_since`` on, starting with ``first_step``.
+    ``key``: key of the continuing attempt; its ranks train from ``trains_since`` on, starting with ``first_step``.
     """
 
     by: str

@@ -72,7 +72,7 @@ NEVER = Beat()
 
 # Nothing counts as a hang before this: file servers and other jobs on the node delay a step by less.
 LEAST_S = 60.0
-# A hang takes this many times what it is compared with: the median step, the usual limit, or the longest save.
+# A hang takes this many times its yardstick: the median step, the usual limit, or the longest save.
 TIMES = 10.0
 # torch.compile, autotuning of kernels and cold caches take minutes.
 FIRST_S = 600.0
@@ -111,7 +111,7 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
 
 
 def longest_limit(hang_after: float | None, limit_s: float) -> float:
-    """The longest limit, in seconds, to which ``limit_s`` is raised for ranks that compute.
+    """The longest limit, in seconds, that ``limit_s`` is raised to for ranks that compute.
 
     ``hang_after``: as for :func:`hang_limit`.
     """
@@ -168,7 +168,7 @@ class RankState:
         )
 
 
-# Frames in which a rank waits for others: torch's collectives, and calls that wait for a device that is in one.
+# Frames of a rank that waits for others: torch's collectives, and calls that wait for a device inside a collective.
 _WAITING = re.compile(
     r"torch[/.]distributed[/.]|ProcessGroup|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|barrier"
     r"|backward|synchroni[sz]e",
@@ -176,8 +176,8 @@ _WAITING = re.compile(
 )
 # The innermost frame of a rank that waits in one of torch's collectives, or for its GPU.
 _COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|synchroni[sz]e|barrier", re.IGNORECASE)
-# A main thread that computes uses most of a core, one that waits or polls every few milliseconds hardly any. In between
-# are those that mostly wait for data-loader workers.
+# A main thread that computes uses most of a core, one that waits or polls every few milliseconds hardly any. Threads
+# that mostly wait for data-loader workers are in between.
 _COMPUTING = 0.1
 LOADER_WAIT = "waiting for a worker of its DataLoader"
 # Where torch's and torchdata's data loaders wait for a worker's next batch.
@@ -192,7 +192,7 @@ _STATES = {
     "X": "ended",
     "D": "waiting uninterruptibly for a device or a file server",
 }
-# States in which a process cannot make progress, whatever other ranks do.
+# States of a process that cannot make progress, whatever other ranks do.
 _HELD = "TtZX"
 
 
@@ -201,7 +201,7 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
 
     The first that applies decides: ranks whose process cannot run in its state; ranks that have finished fewer steps
     than others; ranks that have left the loop over steps, or paused, while others are in it; ranks that have not
-    reached the collective in which others wait. If none applies, all ranks are returned: their idle times do not
+    reached the collective that others wait in. If none applies, all ranks are returned: their idle times do not
     separate culprits from victims. Ranks without a heartbeat are judged only by the state of their process.
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]

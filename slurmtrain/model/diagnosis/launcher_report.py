@@ -46,7 +46,7 @@ class RankEnd:
 
 
 def find_rank_end(lines: Sequence[str]) -> RankEnd | None:
-    """The end of the rank because of which a launcher has ended, by its last ``lines``; None if they tell none.
+    """The end of the rank that made its launcher end, by the launcher's last ``lines``; None if they do not name one.
 
     Launchers exit with 1 themselves, whatever the rank's code.
     """
@@ -68,10 +68,10 @@ def without_report(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _without_traceback(lines: Sequence[str]) -> Sequence[str]:
-    """Lines without the traceback of a launcher at their end, if what it reports stands before it."""
+    """Lines without the traceback of a launcher at their end, if the rank's error stands before that traceback."""
     tracebacks = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if not tracebacks or not any(_OF_LAUNCHERS.match(line) for line in lines[tracebacks[-1] :]):
         return lines
     before = lines[: tracebacks[-1]]
-    # Without one of the rank, its own may be that of a program that has called another.
+    # If no rank's error stands before it, the traceback may belong to a program that has called another.
     return _without_traceback(before) if any(map(_ERROR.match, before)) else lines

@@ -18,10 +18,10 @@ _ONE_DAY = timedelta(days=1)
 class Hit:
     """A line that matches a pattern, or a fact from a journal that says the same.
 
-    ``name`` to ``fix``: of the pattern, filled in. ``text``: the line. ``origin``: which log or journal. ``rank`` and
-    ``host``: who wrote it, if known. ``at``: when, in seconds since 1970; None: unknown. ``exact``: whether the line
-    itself has that time; otherwise it is the end of its process. ``line``: its place in the log, used only to order
-    hits. ``groups``: those of the expression.
+    ``name`` to ``fix``: fields of the pattern, filled in. ``text``: the line. ``origin``: which log or journal.
+    ``rank`` and ``host``: who wrote it, if known. ``at``: when, in seconds since 1970; None: unknown. ``exact``:
+    whether the line itself has that time; otherwise it is the end of its process. ``line``: its place in the log, used
+    only to order hits. ``groups``: text of each group of the regular expression.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _iso_time(match: re.Match[str], zone: tzinfo) -> float:
 def _glog_time(match: re.Match[str], near: float, zone: tzinfo) -> float:
     month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
     about = datetime.fromtimestamp(near, zone)
-    # Around New Year, the line may be from the year before or after that of ``near``.
+    # Around New Year, the line may be from the year before or after the year of ``near``.
     years = (about - _ONE_DAY).year, (about + _ONE_DAY).year
     times = [datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() for year in years]
     return min(times, key=lambda time: abs(time - near)) + float(f"0.{match[6]}")

@@ -1,6 +1,6 @@
 """Known log lines of failures: the patterns that find them, what each means, and what to do. Data, no matching.
 
-The texts are those of torch's c10d and its NCCL and Gloo backends, NCCL, NVIDIA's driver, the kernel and Slurm.
+The texts come from torch's c10d and its NCCL and Gloo backends, NCCL, NVIDIA's driver, the kernel and Slurm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ranks of a run train together: those that have no connection, or exchange no gradients, train apart."""
+"""Which ranks of a run train together: ranks without a connection, or without exchange of gradients, train apart."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WRAP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """What ranks that have trained for a while have had of each other.
+    """What ranks that have trained for a while have received from each other.
 
     ``is_comparable``: all ranks have the same parameters whole, and have changed them. ``has_exchanged``: a rank has
-    started a collective meanwhile. ``distance``: the greatest between the change of a rank's weights and that of rank
-    0's, as a fraction of the greater one.
+    started a collective meanwhile. ``distance``: the greatest distance between the changes of a rank's and of rank 0's
+    weights, as a fraction of the greater change.
     """
 
     is_comparable: bool
@@ -87,7 +87,7 @@ def describe_unsynchronised(exchange: Exchange, *, ranks: int, steps: int) -> st
     """A sentence without a full stop on ranks that train models of their own; empty if they do not.
 
     Args:
-        exchange: what they have had of each other.
+        exchange: Facts about the exchange between them.
         ranks: how many there are.
         steps: for how many steps they have trained.
     """

@@ -12,7 +12,7 @@ from slurmtrain.model.diagnosis.patterns import CONFIRMATION, DOUBTFUL, JOB_REQU
 
 @dataclass(frozen=True, slots=True)
 class PatternMatch:
-    """All hits of one pattern: the first one, how many there are, and on which ranks."""
+    """All hits of one pattern: the first one, their number, and the ranks."""
 
     first: Hit
     count: int
@@ -64,10 +64,10 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
 
 
 def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatch]:
-    """The roots, without those that another one may have caused: a rank that dies breaks connections of others.
+    """The roots, without doubtful ones that another may have caused: a rank that dies breaks connections of others.
 
-    Such a doubtful root stays if there is no certain one, or if it came before all certain ones, as far as their lines
-    have times.
+    A doubtful root stays if there is no certain one, or if it came before all certain ones, as far as their lines have
+    times.
     """
     certain = [match for match in roots if match.first.name not in DOUBTFUL]
     if not certain:
@@ -128,7 +128,7 @@ def _numbers_by_group(hits: Sequence[Hit], name: str, group: int) -> dict[str, d
     numbers: dict[str, dict[int, int]] = {}
     for hit in hits:
         if hit.name == name and hit.rank is not None:
-            # Sequence numbers count per process group: those of two groups cannot be compared.
+            # Sequence numbers count per process group, so numbers of two groups cannot be compared.
             match = _GROUP.search(hit.text)
             of_group = numbers.setdefault((match[1] or match[2]) if match else "", {})
             of_group[hit.rank] = max(of_group.get(hit.rank, -1), int(hit.groups[group]))

@@ -20,7 +20,7 @@ LEAST_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank whose own time per step is ``ratio`` times that of the median rank. Times are in seconds."""
+    """A rank whose own time per step is ``ratio`` times the median rank's. Times are in seconds."""
 
     rank: int
     own_s: float
@@ -51,7 +51,7 @@ class Stragglers:
         measured = {rank: seconds for rank, seconds in own_s.items() if seconds > 0}
         if len(measured) < 2:
             return []
-        # The lower median: of two ranks, the slow one must not be part of what it is compared with.
+        # The lower median: with two ranks, the slow one must not be its own yardstick.
         median = statistics.median_low(measured.values())
         stragglers = []
         for rank, seconds in sorted(measured.items()):

@@ -1,4 +1,4 @@
-"""By which of torch's backends ranks with unequal hardware can communicate, and why. Pure."""
+"""Which of torch's backends lets ranks with unequal hardware communicate, and why. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RankHardware:
     host: str
     """The name of its node."""
     name: str
-    """That of its GPU, or ``CPU``."""
+    """The name of its GPU, or ``CPU``."""
     has_gpu: bool
     """Whether it computes on a GPU."""
     library: str = ""

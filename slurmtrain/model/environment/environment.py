@@ -10,7 +10,7 @@ from slurmtrain.model.environment.changes import Changes, changes_between
 from slurmtrain.model.environment.software import Software, package_changes
 
 KINDS = ("python", "versions", "packages", "machines", "variables")
-# In the order in which they describe a machine.
+# In the order that a description of a machine has.
 _PARTS = ("cpu", "cores", "memory", "gpus", "kernel", "os")
 
 

@@ -28,10 +28,10 @@ _OURS = frozenset(
     {"array", "clusters", "error", "export", "get-user-env", "ignore-pbs", "input", "job-name", "mem-bind", "no-kill",
      "no-requeue", "open-mode", "output", "requeue", "signal", "umask", "verbose", "wait"}
 )  # fmt: skip
-# GPUs of the machine where a run is submitted, which are not those that Slurm gives the job.
+# Variables that name GPUs of the machine where a run is submitted; Slurm gives the job other GPUs.
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
                  "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")  # fmt: skip
-# Variables that reach the ranks, and decide what they run or how.
+# Variables that reach the ranks, and decide which code they run or how.
 _TELLING = ("PYTHONPATH", "PYTHONHOME", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "LD_PRELOAD", "MKL_NUM_THREADS",
             "NUMEXPR_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY",
             "KMP_AFFINITY")  # fmt: skip
@@ -77,7 +77,7 @@ def telling(environ: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
 def without_effect(environ: Mapping[str, str], own: Collection[str], options: Collection[str]) -> Iterator[str]:
     """Variables that sbatch would have followed and that have no effect, each with what to write instead.
 
-    Those are left out that stand for what the spec sets, or slurmtrain itself.
+    Variables that stand for a setting of the spec, or that slurmtrain sets itself, are left out.
 
     Args:
         environ: the environment of the command that submits.

@@ -24,7 +24,7 @@ class BatchMemory:
 
     @classmethod
     def of_attempt(cls, executor: str, resources: Mapping[str, Any]) -> BatchMemory:
-        """That of the newest attempt of a run.
+        """The batch memory of a run's newest attempt.
 
         Args:
             executor: what started the run: ``local`` limits no memory.
@@ -43,7 +43,7 @@ class BatchMemory:
         return " and ".join(parts)
 
     def overrides(self, before: BatchMemory) -> list[str]:
-        """The overrides that make it that of the next attempt, after one ``before``."""
+        """The overrides that give the next attempt this batch memory, after an attempt with ``before``."""
         changes = {"mem": (before.memory, f"{self.memory}M"), "accumulation": (before.accumulation, self.accumulation)}
         now = {"mem": self.memory, "accumulation": self.accumulation}
         return [f"resources.{key}={value}" for key, (old, value) in changes.items() if now[key] != old]

@@ -187,7 +187,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
         return InterruptionCase(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
-    # The partition's own OverTimeLimit overrides that of the cluster.
+    # The partition's own OverTimeLimit overrides the cluster's.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s
     more = ", which is not enforced" if over is None else f", plus {format_span(over)}" if over > 0 else ""
     lead = format_span(job.lead_s)

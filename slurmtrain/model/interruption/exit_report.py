@@ -1,8 +1,8 @@
 """Why the ranks of a node ended: the report that its agent makes, and how it is amended afterwards. Pure.
 
 A report never changes. :func:`report_exits` makes it from how the ranks ended and whether a stop was requested, and
-:func:`amend` returns a new one for each piece of later evidence. Node 0 chooses the report of the node that caused the
-others to end as that of the attempt (:func:`report_attempt`).
+:func:`amend` returns a new one for each piece of later evidence. As the attempt's report, node 0 chooses the report of
+the node that caused the others to end (:func:`report_attempt`).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class StopRequest:
 
     ``cause``: one of ``model/run.CAUSES``. ``why``: a sentence without a full stop. ``at``: seconds since 1970.
     ``node``: the node where the request arose, whose report then carries the blame. ``signal``: the name of the signal
-    that requested it; only the scheduler, or a person, knows what it stands for.
+    that requested it; only the scheduler, or a person, knows the reason for it.
     """
 
     cause: str
@@ -239,7 +239,7 @@ def report_exits(
     stop, such as Lightning, whose SIGTERMException is a SystemExit without a code. It does if the rank has journaled
     that its work is done, or exited before the request.
 
-    ``exits``: those of all ranks of the node. ``request``: why they were to stop; None: they were not. ``node``: this
+    ``exits``: how each rank of the node ended. ``request``: why they were to stop; None: they were not. ``node``: this
     node's number. ``zero_completes``: code 0 means that the work is done, also after a request
     (``requeue.exit_zero: completed``).
     """
@@ -289,7 +289,7 @@ def report_signal(
 
 
 def report_standby(attempt_report: ExitReport) -> ExitReport:
-    """The report of a spare node that never had ranks, from that of the attempt: the node is not to blame."""
+    """The report of a spare node that never had ranks, made from the attempt's report: the node is not to blame."""
     return replace(attempt_report, cascade=attempt_report.cause != "completed", failed_at=None)
 
 
@@ -298,8 +298,8 @@ def report_attempt(
 ) -> ExitReport:
     """The report of the node that caused the others to end, amended with what only node 0 knows.
 
-    ``reports``: those of all nodes that made one. ``hang``: the conclusion from all nodes' reports of a hang. ``lost``:
-    nodes with ranks whose agents are gone.
+    ``reports``: the reports of all nodes that made one. ``hang``: the conclusion from all nodes' reports of a hang.
+    ``lost``: nodes with ranks whose agents are gone.
     """
     failed = [report for report in reports if report.cause != "completed"]
     report = min(failed, key=lambda each: each.blame) if failed else reports[0]
@@ -338,7 +338,7 @@ class HangEvidence:
 class LostNodes:
     """Nodes with ranks whose agents have been silent for too long.
 
-    ``names``: what people call them. ``hosts``: those of them that can be excluded from a job. ``at``: when the loss
+    ``names``: what people call them. ``hosts``: the lost nodes that can be excluded from a job. ``at``: when the loss
     was noticed, in seconds since 1970.
     """
 
@@ -349,9 +349,9 @@ class LostNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeZeroCompleted:
-    """The command of node 0 had ended with code 0 long before those of other nodes.
+    """The command of node 0 had ended with code 0 long before the commands of other nodes.
 
-    ``at``: when, in seconds since 1970. ``names``: those nodes.
+    ``at``: when, in seconds since 1970. ``names``: the other nodes.
     """
 
     at: float
@@ -362,9 +362,9 @@ class NodeZeroCompleted:
 class StopCause:
     """Why a stop was requested, according to the scheduler. ``why``: a sentence without a full stop.
 
-    ``sure``: False if another cause is possible; ``cause`` is then the one that costs least if it is wrong, and
-    Slurm's accounting may know better later. ``job_runs_on``: Slurm is neither ending nor preempting the job.
-    ``evidence``: what it was concluded from, to be journaled; empty without Slurm.
+    ``sure``: False if another cause is possible; ``cause`` is then the one that costs least if it is wrong, and Slurm's
+    accounting may know better later. ``job_runs_on``: Slurm is neither ending nor preempting the job. ``evidence``: the
+    observations behind the conclusion, to be journaled; empty without Slurm.
     """
 
     cause: str
@@ -394,7 +394,7 @@ Evidence = KernelEvidence | HangEvidence | LostNodes | NodeZeroCompleted | StopC
 def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
     """The report amended with later evidence: the only place that makes one report from another.
 
-    In the order in which evidence arrives:
+    In the order of arrival:
 
     * :class:`KernelEvidence`, on each node once its ranks have ended: added to ``evidence``; a crash for lack of memory
       becomes ``oom``.
@@ -492,7 +492,7 @@ def _amend_by_node_0(report: ExitReport, completed: NodeZeroCompleted) -> ExitRe
     return replace(
         report,
         reason=f"{report.reason}; the command of node 0 had completed, and {', '.join(completed.names)} still ran",
-        # Of the reports of all nodes, this one is to be that of the attempt.
+        # Of the reports of all nodes, this one is to become the attempt's.
         failed_at=completed.at,
         evidence={**report.evidence, NODE_0_COMPLETED: completed.at},
     )

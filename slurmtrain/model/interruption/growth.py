@@ -1,7 +1,7 @@
-"""How a run that has fewer nodes than it could use gets more without giving up those that it has: pure.
+"""How a run with fewer nodes than it could use gets more without giving up its present ones: pure.
 
 Node 0 submits a second job for the missing nodes. When it starts, its agents announce themselves as newcomers. The
-ranks are then stopped at a step that all of them agree on, they save, and another stage of the attempt begins, in which
+ranks are then stopped at a step that all of them agree on, they save, and another stage of the attempt begins, where
 the newcomers have ranks too.
 """
 
@@ -47,13 +47,13 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A part of an attempt in which the same agents take part.
+    """A part of an attempt with an unchanging set of agents.
 
-    ``round``: the number of its first round. ``roster``: the numbers of its agents; the index is the agent's place,
-    by which the agents know each other within the stage, and place 0 is that of node 0. ``hosts``, ``jobs``: the node
-    and the additional job of each agent, by place; jobs are empty for agents of the attempt's own job, and hosts are
-    empty in the first stage, where Slurm says them. ``before``: the numbers of those who were there before, and who go
-    on without the others if these are unfit. ``restarts``: how often ranks were restarted because of failures.
+    ``round``: the number of its first round. ``roster``: the numbers of its agents; the index is the agent's place.
+    Agents know each other by place within the stage; node 0 has place 0. ``hosts``, ``jobs``: the node and the
+    additional job of each agent, by place; jobs are empty for agents of the attempt's own job, and hosts are empty in
+    the first stage, where Slurm says them. ``before``: the numbers of the agents that were there before, and that go on
+    without the newcomers if these are unfit. ``restarts``: how often ranks were restarted because of failures.
     """
 
     round: int = 0
@@ -94,7 +94,7 @@ class Stage:
         """The next stage.
 
         ``newcomers`` join. ``hosts``: the nodes of this stage, by place. ``round``: the number of its first round.
-        ``lost``: the places of those that are gone.
+        ``lost``: the places of agents that are gone.
         """
         staying = [place for place in range(len(self.roster)) if place not in lost]
         numbers = tuple(self.roster[place] for place in staying)
@@ -108,7 +108,7 @@ class Stage:
         )
 
     def without_newcomers(self) -> Stage:
-        """The stage that follows if this one could not begin: those who were there before go on alone."""
+        """The stage that follows if this one could not begin: the agents that were there before go on alone."""
         staying = [place for place, number in enumerate(self.roster) if number in self.before]
         return Stage(
             round=self.round + 1,
@@ -139,11 +139,12 @@ class Stage:
 
 
 def choose_newcomers(waiting: Mapping[int, float], newcomers: Sequence[Newcomer], room: int) -> list[Newcomer]:
-    """Those who are to join now: at most ``room``, by their numbers; none if it is better to wait for others.
+    """The newcomers that are to join now: at most ``room``, by their numbers; none if it is better to wait for others.
 
     Stopping the ranks once for all nodes of a job costs less than once for each of them.
 
-    ``waiting``: how long each has been waiting, in seconds, by its number. ``newcomers``: all who wait.
+    ``waiting``: how long each newcomer has been waiting, in seconds, by its number. ``newcomers``: all newcomers that
+    wait.
     """
     chosen: list[Newcomer] = []
     for job_id in dict.fromkeys(each.job_id for each in newcomers):

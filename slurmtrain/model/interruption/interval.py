@@ -144,8 +144,8 @@ def choose(
 ) -> IntervalChoice:
     """How often a job on ``nodes`` nodes saves, after ``uptime_s`` seconds and with this ``history`` of interruptions.
 
-    ``stall_s`` and ``save_s`` are None before the attempt's first save; then those of the run's own last save are used.
-    Choose again after every save.
+    ``stall_s`` and ``save_s`` are None before the attempt's first save; the figures of the run's own last save are then
+    used. Choose again after every save.
     """
     if stall_s is None and history.stall_s is not None:
         stall_s, save_s = history.stall_s, history.save_s

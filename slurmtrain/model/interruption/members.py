@@ -7,15 +7,15 @@ from collections.abc import Collection, Sequence
 
 from slurmtrain.model.spec.values import Nodes
 
-# A node on which ranks have failed this often is left out if others can take its place.
+# A node whose ranks have failed this often is left out if others can take its place.
 _TOO_OFTEN = 2
 
 
 def choose_members(allocated: int, count: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
     """The nodes of the next round, out of ``allocated`` nodes numbered from 0; None if there are too few.
 
-    ``count``: how many are to have ranks. ``lost``: nodes that are gone. ``blamed``: nodes on which ranks have failed,
-    once for each failure. Node 0 is always chosen, since it hosts the rendezvous.
+    ``count``: how many nodes are to have ranks. ``lost``: nodes that are gone. ``blamed``: nodes whose ranks have
+    failed, a node once for each failure. Node 0 is always chosen, since it hosts the rendezvous.
     """
     often = {node for node, times in Counter(blamed).items() if times >= _TOO_OFTEN and node != 0}
     alive = [node for node in range(allocated) if node not in lost]

@@ -45,8 +45,8 @@ def make_outlook(
     Args:
         cluster: The configuration of the site.
         partition: Where the job goes.
-        partitions: All of the site: those of a higher tier over the same nodes may preempt the job.
-        qos: All of the site, by name; None if accounting does not answer.
+        partitions: All partitions of the site: a higher tier over the same nodes may preempt the job.
+        qos: All QOS of the site, by name; None if accounting does not answer.
         job: The job.
     """
     preemption = find_preemption(cluster, partition, partitions, qos, job.qos)

@@ -29,7 +29,7 @@ _FAILURES = frozenset({"crash", "hang"})
 _OF_PROGRAM = frozenset({"crash", "hang", "timeout"})
 # A preflight trains nothing, and a preemption is announced: neither means that a run cannot get past its checkpoint.
 _NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight", "early", "upstream"})
-# All other causes count against max_node_failures, including those that only a newer version knows.
+# All other causes count against max_node_failures, including causes that only a newer version knows.
 _HANDLED_CAUSES = frozenset(
     {"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang", "early", "upstream"}
 )
@@ -64,7 +64,7 @@ class Newest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorEnd:
-    """One end of a run's ranks: of an attempt, or of a round of it that was followed by another in the same job.
+    """One end of a run's ranks: the end of an attempt, or of a round that was followed by another in the same job.
 
     ``at``: when it ended, in seconds since 1970. ``began_at_step``: the step that its ranks started from, 0 for the
     beginning. ``committed``: the step of the newest checkpoint at its end, 0 for none. ``reached``: the last finished
@@ -73,9 +73,9 @@ class PriorEnd:
     (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation. ``began_from`` and ``left``: the
     fingerprints of the checkpoint that its ranks started from, and of the newest at its end, for a script that saves by
     itself; None if there was none, or it is unknown. Where they are known, they decide about progress: such checkpoints
-    may have no step, or a misleading one. ``of_gpu``: the memory that did not suffice was that of a GPU. ``shared``: it
-    was that of several runs that share a job (:func:`shares_memory`). ``node_0_completed``: the command of node 0 had
-    completed long before, and those of other nodes did not end.
+    may have no step, or a misleading one. ``of_gpu``: GPU memory was exhausted. ``shared``: the exhausted memory
+    belonged to several runs that share a job (:func:`shares_memory`). ``node_0_completed``: the command of node 0 had
+    completed long before, and the commands of other nodes did not end.
     """
 
     cause: str
@@ -141,7 +141,7 @@ class PriorEnd:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """This as journaled, without the time, which is that of the event."""
+        """This as journaled, without the time, which is the event's."""
         return {
             "cause": self.cause,
             "began_at_step": self.began_at_step,
@@ -181,11 +181,11 @@ def prior_ends(
 ) -> list[PriorEnd]:
     """All ends of a run since a person last started it, the newest last: the input of :func:`decide`.
 
-    These are the ends of its attempts, and of rounds that were followed by a restart in place.
+    These are the ends of its attempts, and the ends of rounds that were followed by a restart in place.
 
-    ``attempts`` and ``checkpoints``: those of the run, according to its journals. ``latest``: an end that has just
-    happened, as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; a journaled end
-    of that attempt is ignored, since other nodes may have journaled it already.
+    ``attempts`` and ``checkpoints``: the run's, according to its journals. ``latest``: an end that has just happened,
+    as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; a journaled end of that
+    attempt is ignored, since other nodes may have journaled it already.
     """
     by_hand = max(
         (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
@@ -208,7 +208,7 @@ def decision(
 ) -> Decision:
     """What to do with a run after the last of these attempts, which has ended.
 
-    ``attempts`` and ``checkpoints``: those of the run. ``memory``: as in :func:`decide`.
+    ``attempts`` and ``checkpoints``: the run's. ``memory``: as in :func:`decide`.
     """
     return decide(prior_ends(attempts, checkpoints), policy_of(attempts[-1]), memory)
 
@@ -231,7 +231,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
     * ``oom``: with more memory, or its batch in more parts, as long as ``requeue.oom`` allows that; otherwise never,
       since the same would happen again.
     * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
-      So it would if the command of node 0 had completed, and those of other nodes did not end.
+      So it would if the command of node 0 had completed, and the commands of other nodes did not end.
     * ``node_fail``, ``lost``, ``preflight``, and unknown causes: ``max_node_failures`` times in a row, since the
       cluster may have problems for a while; a new checkpoint resets the count.
     * ``crash`` and ``hang``, foreign or not: ``max_failures`` times in all, each time after a pause that doubles until
@@ -274,7 +274,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
 
 
 def shares_memory(pack: int, *, share_gpu: bool, of_gpu: bool) -> bool:
-    """Whether memory that did not suffice was that of several runs, any of which may have taken it.
+    """Whether the exhausted memory belonged to several runs, so that any run may have taken it.
 
     ``pack``: how many runs share the job. ``share_gpu``: whether they share its GPUs too. ``of_gpu``: it was a GPU's.
     """
@@ -469,7 +469,7 @@ def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[C
     at, cause, of_gpu = attempt.ended_at or 0.0, _cause_of(attempt), is_of_gpu_memory(attempt.failures)
     left = attempt.left
     if not attempt.last_word and following is not None and not following.passed_over:
-        # Its agents were killed before they could look: the next attempt's have found what it left.
+        # Its agents were killed before they could look: the next attempt's agents have found its last checkpoint.
         left = following.began_from or left
     return PriorEnd(
         cause=cause,

@@ -54,7 +54,7 @@ class Cluster:
 class Partition:
     """The settings of a partition that concern interruptions. Times are in seconds; None: unlimited, or not set.
 
-    ``groups``, ``accounts`` and ``qos``: those whose jobs it takes; None: all. ``nodes``: a host list.
+    ``groups``, ``accounts`` and ``qos``: whose jobs it takes; None: all jobs. ``nodes``: a host list.
     """
 
     name: str
@@ -167,9 +167,9 @@ def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None
         name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
         return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
     own = qos[own_qos]
-    # A QOS lists whom it may preempt, so its preemptors are those that list it.
+    # A QOS lists whom it may preempt, so its preemptors are the QOS that list it.
     above = sorted(other.name for other in qos.values() if own.name in other.preempts)
-    # A QOS without a mode of its own has that of the cluster; the partition's mode does not count here.
+    # A QOS without a mode of its own has the cluster's; the partition's mode does not count here.
     mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
     if not above or not mode:
         return Preemption(possible=False, mode=mode, grace_s=own.grace_s, why=f"no QOS preempts QOS {own.name}")

@@ -20,14 +20,14 @@ class RecordedShares:
 
 
 def recorded_shares(attempts: Sequence[Attempt], step: int, ranks: int) -> RecordedShares:
-    """The shares of the steps after ``step``, which so many ``ranks`` have computed before.
+    """The shares of the steps after ``step``, as computed before by this number of ``ranks``.
 
     Args:
-        attempts: Those of the run. Each repeats what those before it have recorded, so that the newest choice at a
-            step counts. Those before an attempt from the start do not count, and those before one of another number of
-            ranks neither.
+        attempts: The run's attempts. Each repeats the records of the attempts before it, so that the newest choice at a
+            step counts. Attempts before one that started from scratch do not count, nor do attempts before one with
+            another number of ranks.
         step: The number of finished steps from which training goes on.
-        ranks: How many there are now.
+        ranks: The present number of ranks.
     """
     choices: dict[int, SharesChosen] = {}
     until = 0

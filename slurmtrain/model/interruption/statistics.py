@@ -6,7 +6,7 @@ How often a cluster interrupts jobs without notice determines how often to save 
 * ``node_fail``, ``lost`` and ``hang`` come from nodes, networks and file servers, without notice.
 * ``crash`` counts as well if a rank was killed by a signal that programs do not raise themselves, or if its error
   blames a device or the network. Any other crash is the program's own and says nothing about the cluster.
-* ``preempted`` and ``timeout`` are announced: the job had a grace in which to save.
+* ``preempted`` and ``timeout`` are announced: the job had a grace period to save in.
 * ``oom`` is the program's own: its memory use depends neither on when it saves nor on other runs.
 * ``completed``, ``cancelled``, ``preflight``, ``early`` and ``upstream`` do not interrupt training.
 """

@@ -21,7 +21,7 @@ class MetricColumn:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of one attempt, in the order in which they were logged: a row each.
+    """Lines of one attempt, in the order of logging: a row each.
 
     ``steps``: finished steps; ``times``: in seconds since 1970; ``columns``: the metrics, by name.
     """
@@ -35,7 +35,7 @@ class Block:
 
     @cached_property
     def descents(self) -> list[int]:
-        """The rows whose step is smaller than that of the row before."""
+        """The rows whose step is smaller than the step of the row before."""
         steps = self.steps
         if self.increases or not any(map(gt, steps, steps[1:])):
             return []
@@ -61,7 +61,7 @@ def block_of(points: Iterable[Point]) -> Block:
 
 
 def columns_of_lines(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn]:
-    """The columns of ``lines``, of each of which this has the values by metric; a row each."""
+    """The metrics of ``lines`` as columns: a line becomes a row."""
     return _uniform(lines) or _sparse(lines)
 
 

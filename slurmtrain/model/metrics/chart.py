@@ -36,8 +36,8 @@ class View:
 class Series:
     """The curve of one run, or the mean of several. ``since``: when it first started, in seconds since 1970.
 
-    ``starts``: where each further attempt began: its step, if known, and when, in seconds since 1970. ``bounds``: the
-    least and the largest values of those whose mean it is.
+    ``starts``: where each further attempt began: its step, if known, and when, in seconds since 1970. ``bounds``: if
+    the curve is a mean, the least and the largest of the averaged values.
     """
 
     label: str

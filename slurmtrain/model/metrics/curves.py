@@ -49,9 +49,9 @@ class Points:
 
 @dataclass(slots=True)
 class Curve:
-    """A metric. ``kept``: what survives; ``superseded``: what was trained again, in the order in which it was.
+    """A metric. ``kept``: values that survive; ``superseded``: values that were trained again, in order of replacement.
 
-    Values that were logged again for the same step, without a rollback, come last among what was superseded.
+    Values that were logged again for the same step, without a rollback, come last in ``superseded``.
     """
 
     kept: Points = field(default_factory=Points)
@@ -59,7 +59,7 @@ class Curve:
 
 
 class CurveBuilder:
-    """Builds the curves of a run from its points: attempt by attempt, in the order in which they were logged."""
+    """Builds the curves of a run from its points: attempt by attempt, in the order of logging."""
 
     def __init__(self, names: Collection[str] | None = None, *, keep_superseded: bool = False) -> None:
         """``names``: the metrics that matter; None: all. ``keep_superseded``: note superseded points too."""
@@ -102,7 +102,7 @@ class CurveBuilder:
 
 
 def columns_of(segment: Segment, name: str) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
-    """The steps, times and values of those rows of a ``segment`` that have the metric ``name``."""
+    """The steps, times and values of the rows of a ``segment`` that have the metric ``name``."""
     block, start, stop = segment.block, segment.start, segment.stop
     column = block.columns.get(name)
     if column is None:

@@ -13,8 +13,8 @@ from slurmtrain.model.metrics.curves import Points
 class Divergence:
     """How a metric of two runs compares.
 
-    ``steps``: how many of its steps both have. ``step``: the first of them at which the values differ; None if they are
-    equal at all. ``values``: those at that step.
+    ``steps``: the number of steps that both runs have. ``step``: the first of them where the values differ; None if
+    they are equal at all. ``values``: the two values at that step.
     """
 
     steps: int

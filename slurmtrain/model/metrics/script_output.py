@@ -18,7 +18,7 @@ LONGEST_LINE = 4096
 _MOST_STEPS = 10**15
 _LONGEST_NUMBER = 40
 _LONGEST_NAME = 250
-# Select Graphic Rendition and the like: progress bars and loggers colour what they print.
+# Select Graphic Rendition and the like: progress bars and loggers colour their output.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # What may stand around a number that a greedy group such as \S+ has matched.
 _AROUND = " \t,;:()[]{}%'\""
@@ -58,7 +58,7 @@ def reader_of(spec: ScriptMetricsSpec) -> LineReader:
 
 
 class PatternReader:
-    """Reads lines of a log, in which regular expressions are searched for."""
+    """Reads lines of a log, and searches regular expressions in them."""
 
     def __init__(self, pattern: str, step: str | None) -> None:
         """``pattern`` and ``step``: as in the spec, which has been checked."""

@@ -3,8 +3,8 @@
 A tracker has to show the surviving line of a run, and some cannot delete a point. So a point is sent once its fate is
 known. It is superseded as soon as a later attempt, or restarted ranks, have resumed from an earlier step. It is final
 once nothing resumes from an earlier step any more: a later checkpoint is there to resume from, or the run has ended.
-The newest points are neither. Since fates are decided in the order in which points were logged, what a tracker has is a
-position in each metrics file, together with the largest step of the surviving line that it has (:class:`Place`).
+The newest points are neither. Since fates are decided in the order of logging, a tracker's progress is a position in
+each metrics file, together with the largest step of the surviving line that it has (:class:`Place`).
 
 A run that has ended may be resumed nevertheless, and a checkpoint may turn out to be damaged. Then a rollback reaches
 behind that step, and the tracker has points that no longer survive (:func:`start_over`).
@@ -107,13 +107,13 @@ class Attempted(NamedTuple):
 
 
 def covered_until(checkpoints: Iterable[Checkpoint]) -> Callable[[int, float], float]:
-    """Up to which step points are final, by their attempt and time: those of smaller steps are.
+    """A function of a point's attempt and time that returns the first step whose points are not final yet.
 
-    A checkpoint covers what was logged before it was saved. Points of its own step are left out, since ranks that
-    resume from it may evaluate again what belongs to that step.
+    A checkpoint covers all points logged before it was saved. Points of its own step are left out, since ranks that
+    resume from it may evaluate again at that step.
 
     Args:
-        checkpoints: The run's; only those count that a later attempt can resume from.
+        checkpoints: The run's checkpoints; only checkpoints that a later attempt can resume from count.
     """
     usable = [each for each in checkpoints if each.on_disk and each.complete and each.step is not None]
     # Of a checkpoint that a script's own library has saved, the attempt may be unknown.
@@ -161,11 +161,11 @@ class Settlement:
             attempts: The run's, in order.
             place: How far the tracker has the run.
             open_from: By a surviving point's attempt and time, the smallest step that is still open; None: the newest
-                step, to which further points may still be added.
+                step, since points may still be added to it.
         """
         self.place = place
         self.cut: int | None = None
-        """The largest step up to which all that the tracker has survives; None: all of it does."""
+        """The largest step such that all points before it at the tracker survive; None: all survive."""
         self.incomplete = False
         """Whether the surviving line has points, before the newest that the tracker has, that it was never given."""
         self._attempts = attempts
@@ -183,10 +183,10 @@ class Settlement:
         self._smallest = _suffix_minimum([rollback.step for rollback in self._rollbacks])
 
     def batches(self, lines: int) -> Iterator[list[Decided]]:
-        """The settled lines, in the order in which they were logged, up to the first that is open.
+        """The settled lines, in the order of logging, up to the first that is open.
 
-        A batch has all lines of its last step, so that the step of a :class:`Place` says exactly what has been sent,
-        and no rollback within, so that what may have been sent of it is known too.
+        A batch has all lines of its last step, so that the step of a :class:`Place` says exactly which lines have been
+        sent, and no rollback within, so that it is known too which lines of it may have been sent.
 
         Args:
             lines: At least so many in each batch that no rollback follows.
@@ -205,7 +205,7 @@ class Settlement:
             yield batch
 
     def undecided(self) -> Iterator[Decided]:
-        """The open lines that survive so far, in the order in which they were logged."""
+        """The open lines that survive so far, in the order of logging."""
         return (each for each in self._lines() if Fate.OPEN in each.parts)
 
     def _lines(self) -> Iterator[Decided]:
@@ -244,7 +244,7 @@ class Settlement:
             self._resume(first_step, number, 0)
         else:
             self._note_earlier(attempt.start)
-        # Those before the place are what has led there.
+        # Restarts before the place have led there.
         left = [each for each in restarts if not offset or each.at > self.place.until]
         left = sorted(left, key=lambda restart: restart.at)[::-1]
         logged: dict[str, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
 """A summary of each metric's surviving line: what questions about many runs need, without their histories.
 
-It grows with the lines that are appended. Where a rollback has taken away what it summarises, or what is known of the
-attempts has changed, it cannot be continued, and is made anew from all lines; both ways give the same.
+It grows with the lines that are appended. Where a rollback has taken away summarised lines, or the known facts about
+the attempts have changed, it cannot be continued, and is made anew from all lines; both ways give the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_first(earlier: float | None, later: float | None, *, smaller: bool) -> b
 
 
 class AttemptLines(NamedTuple):
-    """Lines of an attempt, in the order in which they were logged.
+    """Lines of an attempt, in the order of logging.
 
     ``key``: the name of its directory; ``blocks``: its lines from byte ``begin`` of its metrics up to ``end``.
     """
@@ -66,7 +66,7 @@ class AttemptLines(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineSummary:
-    """The summaries of a run's metrics, and what they were made of: ``attempts`` without their lines."""
+    """The summaries of a run's metrics, and the ``attempts`` that they were made from, without their lines."""
 
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
     attempts: Sequence[AttemptLines] = ()
@@ -138,7 +138,7 @@ def _with_segments(
 ) -> Mapping[str, MetricSummary] | None:
     """Summaries with further ``segments``; None if a value that ``metrics`` summarise is logged again for its step."""
     summaries = dict(metrics)
-    # The newest points of each metric, the last of which is replaced by one of the same step.
+    # The newest points of each metric; another point of the same step replaces the last of them.
     newest: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
     for segment in segments:
         for name in segment.block.columns:
@@ -174,7 +174,7 @@ def _last_of_each(steps: Sequence[int], values: Sequence[float]) -> tuple[list[i
 
 
 def _summarise(steps: Sequence[int], values: Sequence[float]) -> MetricSummary:
-    """The summary of values at increasing steps, of which there is at least one."""
+    """The summary of values at increasing steps; there is at least one value."""
     at, finite, last = steps, values, None if math.isnan(values[-1]) else values[-1]
     # A sum shows whether all are finite, faster than looking at each; if it overflows, each is looked at.
     if not math.isfinite(sum(values)):

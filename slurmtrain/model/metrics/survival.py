@@ -57,7 +57,7 @@ class Segment(NamedTuple):
 class Position(NamedTuple):
     """Where a line of training stands.
 
-    ``step``: that of the newest row. ``resumed``: the ranks may have resumed from anywhere since. ``reached``: the
+    ``step``: step of the newest row. ``resumed``: the ranks may have resumed from anywhere since. ``reached``: the
     largest step of all rows that survive; None if there are none.
     """
 
@@ -86,16 +86,17 @@ class Course:
 
     def reach(self, first: int, last: int) -> int | None:
         """The next rows are of steps that never decrease, from ``first`` to ``last``."""
-        # Several lines of one step, such as that of an evaluation after it, are no rollback.
+        # Several lines of one step, such as the line of an evaluation after it, are no rollback.
         goes_back = first < self.step or (self.resumed and first == self.step)
         self.step, self.resumed = last, False
         return first if goes_back else None
 
 
 class SurvivingLine:
-    """Finds the surviving rows of a run, attempt by attempt, in the order in which they were logged.
+    """Finds the surviving rows of a run, attempt by attempt, in the order of logging.
 
-    The steps of surviving rows never decrease. ``superseded`` has what was rolled back, in the order in which it was.
+    The steps of surviving rows never decrease. ``superseded`` has the rows that were rolled back, in the order of
+    rollback.
     """
 
     def __init__(self, behind: Position = Position()) -> None:  # noqa: B008 - immutable

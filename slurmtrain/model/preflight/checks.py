@@ -70,7 +70,7 @@ def judge_checks(
 
 
 def blamed_nodes(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
-    """The nodes that an attempt should continue without: those with a failure of their own.
+    """The nodes that an attempt should continue without, because they have a failure of their own.
 
     A failure whose evidence says ``ambiguous`` shows only that nodes differ. If all of several nodes share a failure,
     such as a full shared disk, none of them is at fault.
@@ -172,7 +172,7 @@ def _judge_versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, 
 def _differing_versions(holders: Mapping[str, Sequence[int]], nodes: int) -> dict[str, tuple[list[str], bool]]:
     """Each deviating version, with the versions that the other nodes have, and whether those nodes are a majority.
 
-    ``holders`` are the nodes with each version, ``nodes`` of them in all.
+    ``holders`` are the nodes with each version, ``nodes`` the number of all nodes.
     """
     common = max(holders, key=lambda version: len(holders[version]), default="")
     if 2 * len(holders.get(common, ())) > nodes:
@@ -232,7 +232,7 @@ def _judge_gpu(facts: Facts, spec: Spec) -> Judgement:
 
 
 def _describe_xids(xids: Sequence[Facts]) -> tuple[list[str], list[str]]:
-    """The Xid messages that the hardware is to blame for: those that mean it is broken, and all others."""
+    """The Xid messages that the hardware is to blame for: the messages that mean it is broken, and all others."""
     fatal: list[str] = []
     others: list[str] = []
     for xid in xids:

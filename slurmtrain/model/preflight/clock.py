@@ -38,7 +38,7 @@ class ClockOffset:
 def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
     """The offset from the sample with the least delay: its error is at most half of that delay (RFC 5905, section 8).
 
-    Samples in which a clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set in
+    Samples whose clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set in
     between. Raises ValueError if no sample is left.
     """
     if not samples:
@@ -180,7 +180,7 @@ def _choose_reference(
 def _majority(measured: Mapping[int, ClockOffset], limit_s: float) -> _Reference | None:
     """The nodes that agree with the median within a limit in seconds, if they are more than half of all.
 
-    The ends of the median's span are the median of the lower ends and that of the upper ends.
+    The median's span runs from the median of the lower ends to the median of the upper ends.
     """
     spans = {node: _Span.from_offset(offset) for node, offset in measured.items()}
     median = _Span(median_low(span.low for span in spans.values()), median_low(span.high for span in spans.values()))

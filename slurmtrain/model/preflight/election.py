@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Up to this many nodes, each probes every other; with more, only those at distances of powers of two, and node 0.
+# Up to this many nodes, each probes every other; with more, only nodes at distances of powers of two, and node 0.
 ALL_PAIRS = 16
 # At most this many networks are probed: nodes with many rails have as many networks, all alike.
 _MAX_PROBED = 4
@@ -161,7 +161,7 @@ def nodes_without_interface(addresses: Mapping[int, NodeAddresses], pinned: str)
 
 
 def probe_targets(node: int, nodes: int) -> list[int]:
-    """The nodes that a node connects to: all of up to ALL_PAIRS nodes; with more, those at strides of powers of two.
+    """The nodes that a node connects to: all of up to ALL_PAIRS nodes; with more, nodes at strides of powers of two.
 
     In addition, all connect to node 0. If A connects to B, B connects to A, so each connection is tried in both
     directions; only node 0, which all connect to later because it hosts the store, does not connect back to all of
@@ -175,7 +175,7 @@ def probe_targets(node: int, nodes: int) -> list[int]:
 
 
 def networks_to_rate(probed: Sequence[ProbedNetwork]) -> list[int]:
-    """The indices of the networks whose rate has to be measured: those that nothing else distinguishes."""
+    """The indices of the networks whose rate has to be measured, since nothing else distinguishes them."""
     proved = [index for index, network in enumerate(probed) if network.proved]
     speeds = [speed for index in proved if (speed := probed[index].network.speed_mbps) is not None]
     # An unknown speed may be the best one.

@@ -31,7 +31,7 @@ class LedgerEntry:
         attempt: The attempt's number.
         checks: The checks that failed.
         reason: How they failed.
-        evidence: What they measured, by check.
+        evidence: The measurements, by check.
         seen_at: Seconds since 1970.
     """
 
@@ -137,7 +137,7 @@ def active_entries(
 ) -> dict[str, LedgerEntry]:
     """The newest active entry of each node by host, newest first.
 
-    ``entries`` are in any order; ``pardons``, ``now`` and ``expiry_s`` are those of :func:`entry_state`.
+    ``entries`` are in any order; ``pardons``, ``now`` and ``expiry_s`` are as for :func:`entry_state`.
     """
     active = [entry for entry in entries if entry_state(entry, pardons, now, expiry_s) == "active"]
     newest: dict[str, LedgerEntry] = {}

@@ -1,4 +1,4 @@
-"""Variables from old recipes that are useless or harmful today, and those that override slurmtrain's own choices. Pure.
+"""Variables from old recipes that are useless or harmful today, and variables that override slurmtrain's choices. Pure.
 
 Sources: NCCL's user guide (2.32), "Environment Variables" and "Networking Troubleshooting"; ProcessGroupNCCL.hpp of
 torch 2.13; doc/efa-env-var.md of aws-ofi-nccl. docs/network-profiles.md has the same table for users.

@@ -23,8 +23,8 @@ class PreflightReports:
 
     Attributes:
         hosts: The nodes' names.
-        addresses: What they could train over.
-        facts: What they measured about themselves, by check.
+        addresses: The addresses that they could train over.
+        facts: Their measurements of themselves, by check.
         offsets: How far their clocks are ahead of node 0's; None for a node that could not compare it.
         disciplines: What synchronises their clocks.
         probed: The networks; None if none is needed, for one node or all on one machine.
@@ -109,9 +109,9 @@ def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], reason: str)
     """The verdict if some nodes have not done their part: nothing else is known.
 
     Args:
-        nodes: Those that have not.
+        nodes: The nodes that have not.
         hosts: The names of all nodes.
-        reason: What they have not done.
+        reason: What the nodes have not done.
     """
     # Not ambiguous: the attempt can do without a node whose agent does not report.
     missing = Finding("agent", "fail", reason)
@@ -126,7 +126,7 @@ def judge_bandwidth(facts: Mapping[int, Mapping[str, Any]], spec: Spec) -> dict[
 
 def _bandwidth_finding(facts: Mapping[str, Any], spec: Spec) -> Finding:
     if "skip" in facts or "error" in facts:
-        # Ambiguous: ranks of one node may fail because those of another did.
+        # Ambiguous: ranks of one node may fail because another node's ranks did.
         status = "skip" if "skip" in facts else "fail"
         return Finding("bandwidth", status, str(facts.get("skip") or facts["error"]), {"ambiguous": True})
     bus_gb_per_s, limit = facts["busbw_gb_s"], spec.preflight.bandwidth.min_gb_per_s

@@ -66,8 +66,8 @@ class SeedGroup:
 class SideBySide:
     """Runs side by side.
 
-    ``differs``: the names of the settings that do; ``groups``: the best first; ``over``: those of the settings in which
-    runs of a group may differ.
+    ``differs``: the names of the settings that differ; ``groups``: the best first; ``over``: the settings that may
+    differ between runs of a group.
     """
 
     differs: Sequence[str]
@@ -88,9 +88,9 @@ def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, 
 
     Args:
         runs: The runs.
-        metric: What to sort them by, by the mean of the newest values over seeds; None: they stay in order.
+        metric: The metric to sort the runs by: by the mean of the newest values over seeds; None: they stay in order.
         larger: Whether larger values of it are better.
-        over: The settings in which runs of a group may differ; empty: seeds.
+        over: The settings that may differ between runs of a group; empty: seeds.
     """
     differs = differing([run.settings for run in runs])
     over = [name for name in differs if (name in over if over else is_seed(name))]

@@ -1,7 +1,7 @@
-"""Conditions on runs: what they consist of, of which runs they hold, and how they are written.
+"""Conditions on runs: their parts, which runs they hold for, and how they are written.
 
 A comparison with a missing value does not hold, unless it is with ``null``. A text that is a number
-(:func:`.quantities.read_number`) is compared as one. Of a list, one item must be equal, or none for ``!=``.
+(:func:`.quantities.read_number`) is compared as a number. For a list, one item must be equal, or none for ``!=``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NULL = "null"
 ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
-# The opposites of comparisons, for those that hold of a list if none of its items compares so.
+# The opposites of comparisons that hold for a list if none of its items compares so.
 _OPPOSITES = {"!=": "=", "not in": "in", "!~": "~"}
 
 
@@ -63,7 +63,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A field and what it is compared with: several values for ``in``, else one. ``at``: its place in the text."""
+    """A field and its operand: several values for ``in``, else one. ``at``: its place in the text."""
 
     name: str
     operator: str
@@ -137,7 +137,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Conditions of which at least one holds."""
+    """Conditions, at least one of which must hold."""
 
     parts: tuple[Condition, ...]
 

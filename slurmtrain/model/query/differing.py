@@ -14,10 +14,10 @@ _EXPONENT = re.compile(r"e([+-]?)0*([0-9]+)$")
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of what differs among runs: first that of which they have different values, then what some lack.
+    """The names of the settings that differ among runs: first differing values, then settings that some runs lack.
 
     Args:
-        settings: Those of each run, such as its parameters. Those in a mapping are named ``section.name``.
+        settings: The settings of each run, such as its parameters. A setting in a mapping is named ``section.name``.
     """
     flat = [dict(flattened(of_run)) for of_run in settings]
     values: dict[str, set[Any]] = {}
@@ -44,7 +44,7 @@ def repetition_key(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[A
 
 
 def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
-    """``lr=0.1 batch_size=64``: the settings with these names, without those that are not there."""
+    """``lr=0.1 batch_size=64``: the settings with these names, without missing ones."""
     flat = dict(flattened(settings))
     values = ((name, flat.get(name, ABSENT)) for name in names)
     return " ".join(f"{name}={write_value(value)}" for name, value in values if value is not ABSENT)

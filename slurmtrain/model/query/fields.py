@@ -45,5 +45,5 @@ def flattened(record: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def names_in(records: Iterable[Record]) -> list[str]:
-    """The names of all fields that are no mappings themselves, in the order in which they first appear."""
+    """The names of all fields that are no mappings themselves, by first appearance."""
     return list(dict.fromkeys(name for record in records for name, _ in flattened(record)))

@@ -11,7 +11,7 @@ from slurmtrain.model.query.differing import differing
 from slurmtrain.model.query.direction import is_larger_better
 from slurmtrain.model.query.fields import flattened
 
-# States in the order in which they are counted: first what somebody may have to look at.
+# States in the order of counting: first the states that somebody may have to look at.
 _STATES = ("unreadable", "failed", "lost", "running", "requeued", "pending", "created", "cancelled", "completed")
 # What a line of several runs does not have.
 _EMPTY: Mapping[str, None] = dict.fromkeys(
@@ -64,7 +64,7 @@ def count_states(states: Sequence[str]) -> str:
 
 
 def best_metrics(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The best value of each metric, without those whose name does not show what is better.
+    """The best value of each metric, without metrics whose name does not show whether larger or smaller is better.
 
     Args:
         metrics: The newest values of each run.

@@ -91,7 +91,7 @@ def area(steps: Sequence[int], values: Sequence[float]) -> float | None:
 def value_at(steps: Sequence[int], values: Sequence[float], step: int) -> float | None:
     """The value at a ``step``, or the newest one before it; None if there is none, or it is not finite.
 
-    ``steps``: those of the ``values``, increasing.
+    ``steps``: the steps of the ``values``, increasing.
     """
     place = bisect_right(steps, step) - 1
     return values[place] if place >= 0 and math.isfinite(values[place]) else None

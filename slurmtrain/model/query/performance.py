@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Performance:
-    """How fast a run was, and what it needed for that; None for what is not known."""
+    """How fast a run was, and the resources that it needed; None for an unknown value."""
 
     id: str
     name: str
@@ -83,14 +83,14 @@ def choose_baseline(runs: Sequence[Performance]) -> Performance:
 
 
 def compare_performance(runs: Sequence[Performance], baseline: Performance) -> list[PerformanceRow]:
-    """Each run compared with the baseline, those with fewer GPUs first.
+    """Each run compared with the baseline, runs with fewer GPUs first.
 
-    Samples in a second are compared if they are known of both; else steps, which have as many samples if the batch is
-    that of all processes.
+    Samples per second are compared if both have them; else steps, which have equally many samples if the batch counts
+    all processes together.
 
     Args:
         runs: The runs, among which may be the baseline.
-        baseline: What they are compared with.
+        baseline: The run that they are compared with.
     """
     ordered = sorted(runs, key=lambda run: (run.workers is None, run.workers or 0))
     return [_compared(run, baseline) for run in ordered]

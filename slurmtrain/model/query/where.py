@@ -60,8 +60,8 @@ def compare(name: str, operator: str, values: Sequence[str], now: float) -> Comp
     Args:
         name: The field.
         operator: As in an expression.
-        values: What it is compared with; several for ``in``.
-        now: What ages count back from, in seconds since 1970.
+        values: The operands; several for ``in``.
+        now: The time that ages count back from, in seconds since 1970.
 
     Raises:
         QueryError: The field cannot have such a value.

@@ -3,8 +3,8 @@
 Pure arithmetic over the same events that the run is built from. An attempt in progress is counted up to the last event
 known about it, never up to now, so that reading the journals again gives the same result.
 
-Times are those of node 0 and rank 0, which share a clock. From other nodes only ``hang`` events are used, with their
-times corrected by the clock offset that the preflight measured.
+Times are by the clock of node 0, which rank 0 shares. From other nodes only ``hang`` events are used, with their times
+corrected by the clock offset that the preflight measured.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def account(
     """Seconds by kind of one attempt, from ``queued_from`` to its end; in whole microseconds they add up exactly.
 
     Args:
-        events: The attempt's own events and those of commands about it, in any order.
+        events: The attempt's own events and the events of commands about it, in any order.
         progress: The progress according to its metrics.
         queued_from: When it was submitted, or when the previous start of the same job ended, in seconds since 1970.
         ended_at: When it ended, in seconds since 1970; None if it is in progress.
@@ -173,7 +173,7 @@ def _resumed_at(attempt: Attempt, following: int | None, newest: _Resumption) ->
     """
     if attempt.cause != "completed":
         return newest if following is None else _Resumption(following)
-    # What it did after its last step, such as an evaluation, is lost only if a later attempt goes back.
+    # Work after its last step, such as an evaluation, is lost only if a later attempt goes back.
     return _Resumption(following) if following is not None and following < (attempt.last_step or 0) else None
 
 
@@ -326,7 +326,7 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
             rounds.append(_Round(until=end))
         elif isinstance(payload, SessionStarted):
             newest.has_session = True
-            # A session begins at step 0 and is restored afterwards, so 0 does not say yet what it resumes from.
+            # A session begins at step 0 and is restored afterwards, so 0 does not say yet where it resumes.
             newest.begin = payload.step or newest.begin
         elif isinstance(payload, CheckpointRestored):
             newest.begin = payload.step
@@ -402,7 +402,7 @@ def _thrown_away(rounds: Sequence[_Round], resumed_at: _Resumption | None) -> It
 
 
 def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
-    """The intervals in which no rank made progress, up to the detection of the hang."""
+    """The intervals without progress of any rank, up to the detection of the hang."""
     for event in select(events, HangDetected):
         idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
         yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time

@@ -1,4 +1,4 @@
-"""What is known about one attempt: its events, and a summary of its saves, of which there may be thousands."""
+"""What is known about one attempt: its events, and a summary of its saves, which may be thousands."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _SUMMARISED: tuple[type[Payload], ...] = (
 
 
 def is_summarised(event: AnyEvent) -> bool:
-    """Whether an event only goes into a :class:`SaveLog`. Those of agents do not: they are few, and nodes matter."""
+    """Whether an event only goes into a :class:`SaveLog`. Events of agents do not: they are few, and nodes matter."""
     return isinstance(event.payload, _SUMMARISED) and not node_of(event.source)
 
 
 @dataclass(slots=True)
 class SaveLog:
-    """The saves of one attempt, independent of the order in which events are added. Times: seconds since 1970."""
+    """The saves of one attempt, independent of the order of added events. Times: seconds since 1970."""
 
     captures: list[tuple[int, float]] = field(default_factory=list)
     """The steps that were saved or restored, and when their state was captured."""
@@ -126,7 +126,7 @@ def captured_at(record: CheckpointRecord, time: float) -> float:
 
 @dataclass(slots=True)
 class AttemptFacts:
-    """The events of an attempt in order, including those of commands about it, and a summary of its saves."""
+    """The events of an attempt in order, including events of commands about it, and a summary of its saves."""
 
     events: list[AnyEvent] = field(default_factory=list)
     saves: SaveLog = field(default_factory=SaveLog)

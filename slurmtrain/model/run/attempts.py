@@ -263,7 +263,7 @@ def _host(attempt: Attempt, event: AnyEvent) -> str:
 
 @_apply.register
 def _apply_workers(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    # Only local attempts know a process before their workers start; Slurm manages those of its own jobs.
+    # Only local attempts know a process before their workers start; Slurm manages the processes of its own jobs.
     workers = payload.processes.values() if attempt.processes else ()
     # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
     began_from = attempt.left if node_of(event.source) == "0" else attempt.began_from

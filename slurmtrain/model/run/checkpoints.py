@@ -34,7 +34,7 @@ def concerns_checkpoints(event: AnyEvent) -> bool:
 
 
 class CheckpointHistory:
-    """All checkpoints that were ever saved or found: those on disk by path, and the deleted ones."""
+    """All checkpoints that were ever saved or found: by path if they are on disk, and the deleted ones."""
 
     def __init__(self) -> None:
         self._on_disk: dict[str, Checkpoint] = {}

@@ -1,9 +1,9 @@
 """Builds a run from all its events.
 
-A :class:`RunBuilder` depends on the set of events, not on the order in which they were read, so reading journals in
-another order, or again from the start, gives the same run. Its state can be stored as JSON, so that the next reading
-only adds new events. It makes no decisions: who starts the run again is decided by
-:func:`slurmtrain.model.interruption.next_start.with_next_start`.
+A :class:`RunBuilder` depends on the set of events, not on the order of reading, so reading journals in another order,
+or again from the start, gives the same run. Its state can be stored as JSON, so that the next reading only adds new
+events. It makes no decisions: :func:`slurmtrain.model.interruption.next_start.with_next_start` decides who starts the
+run again.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class RunBuilder:
 
     @property
     def events(self) -> Sequence[AnyEvent]:
-        """The events that are kept individually: all but those about saves."""
+        """The events that are kept individually: all except events about saves."""
         return self._events
 
     def add(self, events: Iterable[AnyEvent]) -> None:
-        """Add events, none of which was added before."""
+        """Add events that have not been added before."""
         for event in events:
             if concerns_checkpoints(event):
                 self._unfollowed.append(event)
@@ -163,8 +163,8 @@ class RunBuilder:
         Args:
             run_id: The run.
             record: The stored state.
-            all_events: Returns every event of the run, including those about to be added. It is called only if an event
-                about a checkpoint comes before ones already applied: a file system may show writes late.
+            all_events: Returns every event of the run, including events about to be added. It is called only if an
+                event about a checkpoint comes before ones already applied: a file system may show writes late.
         """
         builder = cls(run_id)
         for each in record["events"]:
@@ -202,7 +202,7 @@ def _lost_steps(attempts: Sequence[Attempt]) -> int | None:
 
 
 def _settings(origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> RunCreated | Submitting:
-    """The event that says what the newest attempt runs: that of the last submission which states it anew.
+    """The event that says what the newest attempt runs: from the last submission that states it anew.
 
     A submission that started nothing changes nothing, and one that states nothing repeats the one before.
     """

@@ -1,7 +1,7 @@
-"""Slurm's job states, and what they mean for an attempt.
+"""Slurm's job states, and their meaning for an attempt.
 
-Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States that are not listed here count
-as live: a run must not be given up because a newer Slurm has a new state.
+Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States missing here count as live: a
+run must not be given up because a newer Slurm has a new state.
 """
 
 from __future__ import annotations

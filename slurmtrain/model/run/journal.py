@@ -72,7 +72,7 @@ def _whole_lines(chunk: bytes, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def garbage_of(source: str, offset: int, line: bytes, why: str) -> Garbage:
-    """The ``line`` of a file as garbage, of which only the beginning is kept.
+    """The ``line`` of a file as garbage; only its beginning is kept.
 
     ``source`` is the file, ``offset`` where the line begins in it, and ``why`` what is wrong.
     """
@@ -107,7 +107,7 @@ def is_time(value: object) -> bool:
 def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garbage]]:
     """The events in a ``reading`` of the journal ``source``, and its garbage.
 
-    Garbage are lines that are no events, and those of events that have values that cannot be used.
+    Garbage are lines that are no events, and lines of events with unusable values.
     """
     events: list[AnyEvent] = []
     garbage = list(reading.garbage)

@@ -77,7 +77,7 @@ class RunDir:
 
     @property
     def code_state(self) -> Path:
-        """Says of which snapshot that copy is, once it is complete."""
+        """Names the snapshot that the copy was made from, once the copy is complete."""
         return self.path / "code.json"
 
     def snapshot(self, name: str) -> SnapshotDir:
@@ -100,7 +100,7 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """The published checkpoints, and next to them those being built or deleted, and damaged ones moved aside."""
+        """The published checkpoints, next to checkpoints being built or deleted, and damaged ones moved aside."""
         return self.path / "checkpoints"
 
     @property

@@ -14,7 +14,7 @@ class Parent:
     """A run that another one comes from.
 
     ``run``: its id. ``relation``: ``rerun``, the same was submitted again; ``fork``, training begins with its
-    checkpoint; or ``after``, it has to end first. ``step``: that of the checkpoint; None without one.
+    checkpoint; or ``after``, it has to end first. ``step``: step of the checkpoint; None without one.
     """
 
     run: str

@@ -36,7 +36,7 @@ class Marks:
     _frees: int = 0
 
     def apply(self, event: AnyEvent) -> None:
-        """Take an event into account, which is newer than those before; most kinds change nothing."""
+        """Take an event into account that is newer than all before; most kinds change nothing."""
         payload = event.payload
         if isinstance(payload, TagsChanged):
             self.tags = (self.tags | set(payload.add)) - set(payload.remove)

@@ -8,7 +8,7 @@ A command that ends a waiting job because a run before it failed knows why; othe
 1. All nodes journaled ``end: completed``: completed. If the end of some node is missing, Slurm's COMPLETED stands in
    for it, but not if a stop was requested: agents exit with 0 when they obey.
 2. Some node ended otherwise: the one with the earliest ``failed_at`` determines the cause, unless a person cancelled
-   before that. A rank that failed only because it lost a peer (``cascade``) comes after those that failed by
+   before that. A rank that failed only because it lost a peer (``cascade``) comes after ranks that failed by
    themselves, even if it failed first.
 3. Slurm's final state, seen before a person cancelled: its cause (``job_state``).
 4. A person cancelled: cancelled.
@@ -74,7 +74,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
 
     Args:
         attempt: The attempt without its end.
-        events: Its own events and those of commands about it, in order.
+        events: Its own events and events of commands about it, in order.
         cancels: When a person cancelled the run, in seconds since 1970.
     """
     # A node that was lost while the others kept running has no say in how the attempt ended.
@@ -122,8 +122,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
 def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
     """The attempt, closed: Slurm has started its job again since, which rules out that it was cancelled.
 
-    That alone does not confirm the cause: Slurm may still report one, such as a node failure. ``facts``: those of the
-    attempt.
+    That alone does not confirm the cause: Slurm may still report one, such as a node failure. ``facts``: the attempt's.
     """
     ends = select(facts.events, NodeEnded)
     requeue = requeue_record(facts.events)
@@ -254,7 +253,7 @@ def _is_of_slurm(events: Sequence[AnyEvent]) -> bool:
 
 
 def _blame(end: End) -> tuple[bool, bool, float]:
-    """The first failure sorts first, after it those that followed from another failure or do not know their cause."""
+    """The first failure sorts first, then failures that followed from another one or do not know their cause."""
     return (end.payload.cascade, _stopped_by_signal(end), _failed_at(end))
 
 

@@ -75,7 +75,7 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
 
 
 def final_state(events: Sequence[AnyEvent]) -> str | None:
-    """The final state of the run, if node 0 journaled one at the end of a start; ``events``: those of node 0."""
+    """The final state of the run, if node 0 journaled one at the end of a start; ``events``: node 0's."""
     return next((end.payload.over for end in reversed(select(events, NodeEnded))), None)
 
 

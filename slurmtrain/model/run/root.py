@@ -1,4 +1,4 @@
-"""Where the files of all runs are, and those that no single run owns. Paths are computed, never accessed."""
+"""Where the files of all runs are, and files that no single run owns. Paths are computed, never accessed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RunsRoot:
         return self.path / ".histories"
 
     def history(self, run_id: str) -> Path:
-        """That of one run."""
+        """The history of one run."""
         return self.histories / f"{run_id}.columns"
 
     @property
@@ -201,7 +201,7 @@ def is_run_id(name: str) -> bool:
 
 
 def run_ids_among(names: Iterable[str]) -> Iterator[str]:
-    """Those of these names that are ids of runs."""
+    """The names among these that are ids of runs."""
     return filter(RUN_ID.fullmatch, names)
 
 

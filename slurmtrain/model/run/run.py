@@ -57,7 +57,7 @@ class Checkpoint:
     verified_at: float | None = None
     """When its files were last verified, whatever the result."""
     format: str | None = None
-    """The format in which a user's script saved it; None: slurmtrain's own, or unknown."""
+    """The format of a checkpoint that a user's script saved; None: slurmtrain's own, or unknown."""
     step_from: str | None = None
     """``log``: its step was not in the checkpoint, but logged last when it was saved; None: it was, or is unknown."""
 
@@ -116,7 +116,7 @@ class Attempt:
     confirmed: bool = False
     """Whether its cause is final, whatever the scheduler may still report."""
     without: Sequence[str] = ()
-    """Nodes excluded from its start, in addition to those that the spec excludes."""
+    """Nodes excluded from its start, in addition to nodes that the spec excludes."""
     inherited: Mapping[str, str] = field(default_factory=dict)
     """The variables of the shell that submitted it which count beside the spec, by name."""
     executor: str = ""
@@ -161,14 +161,14 @@ class Attempt:
     hangs: Sequence[Mapping[str, Any]] = ()
     """What the ranks were doing when no step had been finished for too long."""
     raised_limits: Sequence[Mapping[str, Any]] = ()
-    """Each time its ranks got longer for a step, because those that others waited for computed: ``at``, ``limit_s``,
+    """Each time its ranks got longer for a step, because ranks that others waited for computed: ``at``, ``limit_s``,
     ``raised_s``, ``ranks``, ``why``."""
     stragglers: Sequence[Mapping[str, Any]] = ()
     """Ranks that were slower than the others for a long time."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Further observations of its agents: memory, GPUs, Slurm's answer when a signal came."""
     spent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by what they were spent on, up to its end or the last time known about it (:mod:`.accounting`)."""
+    """Seconds by kind of use, up to its end or the last time known about it (:mod:`.accounting`)."""
 
     @property
     def ended(self) -> bool:

@@ -55,7 +55,7 @@ class NamedPath(NamedTuple):
 def paths_read(words: Sequence[str]) -> Iterator[NamedPath]:
     """The relative paths that a command seems to read.
 
-    ``words``: those of the command, the program's name first.
+    ``words``: the words of the command, the program's name first.
     """
     for option, value in _values(words):
         suffix = PurePosixPath(value).suffix

@@ -327,7 +327,7 @@ def _plain_defaults(cls: type) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ShorthandSection(Section):
-    """A section that may be written as one value, that of ``key``: ``3`` for ``{last: 3}`` if the key is `last`."""
+    """A section that may be written as one value, for its ``key``: ``3`` for ``{last: 3}`` if the key is `last`."""
 
     key: str = ""
 
@@ -424,7 +424,7 @@ def hint_for_unknown_key(path: KeyPath, siblings: Iterable[str]) -> Hint:
     (*at, key), names = path, sorted(siblings)
     near = nearest(key, names, _ALMOST_THE_SAME)
     meant = OTHER_NAMES.get(key.lower(), ())
-    # At the top level, where users write most, what it is called elsewhere outweighs how similar it is to other keys.
+    # At the top level, where users write most, other names of a key outweigh its similarity to other keys.
     if meant and (near is None or meant[:-1] == tuple(at) or not at):
         return Hint(f"; did you mean {(meant[-1] if meant[:-1] == tuple(at) else '.'.join(meant))!r}?", meant)
     if near is None and key in HOMES:

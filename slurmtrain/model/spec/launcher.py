@@ -70,9 +70,10 @@ _ADDED = {
 class NodePlace:
     """Where one of the processes that are started once per node runs, in one round.
 
-    ``node_rank``: its node among those that train. ``ranks``: how many ranks each of them is to start. ``interface``,
-    ``address``: its node's, in the network of the run. ``master_addr``, ``master_port``: where its ranks meet, on the
-    first node; the port is free there. ``hostfile``: the path of a file with a line ``NAME slots=N`` for each node.
+    ``node_rank``: number of its node among the training nodes. ``ranks``: how many ranks each process is to start.
+    ``interface``, ``address``: of its node, in the network of the run. ``master_addr``, ``master_port``: where its
+    ranks meet, on the first node; the port is free there. ``hostfile``: the path of a file with a line ``NAME slots=N``
+    for each node.
     """
 
     node_rank: int
@@ -218,8 +219,8 @@ def counts_of_command(command: str, written: Collection[str]) -> dict[str, tuple
 def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
     """The command with the options by which its launcher finds the other nodes, as placeholders.
 
-    ``words``: those of a command that is started once per node. ``on_own_gpus``: there is only one node, with a GPU for
-    each process.
+    ``words``: the words of a command that is started once per node. ``on_own_gpus``: there is only one node, with a GPU
+    for each process.
     """
     launched = _find(words)
     if launched is None:
@@ -229,7 +230,7 @@ def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
 
 def _added(name: str, *, on_own_gpus: bool) -> Sequence[str]:
     if name == _DEEPSPEED and on_own_gpus:
-        # With a hostfile it would number the GPUs itself; without one it takes those of CUDA_VISIBLE_DEVICES.
+        # With a hostfile it would number the GPUs itself; without one it takes the GPUs in CUDA_VISIBLE_DEVICES.
         return ("--master_port", "{master_port}")
     return _ADDED.get(name, ())
 

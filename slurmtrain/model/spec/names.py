@@ -1,4 +1,4 @@
-"""Which names a spec may use, and which of them mark a value as secret."""
+"""Which names a spec may use, and which names mark a value as secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECRET_PARAM = re.compile(
 _SECRET_VARIABLE = re.compile(r"(?:TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIAL)S?$", re.IGNORECASE)
 # Characters of a run's name: it is part of file names and of Slurm's job names.
 NAME_LIMIT = 64
-# Those of an experiment, in MLflow (mlflow/utils/validation.py).
+# The limit for an experiment's name in MLflow (mlflow/utils/validation.py).
 _EXPERIMENT_LIMIT = 500
 
 
@@ -60,7 +60,7 @@ def check_param_name(name: object, noun: str = "parameter") -> None:
 
     Args:
         name: The name.
-        noun: What it names, for the message.
+        noun: The named thing, for the message.
     """
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"expected a name, found {type_name(name)} ({name!r}); put it in quotes")

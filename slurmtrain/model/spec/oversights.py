@@ -60,9 +60,9 @@ def find_failures(template: Mapping[str, Any]) -> Iterator[str]:
 
 
 def find_oversights(plain: Mapping[str, Any], variables: Collection[str] = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Keys of a spec, as plain data, that hold what is hardly meant, each with a message that says what may be.
+    """Keys of a spec, as plain data, whose values are hardly meant so, each with a message that says what may be meant.
 
-    ``variables``: the names of those of this environment.
+    ``variables``: names of the variables of this environment.
     """
     for section in ("command", "params", "env", *SHELL_KEYS):
         for path, text in _texts(plain[section], (section,)):

@@ -93,7 +93,7 @@ class Plan:
         return self if python == self.python else self._same_content(replace(self, python=python))
 
     def for_node(self, node: int) -> Plan:
-        """The plan as the agent of a ``node`` follows it, by its number from 0: ``resources`` are those of the node."""
+        """The plan as the agent of a ``node`` follows it, by its number from 0: ``resources`` are the node's."""
         resources = self.spec.resources.of_node(node)
         if resources is self.spec.resources:
             return self
@@ -229,7 +229,7 @@ def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_defaults(content: Mapping[str, Any], keys: Sequence[KeyPath]) -> dict[str, Any]:
-    """What is in a plan's content, without those of the ``keys`` that have their default."""
+    """A plan's content, without the ``keys`` that have their default."""
     rest = dict(content)
     for *sections, key in keys:
         defaults, section = _defaults(), rest

@@ -15,9 +15,10 @@ from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
 from slurmtrain.model.spec.slurm.option_values import advice_on
 from slurmtrain.model.spec.values import read_sbatch_value
 
-# The options of all versions: the site's sbatch itself reports those that it lacks, and lists those of its plug-ins.
+# The options of all versions: the site's sbatch itself reports the options that it lacks, and lists its plug-ins'
+# options.
 OPTIONS = frozenset(name for name, option in SLURM_OPTIONS.items() if option.sbatch is not None)
-# Of these, those that are passed on.
+# The options of these that are passed on.
 PASSED = frozenset(name for name in OPTIONS if not SLURM_OPTIONS[name].sbatch)
 # Keys of ``slurm`` that hold lists of options as they would be typed, which no table of options limits: plug-ins of a
 # site, such as pyxis, add options of their own.
@@ -35,7 +36,7 @@ _ALL = "; 'sbatch --help' lists all"
 _ELSEWHERE = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}: {{0!r}}"
 # How similar an option must be to a known one to be a slip beyond doubt, and no option of a plug-in.
 _SLIP = 0.85
-# Returns the options that the site's own sbatch has, those of plug-ins included; none where there is no sbatch. It is
+# Returns the options that the site's own sbatch has, options of plug-ins included; none where there is no sbatch. It is
 # given the option that is looked for.
 ReadOptions = Callable[[str], frozenset[str]]
 
@@ -129,7 +130,7 @@ def unknown_srun_options(slurm: Mapping[str, Any], read_srun_options: ReadOption
 
 
 def runs_in_container(slurm: Mapping[str, Any]) -> bool:
-    """Whether these options start the tasks in a container, whose files are not those of this machine."""
+    """Whether these options start the tasks in a container, whose files differ from this machine's."""
     return any(
         name.startswith("container") for name in (*named_options(slurm), *named_options({SBATCH: slurm.get(SRUN)}))
     )
@@ -207,7 +208,7 @@ def _unquoted(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlurmValue:
-    """The kind of a value in ``slurm``: that of an option or, under :data:`SBATCH` and :data:`SRUN`, a list of them."""
+    """The kind of a value in ``slurm``: an option's or, under :data:`SBATCH` and :data:`SRUN`, a list of options."""
 
     text: str = "text, number, true or false; under sbatch and srun, a list of options"
 

@@ -28,7 +28,7 @@ def script_imports(source: bytes) -> list[ScriptImport]:
     """
     try:
         with warnings.catch_warnings():
-            # Such as that of an invalid escape sequence, which Python itself prints when the script runs.
+            # Such as the warning about an invalid escape sequence: Python itself prints it when the script runs.
             warnings.simplefilter("ignore")
             body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -79,12 +79,12 @@ def calls_in(text: str) -> list[LauncherCall]:
 
 
 def problem_of_calls(calls: Sequence[LauncherCall], launcher: str, ranks: int) -> tuple[LauncherCall, str] | None:
-    """The first call that starts what must not be started there, and what to do; None if all are right.
+    """The first call of a launcher that must not be called there, and what to do; None if all are right.
 
     Args:
-        calls: those in the text that each rank runs, or each node.
+        calls: the calls in the text that each rank runs, or each node.
         launcher: who starts the ranks.
-        ranks: how many there are.
+        ranks: how many ranks there are.
     """
     for call in calls:
         if call.name == "srun":

@@ -101,7 +101,7 @@ def read_setup_line(value: object) -> str:
 
 
 SHELL_KEYS = ("setup", "setup_node", "sidecars", "teardown")
-"""The keys of the spec that hold lines of shell, in which nothing is interpolated."""
+"""The keys of the spec that hold lines of shell, where nothing is interpolated."""
 
 
 class ShellLines(Items):

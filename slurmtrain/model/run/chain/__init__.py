@@ -1,1 +1,1 @@
-"""Runs that start after others: what is known of those others."""
+"""Runs that start after others: what is known of the others."""

@@ -7,11 +7,11 @@ from graphlib import CycleError, TopologicalSorter
 
 
 def tree_order(above: Mapping[str, Collection[str]], first: Sequence[str]) -> dict[str, int]:
-    """How deep each run of a set stands, in the order of a tree: each below the last of those that it starts after.
+    """How deep each run of a set stands, in the order of a tree: each below the last of the runs that it starts after.
 
     Args:
-        above: Of each run of the set, those of the set that it starts after. Ids sort by age.
-        first: Runs in the order in which their chains are wanted; other chains come after these.
+        above: For each run of the set, the runs of the set that it starts after. Ids sort by age.
+        first: Runs in the desired order of their chains; other chains come after these.
     """
     try:
         order = list(TopologicalSorter(above).static_order())

@@ -51,8 +51,8 @@ def ids_by_name(upstreams: Iterable[Upstream]) -> dict[str, list[str]]:
 class Standing:
     """How the upstreams of a run stand.
 
-    ``waits``: those that have not ended. ``problem``: why the run cannot start any more, as a sentence without a full
-    stop; empty while it may.
+    ``waits``: the upstreams that have not ended. ``problem``: why the run cannot start any more, as a sentence without
+    a full stop; empty while it may.
     """
 
     waits: Sequence[Upstream] = ()
@@ -69,7 +69,7 @@ def standing(upstreams: Sequence[Upstream], runs: Mapping[str, Run]) -> Standing
 
     Args:
         upstreams: The runs.
-        runs: Those of them that exist, by id, as they are now.
+        runs: The runs among them that exist, by id, as they are now.
     """
     waits: list[Upstream] = []
     for upstream in upstreams:

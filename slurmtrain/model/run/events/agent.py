@@ -173,9 +173,9 @@ class WorkersStarted(Payload):
 
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     """By rank: ``host``, ``boot``, ``pid``, ``start``. If the run's command starts the ranks itself: by the number of
-    the node among those that train."""
+    the node among the training nodes."""
     ranks_each: int = 1
-    """How many ranks each process stands for: those of its node if the run's command starts the ranks itself."""
+    """How many ranks each process stands for: all ranks of its node if the run's command starts the ranks itself."""
     first_rank: int | None = None
     """The first of the ranks that the process stands for, if the run's command starts them itself."""
     cpus: Mapping[str, str] = field(default_factory=dict)
@@ -220,14 +220,14 @@ class RanksExited(Payload):
 
 @payload
 class LeftoversKilled(Payload):
-    """Processes that ranks had left running were killed: those of this round, or of an earlier attempt."""
+    """Processes that ranks had left running were killed: ranks of this round, or of an earlier attempt."""
 
     KIND: ClassVar[str] = "leftovers"
 
     killed: Sequence[str] = ()
     """Their names and process ids."""
     remaining: Sequence[str] = ()
-    """Those that could not be killed, because they wait for the kernel."""
+    """Processes that could not be killed, because they wait for the kernel."""
 
 
 @payload
@@ -263,7 +263,7 @@ class HangLimitRaised(Payload):
     KIND: ClassVar[str] = "hang_limit"
 
     node: int = 0
-    """The number of the node on which the limit was exceeded."""
+    """The number of the node where the limit was exceeded."""
     limit_s: float | None = None
     """The limit so far, in seconds."""
     raised_s: float | None = None
@@ -309,7 +309,7 @@ class StragglerDetected(Payload):
     host: str = ""
     """Its node's name."""
     ratio: float | None = None
-    """The duration of its steps divided by that of the median rank."""
+    """The duration of its steps divided by the median rank's."""
     own_s: float | None = None
     """Its seconds per step, without waiting for other ranks."""
     median_s: float | None = None
@@ -356,7 +356,7 @@ class RanksRestarted(Payload):
 
 @payload
 class NodesRequested(Payload):
-    """Node 0: a second job was submitted, for nodes that the run could use in addition to those that it has."""
+    """Node 0: a second job was submitted, for nodes that the run could use in addition to its present ones."""
 
     KIND: ClassVar[str] = "nodes_requested"
 
@@ -398,7 +398,7 @@ class NodesLeft(Payload):
 
 @payload
 class CommandCompleted(Payload):
-    """Node 0: its command, which starts the ranks itself, has ended with code 0, and those of other nodes still run."""
+    """Node 0: its command, which starts the ranks itself, has ended with code 0; commands of other nodes still run."""
 
     KIND: ClassVar[str] = "command_completed"
 
@@ -434,7 +434,7 @@ class NodesKept(Payload):
 
 @payload
 class ConnectionsRefused(Payload):
-    """Connections to this node's agent that did not come from the attempt's nodes, such as those of a port scan."""
+    """Connections to this node's agent from outside the attempt's nodes, such as connections of a port scan."""
 
     KIND: ClassVar[str] = "refused"
 
@@ -507,7 +507,7 @@ class NodeEnded(Payload):
     evidence: EvidenceRecord = field(default_factory=dict)
     """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
     over: str | None = field(default=None, metadata=OMIT_NONE)
-    """Node 0: the state in which the run is over for good: ``completed``, ``failed`` or ``cancelled``."""
+    """Node 0: the final state of the run: ``completed``, ``failed`` or ``cancelled``."""
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (

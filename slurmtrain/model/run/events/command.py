@@ -74,7 +74,7 @@ class Submitting(Payload):
     executor: str = ""
     """``slurm`` or ``local``."""
     host: str | None = None
-    """The machine on which the command runs."""
+    """The machine that the command runs on."""
     overrides: Sequence[str] = ()
     """What this submission changes in the spec, each ``key=value``."""
     from_start: bool = False
@@ -88,7 +88,7 @@ class Submitting(Payload):
     follows: str | None = field(default=None, metadata=OMIT_NONE)
     """The directory of the attempt that it takes over from."""
     without: Sequence[str] | None = field(default=None, metadata=OMIT_NONE)
-    """Nodes to exclude, in addition to those that the spec excludes."""
+    """Nodes to exclude, in addition to nodes that the spec excludes."""
     partition: str | None = field(default=None, metadata=OMIT_NONE)
     """The partition that it is submitted to."""
     inherited: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)

@@ -1,6 +1,6 @@
 """Events that ranks write, into ``attempts/*/rank-<r>.jsonl``, or ``rank-<r>.<round>.jsonl`` after restarts in place.
 
-Those about checkpoints are in :mod:`.checkpoint`.
+Events about checkpoints are in :mod:`.checkpoint`.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class SharesChosen(Payload):
 
 @payload
 class HardwareCompared(Payload):
-    """The ranks have told each other what they compute on, since that decides how they compute."""
+    """The ranks have told each other what hardware they compute on, since that decides how they compute."""
 
     KIND: ClassVar[str] = "hardware"
 
     names: Sequence[str] = ()
     """The name of each rank's GPU, or ``CPU``, by rank."""
     precisions: Sequence[str] = ()
-    """In which precision each rank computes forward and backward passes, by rank; empty if the spec has one for all."""
+    """The precision of forward and backward passes, by rank; empty if the spec has one for all."""
     backend: str = ""
     """Which of torch's backends reduces gradients, if the ranks have elected it: ``nccl`` or ``gloo``."""
     backend_why: str = ""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 UNUSABLE = object()
 """What a reader returns for a value that it does not accept."""
 Reader: TypeAlias = Callable[[object, list[object]], Any]
-"""Returns what can be used of a value, else :data:`UNUSABLE`; appends what it leaves out of a list or object."""
+"""Returns the usable part of a value, else :data:`UNUSABLE`; appends the omitted parts of a list or object."""
 
 # No count, size, time or duration is larger; sums of a thousand such integers still fit into SQLite's INTEGER.
 _LARGEST = 2**53

@@ -43,7 +43,7 @@ def is_trash(name: str) -> bool:
 
 
 def damaged_name(step: int, number: int) -> str:
-    """The name of a checkpoint moved aside because it could not be restored; ``number`` counts those of this step."""
+    """The name of a checkpoint moved aside because it could not be restored; ``number`` counts them for this step."""
     return f"damaged-{checkpoint_name(step)}" + (f".{number}" if number else "")
 
 

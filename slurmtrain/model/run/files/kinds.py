@@ -1,4 +1,4 @@
-"""Of which kind a file of a run is, by its path: what outlives the run's deletion, and what ``clean`` may remove."""
+"""The kind of a run's file, by its path: what outlives the run's deletion, and what ``clean`` may remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which specs of one submission are created: each after those whose runs must end first."""
+"""The order of creation of the specs of one submission: each after the specs whose runs must end first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 def find_cycle(after: Mapping[int, Sequence[int]]) -> list[int]:
     """Specs that wait for each other, each for the one behind it, the first again at the end; empty if there are none.
 
-    ``after``: by the number of each spec, the numbers of those that it waits for.
+    ``after``: by the number of each spec, the numbers of the specs that it waits for.
     """
     try:
         TopologicalSorter(after).prepare()
@@ -20,7 +20,7 @@ def find_cycle(after: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def creation_order(after: Mapping[int, Sequence[int]]) -> list[int]:
-    """The numbers of specs, each behind those that it waits for, otherwise in order; there is no cycle among them."""
+    """The numbers of specs, each behind the specs that it waits for, otherwise in order; they have no cycle."""
     sorter = TopologicalSorter(after)
     sorter.prepare()
     order: list[int] = []

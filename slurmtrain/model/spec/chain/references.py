@@ -17,7 +17,7 @@ from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.spec import Spec
 
 FIELDS = ("checkpoint", "dir", "id", "step")
-# The keys of a spec in which references are replaced.
+# The keys of a spec where references are replaced.
 PLACES = ("command", "params", "env")
 _METRIC = ".metrics."
 # One that is escaped for omegaconf is text, also for us.
@@ -58,7 +58,7 @@ def escape_references(text: str) -> str:
 
 
 def references(value: object) -> Iterator[Reference]:
-    """The references in texts, lists and mappings. Those that mean nothing are left out."""
+    """The references in texts, lists and mappings, without invalid ones."""
     if isinstance(value, str):
         for match in _REFERENCE.finditer(value):
             try:
@@ -79,7 +79,7 @@ def references_of(spec: Spec) -> list[Reference]:
 
 
 def dependencies_of(spec: Spec) -> list[Dependency]:
-    """The runs that must end before a run of this spec: those of ``after``, and those that it has references to."""
+    """The runs that must end before a run of this spec: runs in ``after``, and runs that its references name."""
     named = {dependency.name: dependency for dependency in map(parse_dependency, spec.after)}
     for reference in references_of(spec):
         named.setdefault(reference.run, Dependency(reference.run))

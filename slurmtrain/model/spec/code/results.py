@@ -40,8 +40,8 @@ def result_places(words: Sequence[str], pattern: str | None, workdir: str, root:
     """The places in a repository, or next to it, that a command writes to by a path relative to its working directory.
 
     Args:
-        words: Those of the command, placeholders included; of a path, what precedes the first one counts.
-        pattern: ``checkpoint.glob``, of which the directories count.
+        words: Words of the command, placeholders included; of a path, the part before the first placeholder counts.
+        pattern: ``checkpoint.glob``, whose directories count.
         workdir: Where the command runs, absolute.
         root: The repository, absolute.
     """
@@ -62,13 +62,13 @@ def _place_of(named: NamedPath) -> ResultPlace:
 
 
 def _directory_of(pattern: str) -> ResultPlace:
-    """The directory in which all files are that a pattern matches."""
+    """The directory of all files that a pattern matches."""
     parents = PurePosixPath(pattern).parents
     return ResultPlace(str(next(each for each in parents if not _WILDCARD.search(str(each)))), DIRECTORY)
 
 
 def _in_repository(places: Sequence[ResultPlace], workdir: str, root: str) -> Iterator[ResultPlace]:
-    """Those of the places that are relative, and below the root or next to it, but not the working directory."""
+    """The relative places below the root or next to it, without the working directory."""
     for place in places:
         if place.path.startswith(("/", "~")):
             continue

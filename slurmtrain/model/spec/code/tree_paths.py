@@ -6,9 +6,9 @@ import posixpath
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePosixPath
 
-# Files that keep an otherwise empty directory in git, or say what it is for.
+# Files that keep an otherwise empty directory in git, or say what the directory is for.
 _PLACEHOLDERS = frozenset({".gitkeep", ".gitignore", ".keep", "readme", "readme.md", "readme.txt", "readme.rst"})
-# What Python imports, or a shell reads.
+# Files that Python imports, or a shell reads.
 _CODE = frozenset({".py", ".pyi", ".pyx", ".pxd", ".so", ".pyd", ".sh", ".bash"})
 # What nobody needs beside the files of a snapshot: git would write to the repository's own index.
 _NEVER = frozenset({".git", "__pycache__"})
@@ -20,7 +20,7 @@ def is_placeholder(path: str) -> bool:
 
 
 def directories_of(paths: Iterable[str]) -> set[str]:
-    """All directories in which there are files with these relative paths; the root is an empty text."""
+    """All directories that contain files with these relative paths; the root is an empty text."""
     directories = {""}
     for path in paths:
         parent = posixpath.dirname(path)
@@ -31,7 +31,7 @@ def directories_of(paths: Iterable[str]) -> set[str]:
 
 
 def without_data_directories(paths: Collection[str]) -> list[str]:
-    """Those of these paths that are not in a directory with nothing but placeholders.
+    """The paths that are not in a directory with nothing but placeholders.
 
     Such a directory is for data or results: a run uses the one that is there.
     """
@@ -40,7 +40,7 @@ def without_data_directories(paths: Collection[str]) -> list[str]:
 
 
 def without_places(paths: Collection[str], places: Collection[str]) -> list[str]:
-    """Those of these paths that are neither among the ``places`` nor in a directory of them that has no programs."""
+    """The paths that are neither among the ``places`` nor in a directory of them that has no programs."""
     by_path = {path: [each for each in (path, *_parents(path)) if each in places] for path in paths} if places else {}
     with_code = {place for path, its in by_path.items() if posixpath.splitext(path)[1] in _CODE for place in its}
     return [path for path in paths if with_code.issuperset(by_path.get(path, ()))]

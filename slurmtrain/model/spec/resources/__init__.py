@@ -1,1 +1,1 @@
-"""The section `resources` of a spec, and how the ranks of a run are placed on what it asks for."""
+"""The section `resources` of a spec, and how the ranks of a run are placed on these resources."""

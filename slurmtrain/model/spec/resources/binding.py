@@ -1,7 +1,6 @@
 """Which CPUs of a node each of its ranks runs on: the key ``resources.bind``. Pure.
 
-Memory needs no policy of its own: the kernel gives a process pages of the NUMA node on which it runs
-(set_mempolicy(2)).
+Memory needs no policy of its own: the kernel gives a process pages of its own NUMA node (set_mempolicy(2)).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The key `resources.components` of a spec: the components of a heterogeneous job, whose nodes differ.
 
-Slurm gives each component nodes of its own kind (sbatch(1), heterogeneous jobs). What a component leaves out is that of
-the section around it, or of `slurm`.
+Slurm gives each component nodes of its own kind (sbatch(1), heterogeneous jobs). A key that a component leaves out has
+its value in the section around it, or in `slurm`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
 from slurmtrain.model.spec.units import parse_node_memory, write_node_memory
 from slurmtrain.model.spec.values import POSITIVE, read_node_count
 
-# The options by which a component asks for nodes: those that Slurm forgets with each component. Others hold for the
-# following ones, too, and are those of the whole job (slurm_opt.c, reset_each_pass).
+# The options that describe a component's nodes: Slurm forgets them with each component. Others hold for the following
+# components, too, and belong to the whole job (slurm_opt.c, reset_each_pass).
 OPTIONS_OF_COMPONENTS = frozenset(name for name in PASSED if SLURM_OPTIONS[name].of_component)
 
 NODE_MEMORY = Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)
@@ -48,7 +48,7 @@ def _check_option(name: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
-    """Nodes of one kind. What a component leaves out is that of `resources`, and of `slurm`."""
+    """Nodes of one kind. A key that a component leaves out has its value in `resources`, or in `slurm`."""
 
     nodes: int = declare_key(1, Scalar(POSITIVE.text, read_node_count), "Nodes of the component.", required=True)
     procs_per_node: int | None = declare_key(
@@ -107,7 +107,7 @@ def _write_component(component: ComponentSpec) -> dict[str, Any]:
 
 
 def options_of_component(slurm: Mapping[str, Any], component: ComponentSpec) -> dict[str, Any]:
-    """The options by which a ``component`` asks for its nodes; ``slurm``: those of the job, by sbatch's names."""
+    """The options for the nodes of a ``component``; ``slurm``: the job's options, by sbatch's names."""
     own = {canonical_option(name): value for name, value in component.slurm.items()}
     of_all = {name: value for name, value in slurm.items() if name in OPTIONS_OF_COMPONENTS}
     return {name: value for name, value in {**of_all, **own}.items() if value is not None and value is not False}
@@ -121,7 +121,7 @@ def component_of(components: Sequence[ComponentSpec], node: int) -> ComponentSpe
 
 
 def component_conflicts(components: Sequence[ComponentSpec]) -> Iterator[str]:
-    """What is wrong with ``components``, of which each has all of its values, as sentences without a full stop."""
+    """What is wrong with ``components`` whose values are all filled in, as sentences without a full stop."""
     for number, each in enumerate(components):
         procs, gpus = each.procs_per_node, each.gpus_per_node
         if procs and gpus and procs % gpus:

@@ -1,4 +1,4 @@
-"""How the ranks of a run are placed on its nodes, of which those of components have different numbers."""
+"""How the ranks of a run are placed on its nodes; nodes of different components may have different numbers of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NodeRanks:
         return len(set(self.counts)) <= 1
 
     def ranks_of(self, place: int) -> range:
-        """The ranks of the node at a ``place`` among those that take part, from 0."""
+        """The ranks of the node at a ``place`` among the nodes that take part, from 0."""
         first = sum(self.counts[:place])
         return range(first, first + self.counts[place])
 

@@ -165,7 +165,7 @@ class ResourcesSpec:
         return self.procs_per_node or self.gpus_per_node or 1
 
     def resolved(self) -> ResourcesSpec:
-        """The same with all values filled in that depend on other ones, those of components included."""
+        """The same with all values filled in that depend on other ones, in components too."""
         components = tuple(
             replace(
                 component,
@@ -192,7 +192,7 @@ class ResourcesSpec:
         return replace(self, **own)
 
     def by_component(self) -> list[tuple[ComponentSpec, ResourcesSpec]]:
-        """Each component, with its resources as those of a job of its own."""
+        """Each component, with its resources as if it were a job of its own."""
         return [
             (
                 component,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# sbatch(1), filename pattern: a number before the letter is the width to which a number is padded with zeros.
+# sbatch(1), filename pattern: a number before the letter is the width of a zero-padded number.
 _PATTERN = re.compile(r"%(\d{0,2})(.?)", re.DOTALL)
 LETTERS = "xjAauNnt"
 _EXAMPLE = "logs/%x-%j.out"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# What becomes of an option, by the words in the table. An empty text: it is passed on, and means what it means in a
+# What becomes of an option, by the words in the table. An empty text: it is passed on, and has the same meaning as in a
 # script.
 _ADVICE = {
     "as-is": "",

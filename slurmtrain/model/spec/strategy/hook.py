@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 POWERSGD, TOPK, HIERARCHICAL = "powersgd", "topk", "hierarchical"
 HOOKS = (BF16, FP16, POWERSGD, TOPK, HIERARCHICAL)
-# Hooks that keep what they have not sent.
+# Hooks that keep the unsent part of a gradient.
 WITH_FEEDBACK = (POWERSGD, TOPK)
 _OWNERS = {
     "matrix_approximation_rank": POWERSGD,

@@ -21,7 +21,7 @@ class PipelineSchedule:
 
     @property
     def forward(self) -> str:
-        """The schedule for forward passes alone, whose order is that of all others: for any number of microbatches."""
+        """The schedule for forward passes alone, for any number of microbatches: all schedules have the same order."""
         return "GPipe" if self.per_rank == 1 else "LoopedBFS"
 
     def stages_of(self, rank: int, ranks: int) -> list[int]:
@@ -29,8 +29,8 @@ class PipelineSchedule:
         return list(range(rank, ranks * self.per_rank, ranks))
 
 
-# By their names in a spec, which are torch's in lower case. Those that compute the gradients of weights apart from
-# those of inputs (zero bubble) are left out: with FSDP2 they lose gradients (torch 2.13).
+# By their names in a spec, which are torch's in lower case. Schedules that compute the gradients of weights apart from
+# the gradients of inputs (zero bubble) are left out: with FSDP2 they lose gradients (torch 2.13).
 SCHEDULES = {
     "gpipe": PipelineSchedule("GPipe"),
     "1f1b": PipelineSchedule("1F1B", fills=True),

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, choice, suggestion
 
 BF16, FP16, FP32 = "bf16", "fp16", "fp32"
-# That of each process by its hardware.
+# The precision of each process by its hardware.
 AUTO = "auto"
-# What hardware has if no other entry is for it.
+# Hardware without an entry of its own has this one.
 DEFAULT = "default"
 MixedPrecision = str | Mapping[str, str] | None
 
 
 def precision_on(mixed: MixedPrecision, hardware: str, *, has_bf16: bool) -> str:
-    """The precision in which a process computes: bf16, fp16 or fp32.
+    """The precision that a process computes in: bf16, fp16 or fp32.
 
     Args:
         mixed: The key of the spec. By `auto` it is bf16 if the hardware has it, else fp16; in a mapping the longest

@@ -1,1 +1,1 @@
-"""Sweeps: what a section `sweep` may say, which runs follow from it, and what they may cost."""
+"""Sweeps: the contents of a section `sweep`, which runs follow from it, and how much they may cost."""

@@ -53,9 +53,9 @@ class SweepCost:
 
 
 def cost_of(resources: Iterable[ResourcesSpec], pack: Pack | None = None) -> SweepCost:
-    """The cost of runs with these ``resources``; spare nodes count, and of a range of nodes the largest number.
+    """The cost of runs with these ``resources``. Spare nodes count; a range of nodes counts with its largest number.
 
-    ``pack``: how they share jobs, all of which they fill: each has its share of a node then, and perhaps of the GPUs.
+    ``pack``: how they share jobs, which they fill: each has its share of a node then, and perhaps of the GPUs.
     """
     sharing = 1 if pack is None else pack.runs
     runs = without_limit = 0

@@ -10,9 +10,9 @@ from typing import Any
 from slurmtrain.model.spec.kinds import type_name
 from slurmtrain.model.spec.sweep.expressions import is_expression
 
-# What they call the ends of an interval.
+# Names that other tools have for the ends of an interval.
 _ENDS = (("min", "max"), ("low", "high"), ("lower", "upper"), ("start", "stop"), ("from", "to"))
-# What they call the values themselves.
+# Names that other tools have for the values themselves.
 _VALUES = frozenset({"values", "value", "choice", "choices", "options", "categories", "grid", "list"})
 _LIST = re.compile(r"[\w.+-]+(?:\s*,\s*[\w.+-]+)+")
 

@@ -109,7 +109,7 @@ def _same(first: Any, other: Any) -> bool:
 
 
 def varying_keys(points: Sequence[Point]) -> list[str]:
-    """The keys in which runs differ, in the order in which they occur first."""
+    """The keys that differ between runs, by first appearance."""
     keys = dict.fromkeys(key for point in points for key in point)
     return [key for key in keys if len({repr(point[key].value) if key in point else None for point in points}) > 1]
 
@@ -384,7 +384,7 @@ def _read_values(value: Any) -> ListedValues | RandomValues:
 
 
 def _each(value: Any, listed: ListedValues, at: KeyPath) -> Iterator[Swept]:
-    """The values of a key, each with its place: of a list, that of the item."""
+    """The values of a key, each with its place: in a list, the item's."""
     for index in range(listed.count):
         yield Swept(listed.at(index), (*at, str(index)) if isinstance(value, list) else at)
 

@@ -26,7 +26,7 @@ def _check_pattern(text: str) -> None:
 
 
 def _check_file(text: str) -> None:
-    """Raise ValueError unless the name of the file says in which format it is."""
+    """Raise ValueError unless the name of the file tells its format."""
     if not text.lower().endswith(_SUFFIXES):
         raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}, found {text!r}")
 

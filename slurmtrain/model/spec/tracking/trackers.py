@@ -64,7 +64,7 @@ def check_plugin_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """The kind of the settings of a tracker that is not slurmtrain's: a mapping like that of ``params``, or null."""
+    """The kind of the settings of a third-party tracker: a mapping like ``params``, or null."""
 
     text = "mapping of settings, or null"
 

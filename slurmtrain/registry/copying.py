@@ -23,10 +23,10 @@ _BATCH = 5_000
 
 
 def copy_registry(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[str, int]:
-    """Make ``target`` hold what ``source`` holds, and nothing else; returns the number of rows of each table.
+    """Copy the rows of ``source`` into ``target``, and remove all others; returns the number of rows of each table.
 
-    A kill leaves the target as it was. Nobody else writes to either meanwhile, except to a source on a server, of which
-    what it held in the beginning is copied.
+    A kill leaves the target as it was. Nobody else may write to either meanwhile, except to a source on a server: its
+    rows at the beginning are copied.
 
     Args:
         source: A registry of this version.

@@ -46,9 +46,9 @@ def insert(dialect: str, conflict: Conflict, table: sa.Table, columns: tuple[str
 
     Args:
         dialect: ``sqlite`` or ``postgresql``.
-        conflict: What becomes of a row whose key exists.
+        conflict: What becomes of an existing row with the same key.
         table: The table.
-        columns: Its columns, in the order of the values; others are NULL, or keep what they have.
+        columns: Its columns, in the order of the values; others are NULL, or keep their values.
     """
     names = [f'"{name}"' for name in columns]
     places = ", ".join([_PLACEHOLDERS[dialect]] * len(columns))

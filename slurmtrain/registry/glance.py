@@ -25,7 +25,7 @@ _MOST = 2000
 
 
 class Glimpse(NamedTuple):
-    """What names a run, and what it has names for."""
+    """The names of a run, and the names of its tags, parameters and metrics."""
 
     id: str
     name: str

@@ -129,9 +129,9 @@ def _store(transaction: Transaction, readers: Sequence[_RunReader], *, dead: boo
 
 
 def _store_each(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
-    """Write what the readers have read one after the other, to learn which of them cannot be stored.
+    """Write the readers' results one after the other, to learn which ones cannot be stored.
 
-    None of them should exist: the types of events only allow what can be stored.
+    None of them should fail: the types of events only allow values that can be stored.
     """
     for reader in readers:
         with _isolated(reader.run.id, ingested), transaction.savepoint(*_UNEXPECTED):
@@ -151,9 +151,9 @@ def _isolated(run_id: str, ingested: Ingested) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _RunReader:
-    """One run while it is being read: its files, how far each has been read (bytes), and what they contained so far.
+    """One run while it is being read: its files, how far each has been read (bytes), and the contents so far.
 
-    ``facts``: those that it was last built from; None: it is built from its ``earlier`` events.
+    ``facts``: the facts that it was last built from; None: it is built from its ``earlier`` events.
     """
 
     run: RunDir
@@ -200,7 +200,7 @@ class _RunReader:
                 self._read_file(file)
 
         def all_events() -> list[AnyEvent]:
-            # Earlier events are in the registry; those read now are written only at the end.
+            # Earlier events are in the registry; the events read now are written only at the end.
             return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
 
         if self.facts is not None:
@@ -271,6 +271,6 @@ class _RunReader:
 
 
 def _newest(logged: Iterable[str], surviving: Mapping[str, MetricSummary]) -> dict[str, float]:
-    """The newest values of the ``surviving`` metrics, in the order in which all were ``logged``."""
+    """The newest values of the ``surviving`` metrics, in the order of ``logged``."""
     values = {name: surviving[name].last for name in logged if name in surviving}
     return {name: math.nan if value is None else value for name, value in values.items()}

@@ -45,7 +45,7 @@ def read_metrics(
 
 
 def read_lines(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, LineSummary]:
-    """The summaries of these runs' surviving lines, by run, with what they were made of."""
+    """The summaries of these runs' surviving lines, by run, with the record of the lines that they summarise."""
     metrics = read_metrics(connection, run_ids)
     return {
         row["run_id"]: LineSummary.from_json(json.loads(row["made_of"]), metrics.get(row["run_id"], {}))

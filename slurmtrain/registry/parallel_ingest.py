@@ -1,6 +1,6 @@
 """Reading run directories in several processes, for a registry that knows nothing of them; one process writes.
 
-The others have no database: what they read comes back as rows, which are as they would have written them.
+The others have no database: they return the rows that they would have written.
 """
 
 from __future__ import annotations

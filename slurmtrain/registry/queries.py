@@ -36,7 +36,7 @@ def rows(
 def rows_by_run(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Rows like those of :func:`rows`, grouped by the id of their run; an empty list for a run without rows.
+    """Rows as :func:`rows` returns them, grouped by the id of their run; an empty list for a run without rows.
 
     Args:
         connection: The connection to query.
@@ -77,7 +77,7 @@ def fetch(
         parameters: Values of its parameters.
     """
     result = connection.execute(query, parameters or {})
-    # Not by the driver's cursor alone, whose errors would be those of the driver.
+    # Not by the driver's cursor alone, which would raise the driver's errors.
     rows: Sequence[tuple[Any, ...]] = result.cursor_strategy.fetchall(result, result.cursor)
     return rows
 

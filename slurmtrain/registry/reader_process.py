@@ -31,7 +31,7 @@ class ReadRuns:
 
 
 class _RowCollector(Transaction):
-    """Collects the rows of runs of which nothing is stored."""
+    """Collects the rows of runs that are not stored yet."""
 
     def __init__(self, dialect: str) -> None:
         super().__init__(None, dialect=dialect)
@@ -41,7 +41,7 @@ class _RowCollector(Transaction):
 
     @contextlib.contextmanager
     def savepoint(self, *errors: type[Exception]) -> Iterator[None]:
-        """As that of a database, where all rows inside are new."""
+        """Like a database's savepoint, where all rows inside are new."""
         lengths = {statement: len(rows) for statement, rows in self._rows.items()}
         try:
             yield
@@ -63,11 +63,11 @@ class _RowCollector(Transaction):
 
 
 def read_runs(runs: Sequence[RunDir], *, dialect: str) -> ReadRuns:
-    """Read runs of which nothing is stored.
+    """Read runs that are not stored yet.
 
     Args:
         runs: The run directories, without duplicates.
-        dialect: That of the database which is to have the rows.
+        dialect: Dialect of the database that is to have the rows.
     """
     collector = _RowCollector(dialect)
     ingested = ingest(collector, runs, dead=False)

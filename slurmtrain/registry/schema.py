@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from slurmtrain.errors import RegistryUnusable
 from slurmtrain.registry.dialects import TEXT, Json
 
-# Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
-# the run directories. A test knows the tables of each version.
+# Increase this with every change to the tables or to the meaning of their values: a registry of an earlier version is
+# rebuilt from the run directories. A test knows the tables of each version.
 VERSION = 14
 
 metadata = sa.MetaData()
@@ -289,7 +289,7 @@ def is_json(column: sa.Column[Any]) -> bool:
 
 
 def replace_tables(connection: sa.Connection, present: Collection[str]) -> None:
-    """Make the tables, and delete those of an earlier version that are ``present``, except for what must survive."""
+    """Make the tables, and delete ``present`` ones of an earlier version, except for tables that must survive."""
     for name in set(present) - {sent.name, _EARLIER_SENT}:
         connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
     metadata.create_all(connection)
@@ -311,7 +311,7 @@ def _carry_over(connection: sa.Connection) -> None:
 
 
 def not_of_this_version(registry: str, version: int | None) -> RegistryUnusable:
-    """Why a registry cannot be read as it is. ``version``: that of its tables, an earlier one; None: it has none."""
+    """Why a registry cannot be read as it is. ``version``: version of its tables, an earlier one; None: it has none."""
     if version is None:
         return RegistryUnusable(f"there is no registry at {registry}")
     return RegistryUnusable(

@@ -28,7 +28,7 @@ class Sent:
     step: int | None = None
     """The largest step of the surviving line that was sent."""
     sending: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of the place up to which it was sent; empty for what versions before 8 have sent."""
+    """The rest of the place that was reached in sending; empty for rows of versions before 8."""
     revision: int = -1
     """The run's revision when everything that could be sent had been sent."""
     refused: Sequence[str] = field(default_factory=list)

@@ -111,7 +111,7 @@ class Store:
         return self._read(index.unsettled)
 
     def ended_last(self, limit: int) -> dict[str, IndexRow]:
-        """Those of the settled runs that ended last, by id; at most ``limit``."""
+        """The settled runs that ended last, by id; at most ``limit``."""
         return self._read(lambda connection: index.ended_last(connection, limit))
 
     def named(self, names: Collection[str]) -> dict[str, IndexRow]:
@@ -128,11 +128,11 @@ class Store:
         return {child: decode_cell(text, "Sequence[Mapping[str, Any]]") for child, text in texts.items()}
 
     def behind(self) -> list[str]:
-        """The ids of the runs of which trackers may not have everything, oldest first."""
+        """The ids of the runs that trackers may have only in part, oldest first."""
         return self._read(index.behind)
 
     def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
-        """The ids of the runs of which all conditions may hold, oldest first.
+        """The ids of the runs that may meet all conditions, oldest first.
 
         Args:
             conditions: The conditions.
@@ -190,7 +190,7 @@ class Store:
         return self.events_of([run_id], cls).get(run_id, [])
 
     def events_of(self, run_ids: Collection[str], cls: type[P]) -> dict[str, list[Event[P]]]:
-        """The events of one kind by run, in no order, of those of these runs that have any.
+        """The events of one kind by run, in no order; runs without any are left out.
 
         Args:
             run_ids: The runs.
@@ -283,7 +283,7 @@ class Store:
         return self._read(read)
 
     def unsent(self, run_ids: Collection[str]) -> list[str]:
-        """Those of these runs of whose metrics more was read than was sent to some tracker."""
+        """The ids of the runs with metrics that were read but not sent to every tracker."""
         read, sent = self.offsets(run_ids), self.sent(run_ids)
 
         def is_behind(run_id: str, path: str, offset: int) -> bool:

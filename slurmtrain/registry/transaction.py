@@ -79,7 +79,7 @@ class Transaction:
         self._rows.clear()
 
     def add_rows(self, rows: Mapping[str, Sequence[Row]]) -> None:
-        """Write rows of runs of which nothing is stored. ``rows``: by the statement that writes them."""
+        """Write rows of runs that are not stored yet. ``rows``: by the statement that writes them."""
         for statement, of_statement in rows.items():
             if of_statement:
                 self._connection.exec_driver_sql(statement, list(of_statement))
@@ -100,7 +100,7 @@ class Transaction:
         self._connection.exec_driver_sql("RELEASE part")
 
     def clear(self) -> None:
-        """Delete what the directories of runs tell: not what trackers have, which those of old runs lack."""
+        """Delete everything that comes from run directories, but not the trackers' rows: old directories lack them."""
         for table in schema.metadata.tables.values():
             if table is not schema.sent:
                 self._connection.execute(table.delete())
@@ -117,7 +117,7 @@ class Transaction:
         }
 
     def builder_facts(self, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The facts from which runs are built, for those that had not ended when they were last read."""
+        """The facts that runs are built from, for runs that had not ended when they were last read."""
         rows = queries.rows(self._connection, schema.builder, run_ids)
         return {row["run_id"]: json.loads(row["facts"]) for row in rows}
 
@@ -146,7 +146,7 @@ class Transaction:
         self._add("ignore", schema.event, _EVENT_COLUMNS, [row])
 
     def add_garbage(self, run_id: str, garbage: Iterable[Garbage]) -> None:
-        """Store lines of a run's journals that are not records; those already known change nothing."""
+        """Store lines of a run's journals that are not records; known ones change nothing."""
         self._add("ignore", GARBAGE.table, GARBAGE.columns, [GARBAGE.row(line, run_id) for line in garbage])
 
     def set_offset(self, run_id: str, source: str, offset: int) -> None:

@@ -30,9 +30,9 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
     """Pass connections on to the socket at ``target``, as long as this context lasts.
 
     Args:
-        listener: Where they arrive; it is closed at the end.
+        listener: The socket where they arrive; it is closed at the end.
         target: A socket in a directory that only this account can enter; it need not exist yet.
-        only_own: Refuse those that this account has not opened on this machine.
+        only_own: Refuse connections that this account has not opened on this machine.
     """
     with listener:
         threading.Thread(target=_accept_all, args=(listener, target, only_own), daemon=True).start()
@@ -79,9 +79,9 @@ def is_own(peer: Endpoint, own: Endpoint, lines: Iterable[str]) -> bool:
     """Whether a process of this account has the other end of a connection.
 
     Args:
-        peer: That end, an address and a port.
+        peer: The other end, an address and a port.
         own: This end.
-        lines: Those of the kernel's tables of connections.
+        lines: Lines of the kernel's tables of connections.
     """
     for line in lines:
         # sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ...

@@ -31,8 +31,8 @@ class WrittenFiles:
 class FileTracker(Tracker):
     """Shows runs in a directory. Its setting ``dir`` is relative to the runs root.
 
-    ``usual``: that setting, where the spec has none; ``folder``: what it makes there, if anything; ``kind``: what
-    messages say that the directory is for.
+    ``usual``: the value of ``dir`` where the spec has none; ``folder``: the folder that it makes there, if any;
+    ``kind``: the purpose of the directory, for messages.
     """
 
     truncates: ClassVar[bool] = True

@@ -17,7 +17,7 @@ def store_address(file: Path, *, locks: bool = True) -> str:
     """
     from sqlalchemy import URL
 
-    # Versions of SQLAlchemy differ in what of a URL they decode: each reads what it has written itself.
+    # Versions of SQLAlchemy decode different parts of a URL: each reads the URLs that it has written itself.
     if locks:
         url = URL.create("sqlite", database=str(file))
     else:

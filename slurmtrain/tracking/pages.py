@@ -1,8 +1,8 @@
 """Addresses of MLflow's pages.
 
 The part after ``#`` chooses the page. In MLflow 3 the page of an experiment without ``/runs`` is an overview of traces,
-and ``workflowType`` chooses between two menus at its side, the other one for language models; ``model-metrics`` is
-the page of a run with its curves, and ``compareRunsMode`` shows those of runs beside their list (seen in a browser,
+and ``workflowType`` chooses between two menus at its side, the other one for language models; ``model-metrics`` is the
+page of a run with its curves, and ``compareRunsMode`` shows the curves of runs beside their list (seen in a browser,
 with MLflow 3.17). Versions that know no such parameter ignore it.
 """
 
@@ -32,7 +32,7 @@ def runs_page(experiment: str, runs: Sequence[str] = ()) -> str:
 
     Args:
         experiment: The id of the experiment.
-        runs: The ids in MLflow of those to show, unless there are too many for an address; by default all.
+        runs: The MLflow ids of the runs to show, unless there are too many for an address; by default all runs.
     """
     page = f"#/experiments/{quote(experiment)}/runs?{_MENU}&{_CHART}"
     if not 0 < len(runs) <= _FILTERED:

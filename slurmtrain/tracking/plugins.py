@@ -1,4 +1,4 @@
-"""Which trackers there are: slurmtrain's own, and those that other packages declare as entry points."""
+"""Which trackers there are: slurmtrain's own, and trackers that other packages declare as entry points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN = {
     "tensorboard": "slurmtrain.tracking.to_tensorboard:TensorboardTracker",
     "wandb": "slurmtrain.tracking.to_wandb.tracker:WandbTracker",
 }
-# Those that are FileTrackers.
+# Trackers that are FileTrackers.
 _WRITING_FILES = frozenset({"csv", "tensorboard", "wandb"})
 # Trackers whose package is an extra of the same name.
 _EXTRAS = frozenset({"tensorboard", "wandb"})
@@ -32,7 +32,7 @@ _EXTRAS = frozenset({"tensorboard", "wandb"})
 
 @cache
 def _declared() -> Mapping[str, Sequence[EntryPoint]]:
-    """The entry points of other packages by name, of which several may have the same."""
+    """The entry points of other packages by name; several may have the same name."""
     # Imported here: it takes a submission longer than all else that it has to know of trackers.
     from importlib.metadata import entry_points
 

@@ -44,13 +44,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_server(uri: str) -> bool:
-    """Whether a tracking URI is that of a server, rather than of a store that needs one to be shown."""
+    """Whether a tracking URI names a server, rather than a store that needs one to be shown."""
     return uri.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """An MLflow server on this machine: where it listens, its processes, and what they have printed."""
+    """An MLflow server on this machine: where it listens, its processes, and their output."""
 
     host: str
     port: int
@@ -97,7 +97,7 @@ def serve(
 
     Args:
         uri: The store.
-        root: The runs root, in which the server runs.
+        root: The runs root, where the server runs.
         host: The address to listen on.
         port: The port to listen on. If it is in use, or browsers refuse it, the next free one is taken.
         occupied: Called with ``port`` and the one that is taken instead.

@@ -1,8 +1,8 @@
 """A file with the surviving line of one run: a row for each step, which can be cut off after any step.
 
 It is a CSV file: the columns ``step``, ``time`` (seconds since 1970) and ``attempt``, then one for each metric in the
-order in which they were first logged. Rows are appended, in increasing order of steps. For anything else, such as a new
-column, the file is replaced by a new one at once.
+order of first logging. Rows are appended, in increasing order of steps. For anything else, such as a new column, the
+file is replaced by a new one at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StepFile:
         return None
 
     def _cut(self, step: int) -> int | None:
-        """Drop all rows after a ``step``; returns that of the last row that is left. Raises ValueError, csv.Error."""
+        """Drop all rows after a ``step``; returns the step of the last remaining row. Raises ValueError, csv.Error."""
         newest, is_whole = self._newest()
         if newest is not None and newest <= step and is_whole:
             return newest
@@ -55,7 +55,7 @@ class StepFile:
         return self._newest()[0]
 
     def append(self, points: Sequence[TrackedPoint]) -> None:
-        """Add rows for the final ones among these points, which are of later steps than those in the file."""
+        """Add rows for the final ones among these points, whose steps are later than the file's."""
         merged = _merge(points)
         names = dict.fromkeys(name for _, metrics in merged for name in metrics)
         if new := [name for name in names if name not in self._names]:
@@ -130,7 +130,7 @@ class StepFile:
 
 
 def files_named(directory: Path, *names: str) -> list[str]:
-    """Those of the entries ``names`` of a ``directory`` that exist, with what killed commands have left of new ones."""
+    """The entries ``names`` of a ``directory`` that exist, and leftovers of new ones from killed commands."""
     pattern = re.compile("|".join(rf"{re.escape(name)}|\.{re.escape(name)}\.[0-9a-f]{{8}}\.tmp" for name in names))
     try:
         return sorted(filter(pattern.fullmatch, os.listdir(directory)))
@@ -145,7 +145,7 @@ def _text(rows: Iterable[Sequence[object]], quoting: int = csv.QUOTE_MINIMAL) ->
 
 
 def _merge(points: Sequence[TrackedPoint]) -> list[tuple[tuple[int, float, int], dict[str, float]]]:
-    """The final points, those of one step together: its step, time and attempt, and the metrics."""
+    """The final points, grouped by step: its step, time and attempt, and the metrics."""
     merged: dict[int, tuple[tuple[int, float, int], dict[str, float]]] = {}
     for point in points:
         if point.fate is Fate.FINAL:

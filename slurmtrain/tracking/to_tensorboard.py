@@ -1,10 +1,9 @@
 """Runs as event files of TensorBoard, which show the surviving line of their metrics.
 
 ``SummaryWriter(purge_step=...)`` only hides the events of steps that are trained again, and other readers of the files
-show both. So the events of a run are in one file, to which they are appended; after a rollback, and after a command was
-killed while it wrote, a new file is written and the old one emptied. A new file begins with a start of a session at
-step 0, upon which a TensorBoard that is running drops what it has read of the old one; it would never look at the new
-one if the old one were deleted.
+show both. So the events of a run are appended to one file. After a rollback, and after a command was killed while it
+wrote, a new file is written and the old one emptied. A new file begins with a start of a session at step 0, which makes
+a running TensorBoard drop all events of the old file; it would never look at the new file if the old one were deleted.
 """
 
 from __future__ import annotations

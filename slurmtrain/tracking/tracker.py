@@ -1,8 +1,8 @@
-"""What a tracker is: three calls, with which it shows a run.
+"""The interface of a tracker: three calls that show a run.
 
 ``begin`` finds or creates the remote run, ``log`` adds points to it, ``finish`` says how the run stands. They come in
-this order for each run of which something is new, one run after the other. After a failure, or a kill at any time, they
-come again for the same run, with the points that are not known to be there.
+this order for each run with news, one run after the other. After a failure, or a kill at any time, they come again for
+the same run, with the points that are not known to be there.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Start(NamedTuple):
     """From where a tracker is going to be sent points."""
 
     remote_id: str | None
-    """What it called the run the last time; None: that is unknown."""
+    """Its name for the run the last time; None: that is unknown."""
     step: int | None = None
-    """It has the surviving line up to this step; what it has of later steps must go. None: it has none."""
+    """It has the surviving line up to this step; its points of later steps must go. None: it has none."""
     anew: bool = False
-    """Whether what it has was rolled back: a tracker that does not truncate needs a new remote run."""
+    """Whether its points were rolled back: a tracker that does not truncate needs a new remote run."""
     refused: Sequence[str] = ()
     """The names that ``log`` has returned for the run so far."""
 
 
 class Begun(NamedTuple):
-    """What a tracker has of a run: its id there, and the step up to which it has the surviving line."""
+    """A tracker's state of a run: its id there, and the last step of its surviving line there."""
 
     remote_id: str
     step: int | None = None
-    """Trackers that truncate may have lost points, and are sent those after this step; others are not asked."""
+    """Trackers that truncate may have lost points, and are sent all points after this step; others are not asked."""
 
 
 class TrackedPoint(NamedTuple):
@@ -66,7 +66,7 @@ class TrackedPoint(NamedTuple):
 
 
 class Tracker(ABC):
-    """Shows runs at one place. Importing what it needs may take seconds: it is made when there is something to send.
+    """Shows runs at one place. Importing its packages may take seconds: it is made when there is something to send.
 
     ``truncates``: whether it can drop all points of a remote run after a step, as :class:`Start` demands. Others are
     sent points only once these are final, and begin a new remote run if a failed run is resumed from before them.
@@ -93,7 +93,7 @@ class Tracker(ABC):
         """How messages call it."""
         self.root = root
         self.notes: list[str] = []
-        """What it did not take so far, as sentences without a full stop."""
+        """The things that it did not take so far, as sentences without a full stop."""
 
     @abstractmethod
     def begin(self, tracked: TrackedRun, start: Start) -> Begun:
@@ -101,20 +101,20 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
-        """Add points, in the order in which they were logged; returns names that it does not take, and why.
+        """Add points, in the order of logging; returns names that it does not take, and why.
 
-        A metric of a name that it has returned is not sent again. The same points may come again. What it has taken
-        must still be there after a kill, unless ``begin`` says otherwise. Raises TrackingError.
+        A metric of a name that it has returned is not sent again. The same points may come again. Points that it has
+        taken must still be there after a kill, unless ``begin`` says otherwise. Raises TrackingError.
         """
 
     def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:  # noqa: ARG002 (others use them)
-        """How far a run was sent from elsewhere, such as from its own nodes, of which commands know nothing.
+        """How far a run was sent from elsewhere, such as from its own nodes, unknown to commands.
 
         If it was rolled back behind that place, the remote run has points that do not survive.
 
         Args:
             directory: The run's.
-            remote_id: What the tracker calls the run.
+            remote_id: The tracker's name for the run.
         """
         return None
 

@@ -76,7 +76,7 @@ def unsettled(connection: sa.Connection) -> dict[str, IndexRow]:
 
 
 def ended_last(connection: sa.Connection, limit: int) -> dict[str, IndexRow]:
-    """Those of the settled runs that ended last, by id; at most ``limit``."""
+    """The settled runs that ended last, by id; at most ``limit``."""
     last = _rows().where(schema.run.c.settled, schema.run.c.ended_at.is_not(None))
     return _fetch(connection, last.order_by(schema.run.c.ended_at.desc()).limit(limit))
 
@@ -105,14 +105,14 @@ def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
 def children(connection: sa.Connection, run_id: str) -> dict[str, str]:
     """The JSON of where they come from, by their ids, of the runs that come from a run, oldest first."""
     run = schema.run.c
-    # The first condition is that of an index: few runs come from others.
+    # The first condition is the index's: few runs come from others.
     has_it = sa.and_(run.parents != sa.literal_column("'[]'"), run.parents.contains(f'"{run_id}"', autoescape=True))
     rows = connection.execute(sa.select(run.id, run.parents).where(has_it).order_by(run.id))
     return {child: str(parents) for child, parents in rows}
 
 
 def behind(connection: sa.Connection) -> list[str]:
-    """The ids of the runs that have begun and of which some tracker, or each, has another revision, oldest first."""
+    """The ids of runs that have begun and whose revision differs at some tracker, or at each, oldest first."""
     run, sent = schema.run.c, schema.sent.c
     of_run = sa.select(sent.run_id).where(sent.run_id == run.id)
     is_behind = sa.or_(~of_run.exists(), of_run.where(sent.revision != run.revision).exists())

@@ -1,7 +1,7 @@
-"""Leaving out runs of which a condition cannot hold, by SQL: reading a run takes a thousand times as long.
+"""Leaving out runs that cannot meet a condition, by SQL: reading a run takes a thousand times as long.
 
-A condition is translated as far as it means the same to the database, and taken to hold as far as it does not. What
-remains is judged by the condition itself.
+The parts of a condition that mean the same to the database are translated, and the other parts are taken to hold. The
+condition itself judges the remaining runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SLACK_S = 0.01
 
 
 def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
-    """The ids of the runs of which all conditions may hold, oldest first.
+    """The ids of the runs that may meet all conditions, oldest first.
 
     Args:
         connection: The connection to query.
@@ -87,7 +87,7 @@ def _can_look_into_json(connection: sa.Connection) -> bool:
 
 
 def _may_hold(condition: Condition, *, json: bool) -> Clause | None:
-    """What is true of every run of which a condition holds; None: nothing that SQL could tell."""
+    """A clause that is true of every run that meets a condition; None: nothing that SQL could tell."""
     if isinstance(condition, Comparison):
         return _comparison(condition, json=json)
     if isinstance(condition, AllOf):

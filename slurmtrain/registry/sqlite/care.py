@@ -36,7 +36,7 @@ def find_file_damage(path: Path) -> list[str]:
             stack.callback(engine.dispose)
             connection = stack.enter_context(engine.connect().execution_options(**READS))
             findings = connection.exec_driver_sql(f"PRAGMA integrity_check({_MOST_FINDINGS})").scalars().all()
-            # A finding may have several lines, the first of which names the database.
+            # A finding may have several lines; the first names the database.
             lines = [line for finding in findings for line in str(finding).splitlines()]
             damage = [line for line in lines if line != "ok" and not line.startswith("***")][:_MOST_FINDINGS]
             is_current = connection.exec_driver_sql("PRAGMA user_version").scalar() == schema.VERSION

@@ -129,7 +129,7 @@ def exclusive_engine(registry: Path) -> sa.Engine:
     lock = _LockInUse(registry.with_name(f".{registry.name}.use.lock"))
 
     def connect(*arguments: Any, **more: Any) -> sqlite3.Connection:
-        # Before SQLite opens the file: a journal beside it would be that of a transaction in progress.
+        # Before SQLite opens the file: a journal beside it would belong to a transaction in progress.
         lock.enter()
         connection = _ExclusiveConnection(*arguments, **more)
         connection.lock = lock

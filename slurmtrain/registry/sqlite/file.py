@@ -73,7 +73,8 @@ def _open(engine: sa.Engine, path: Path, *, create: bool, as_is: bool) -> sa.Eng
 def _exists(path: Path) -> bool:
     """Whether there is a file. Raises PathError; UntrustedPath if it, or its directory, is somebody else's.
 
-    The directory matters as much: SQLite takes a journal that lies next to the file for what it has to undo.
+    The directory matters as much: SQLite takes a journal that lies next to the file for a transaction that it has to
+    undo.
     """
     try:
         check_entry(path)

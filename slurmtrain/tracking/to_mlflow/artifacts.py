@@ -1,6 +1,6 @@
 """The files of a run that MLflow shows as artifacts: spec, plan, changes of the code, environment.
 
-They are small, and have no secrets: those were taken out when the files were written. They are sent when they are new.
+They are small, and have no secrets: secrets were removed when the files were written. They are sent when they are new.
 """
 
 from __future__ import annotations

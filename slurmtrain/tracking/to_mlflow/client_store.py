@@ -12,7 +12,7 @@ class ClientStore:
     """A store, as :class:`.metrics.MetricStore`."""
 
     def __init__(self, client: Any, entities: Any) -> None:
-        """``client``: for the store. ``entities``: the module of what it sends, such as ``mlflow.entities``."""
+        """``client``: for the store. ``entities``: the module with its classes, such as ``mlflow.entities``."""
         self._client = client
         self._entities = entities
 

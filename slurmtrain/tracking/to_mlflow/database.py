@@ -1,8 +1,8 @@
 """The database of an MLflow store without a server, which several runs roots, projects and accounts may share.
 
-MLflow makes the tables of a new store, and changes those of an old one, step by step and without a lock: two of its
-clients break each other's, and one that is killed leaves half of them. Here a new SQLite store is made under another
-name and linked into place: the first is used by all. On a PostgreSQL server, whoever makes one holds a lock in the same
+MLflow makes the tables of a new store, and changes the tables of an old one, step by step and without a lock: two of
+its clients break each other's, and a killed client leaves half of them. Here a new SQLite store is made under another
+name and linked into place: all use the first one. On a PostgreSQL server, whoever makes one holds a lock in the same
 database. A store that others use too is never migrated.
 """
 
@@ -77,7 +77,7 @@ def prepare(uri: str, root: RunsRoot, make: Callable[[str], object]) -> str:
     is_own = uri == root.mlflow_uri
     file = root.mlflow_db if is_own else sqlite_file(uri)
     if file is not None:
-        # Of the runs root the lock's file is tried, since that of SQLite may be open.
+        # In the runs root the lock's file is tried, since SQLite's file may be open.
         usable = store_address if not is_own or has_record_locks(root.tracking_lock) else _without_locks
         if not file.exists():
             _make(file, lambda path: make(usable(path)), is_private=is_own)

@@ -185,7 +185,7 @@ def checkpoint_tags(name: str, checkpoint: Checkpoint | None, path: str, digest:
         name: Which one it is: ``newest`` or ``best``.
         checkpoint: The checkpoint.
         path: Its absolute path.
-        digest: The hash of its manifest, which holds those of its files; empty: it has none.
+        digest: The hash of its manifest, which holds the hashes of its files; empty: it has none.
     """
     step = "" if checkpoint is None or checkpoint.step is None else str(checkpoint.step)
     tags = {"step": step, "path": path if checkpoint else "", "hash": f"xxh3_128:{digest}" if digest else ""}
@@ -218,7 +218,7 @@ def former_params(history: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str,
     """Tags with the values that params had in earlier attempts, each where it was new.
 
     Args:
-        history: The params of attempts by the attempts' numbers, in order; those of the newest come last.
+        history: The params of attempts by the attempts' numbers, in order; the newest attempt's come last.
     """
     tags: dict[str, str] = {}
     newest = history[-1][1] if history else {}

@@ -69,7 +69,7 @@ class MetricLog:
             try:
                 store.log_metrics(mlflow_id, values)
             except failure as error:
-                # MLflow refuses everything then, in the words in which it refuses a name.
+                # MLflow refuses everything then, in the same words as an invalid name.
                 if is_refusal(error) and store.is_deleted(mlflow_id):
                     raise MlflowRunDeleted(mlflow_id) from error
                 raise
@@ -83,7 +83,7 @@ class MetricLog:
         )
 
     def send(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
-        """Send points; returns the names that the store does not take, those with a prefix on their own, and why."""
+        """Send points; returns the names that the store does not take, prefixed names on their own, and why."""
         values = [value for point in points for value in _values(point)]
         for start in range(0, len(values), _METRICS_A_CALL):
             self._sender.send(values[start : start + _METRICS_A_CALL])

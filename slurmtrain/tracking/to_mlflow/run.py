@@ -85,7 +85,7 @@ class MlflowRuns:
         return self._replace(shown, tracked)
 
     def describe(self, shown: Any, tracked: TrackedRun) -> None:
-        """Set what changes while a run goes on: tags, the time in the queue, the status, and those of its sweep.
+        """Set the values that change while a run goes on: tags, time in the queue, status, and the same for its sweep.
 
         Args:
             shown: The MLflow run.
@@ -131,7 +131,7 @@ class MlflowRuns:
         return last, None
 
     def _choose(self, tracked: TrackedRun, after: str) -> Any:
-        """The MLflow run for a run of which all earlier ones are gone: created unless a killed process has done so."""
+        """The MLflow run for a run whose earlier ones are all gone: created unless a killed process has done so."""
         shown = next(iter(self._present(tracked)), None)
         created = self._create(tracked, {}) if shown is None else str(shown.info.run_id)
         return self._client.get_run(self._settle(tracked, created, after))
@@ -266,7 +266,7 @@ class MlflowRuns:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
-        """Send the params of a plan, but for those that are ``present``: MLflow never changes one."""
+        """Send the params of a plan, without ``present`` ones: MLflow never changes a param."""
 
         def log(entities: list[Any]) -> None:
             self._client.log_batch(mlflow_id, params=entities)
@@ -327,7 +327,7 @@ def _origin(directory: RunDir) -> description.Origin:
 
 
 def _params_by_attempt(tracked: TrackedRun) -> Sequence[tuple[int, Mapping[str, str]]]:
-    """The params of each attempt that has a submission of its own, and those of the newest; empty if there is one."""
+    """The params of each attempt with a submission of its own, and the newest one's; empty if there is only one."""
     first_of = {attempt.submission: attempt.number for attempt in reversed(tracked.run.attempts)}
     if len(first_of) < 2:
         return []

@@ -1,8 +1,7 @@
 """Sending metrics and params to an MLflow run, without losing the others where the store refuses one of them.
 
-A batch that is refused is divided until the names that the store does not take are alone. An answer that says nothing
-about the content, such as that of a server that is down or of a full disk, ends the sending: what is left is sent again
-next time.
+A refused batch is divided until the names that the store does not take are alone. An answer that says nothing about the
+content, for example because the server is down or the disk full, ends the sending: the rest is sent again next time.
 """
 
 from __future__ import annotations

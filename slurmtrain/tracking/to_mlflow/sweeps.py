@@ -60,7 +60,7 @@ class SweepRuns:
     def _choose(self, experiment: str, tracked: TrackedRun, origin: description.Origin, present: Sequence[str]) -> str:
         """The parent of a run of a sweep: the one that was chosen; else the first that is ``present``; else a new one.
 
-        The other arguments are those of :meth:`parent`.
+        The other arguments are as for :meth:`parent`.
         """
         choices = Choices(self._root.mlflow_sweeps, self._uri, experiment, str(tracked.run.sweep))
         last, chosen = FIRST, choices.after(FIRST)

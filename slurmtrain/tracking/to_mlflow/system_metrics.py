@@ -25,7 +25,7 @@ _FILE = re.compile(r"system-([0-9]{1,9})\.jsonl")
 
 
 class _Place(NamedTuple):
-    """How far the files of an attempt have been sent, in bytes by node; those of earlier attempts have been."""
+    """How far the files of an attempt have been sent, in bytes by node; earlier attempts' files are complete."""
 
     attempt: int
     offsets: dict[str, int]

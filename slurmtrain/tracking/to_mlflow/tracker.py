@@ -30,7 +30,7 @@ class MlflowTracker(Tracker):
     """An MLflow store. Importing mlflow takes a second or more."""
 
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
-        """As :meth:`Tracker.__init__`; the setting ``uri`` is the store's, by default that of the runs ``root``."""
+        """As :meth:`Tracker.__init__`; the setting ``uri`` is the store's, by default the runs ``root``'s."""
         super().__init__(settings, root)
         self.uri = settings.get("uri") or root.mlflow_uri
         self.label = f"the MLflow store {self.uri}"

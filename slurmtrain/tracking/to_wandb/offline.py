@@ -24,10 +24,10 @@ _ANONYMOUS = {"WANDB_HOST": "", "WANDB_PROGRAM": ""}
 
 @dataclass(frozen=True, slots=True)
 class OfflineRun:
-    """A run as W&B is to know it.
+    """A run for W&B.
 
-    ``base``: the step up to which the server has it, which is cut off there; None: it has nothing. ``names``: the
-    metrics, in the order of the columns. ``failed``: whether the run has failed.
+    ``base``: the last step that the server has of it, which is cut off there; None: it has nothing. ``names``: the
+    metrics, by column. ``failed``: whether the run has failed.
     """
 
     run_id: str
@@ -59,7 +59,7 @@ def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str
         disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
         x_disable_viewer=True, x_save_requirements=False,
     )  # fmt: skip
-    # W&B takes either: what it rewinds names the run.
+    # W&B takes either an id or a step to resume from, which names the run, too.
     resume_from = None if offline.base is None else f"{offline.run_id}?_step={offline.base}"
     run = wandb.init(
         mode="offline", dir=str(parent), project=offline.project, entity=offline.entity, name=offline.name,

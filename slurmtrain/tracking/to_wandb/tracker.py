@@ -1,9 +1,9 @@
 """Runs in Weights & Biases.
 
-The surviving line of a run is kept in a file of steps, and written to a directory of W&B's offline mode from there. As
-long as that has not been synced, it is replaced by a new one whenever there is more, so that ``wandb sync`` finds one
-directory with the whole line. What has been synced is out of reach: the next directory goes on from there, or rewinds
-the run to the step up to which it survives. In the mode ``online``, ``wandb sync`` is run at once.
+The surviving line of a run is kept in a file of steps, and written to a directory of W&B's offline mode from there.
+Until that directory has been synced, it is replaced by a new one whenever there is more, so that ``wandb sync`` finds
+one directory with the whole line. Synced steps are out of reach: the next directory goes on from there, or rewinds the
+run to the step where it survives. In the mode ``online``, ``wandb sync`` is run at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WandbTracker(FileTracker):
                 self._note_synced()
 
     def _write(self, tracked: TrackedRun, rows: Sequence[Sequence[str]], base: int | None) -> None:
-        """Write a directory with these rows, of which there is at least one, instead of what has not been synced."""
+        """Write a directory with these rows, at least one, instead of the directory that has not been synced."""
         offline = OfflineRun(
             run_id=tracked.run.id,
             name=tracked.run.name,
@@ -162,7 +162,7 @@ class WandbTracker(FileTracker):
 
 
 def _unfinished(run_id: str) -> str:
-    """The name of the folder in which a directory for W&B is written."""
+    """The name of the folder where a directory for W&B is written."""
     return f".{run_id}.tmp"
 
 

@@ -26,7 +26,7 @@ _LONGEST_ANSWER = 1 << 24
 class RestError(Exception):
     """A request failed.
 
-    ``status``: that of the HTTP answer; 0: there was none. ``error_code``: MLflow's, empty if there is none.
+    ``status``: status of the HTTP answer; 0: there was none. ``error_code``: MLflow's, empty if there is none.
     """
 
     def __init__(self, message: str, *, status: int = 0, error_code: str = "") -> None:

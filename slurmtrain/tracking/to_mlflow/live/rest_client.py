@@ -1,6 +1,6 @@
-"""What slurmtrain uses of MLflow's client, over REST: for a process that has no room for mlflow itself.
+"""The part of MLflow's client that slurmtrain uses, over REST: for a process that has no room for mlflow itself.
 
-Methods, their arguments and what they return have the names that they have in ``mlflow.MlflowClient``.
+Methods, arguments and results have the same names as in ``mlflow.MlflowClient``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RestClient:
         """``server``: where requests go."""
         self._server = server
 
-    # Arguments and results are those of mlflow.MlflowClient.
+    # Arguments and results are the same as in mlflow.MlflowClient.
     def get_experiment_by_name(self, name: str) -> Experiment | None:
         """The experiment of this name; None if there is none."""
         try:
@@ -117,10 +117,10 @@ class RestClient:
         """The runs that fulfil a condition and were not deleted.
 
         Args:
-            experiment_ids: Those of their experiments.
+            experiment_ids: Ids of their experiments.
             filter_string: The condition, in MLflow's words.
-            max_results: How many there may be.
-            order_by: In which order, in MLflow's words.
+            max_results: The largest number of runs.
+            order_by: Their order, in MLflow's words.
         """
         content = {
             "experiment_ids": list(experiment_ids),
@@ -136,7 +136,7 @@ class RestClient:
         """A new run.
 
         Args:
-            experiment_id: That of its experiment.
+            experiment_id: The id of its experiment.
             start_time: When it started, in milliseconds since 1970; None: now.
             tags: Its tags.
             run_name: Its name.

@@ -1,4 +1,4 @@
-"""What a run gets from those that it starts after: their checkpoints, directories and results."""
+"""The results that a run gets from the runs that it starts after: checkpoints, directories and values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from slurmtrain.system.files import describe_os_error
 
 
 def take_from_upstreams(run: RunDir, spec: Spec, upstreams: Sequence[Upstream], *, is_node_0: bool) -> None:
-    """Note what a run gets from those that it starts after, which have ended.
+    """Note the results that a run gets from the runs that it starts after, which have ended.
 
     Later attempts use the same; only what an override has added is looked up then.
 
     Args:
         run: The run.
         spec: Its spec.
-        upstreams: Those that it starts after.
+        upstreams: The runs that it starts after.
         is_node_0: Whether this is the node that writes.
 
     Raises:
@@ -81,7 +81,7 @@ def link_upstream(run: RunDir, upstreams: Sequence[Upstream], start_from: StartF
     Args:
         run: The run.
         upstreams: The runs that it starts after, which have ended.
-        start_from: Which checkpoint of which run.
+        start_from: The checkpoint, and its run.
 
     Raises:
         SlurmtrainError: The upstream has no such checkpoint of slurmtrain's format, or it cannot be linked.

@@ -29,7 +29,7 @@ _MOST_DOUBLINGS = 8
 
 
 def read_upstream_runs(run: RunDir, upstreams: Sequence[Upstream]) -> dict[str, Run]:
-    """Those of the upstreams of a run that exist, by id, as their journals have them now."""
+    """The upstreams of a run that exist, by id, as their journals have them now."""
     root = RunsRoot(run.path.parent)
     directories = [root.run(upstream.run) for upstream in upstreams]
     return {each.id: with_next_start(read_run(each)) for each in directories if each.path.is_dir()}
@@ -78,7 +78,7 @@ def wait_for_turn(
 
 
 def unfinished_jobs(run: RunDir, upstreams: Sequence[Upstream]) -> list[str]:
-    """The newest jobs of those upstreams of a run that have not ended."""
+    """The newest jobs of the upstreams of a run that have not ended."""
     runs = read_upstream_runs(run, upstreams).values()
     return [each.newest.job_id for each in runs if not each.ended and each.newest is not None and each.newest.job_id]
 
@@ -93,6 +93,6 @@ def look_again_s(run: RunDir, upstreams: Sequence[Upstream]) -> float:
     waits = [each.newest for each in read_upstream_runs(run, upstreams).values() if not each.ended]
     submitted = max((attempt.submitted_at or 0.0 for attempt in waits if attempt is not None), default=0.0)
     starts = [attempt for attempt in read_run(run).attempts if attempt.cause == EARLY]
-    # Those before that waited for another job.
+    # The starts before that waited for another job.
     count = sum((attempt.started_at or 0.0) > submitted for attempt in starts)
     return min(_SELDOM_S, _LOOK_AGAIN_S * 2.0 ** min(_MOST_DOUBLINGS, max(0, count - 1)))

@@ -1,4 +1,4 @@
-"""Checkpoints of scripts that write their own: finding those that a pattern matches, and the newest complete one."""
+"""Checkpoints of scripts that write their own: finding all that match a pattern, and the newest complete one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from slurmtrain.runtime.job.logged_step import logged_step
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.owned_files import check_owner
 
-# Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like one of
-# those, so it is judged by what its neighbours are.
+# Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a
+# simpler one, so it is judged by the format of its neighbours.
 _OF_TRAINERS = frozenset({"hf", "accelerate", "lightning", "deepspeed"})
 
 
@@ -108,7 +108,7 @@ def _least_ranks(plan: Plan) -> int:
 
 
 def _earlier_plans(run: RunDir) -> Iterator[Plan]:
-    """The plans of the run's submissions, each of which may have had another number of ranks."""
+    """The plans of the run's submissions; each may have had another number of ranks."""
     for path in run.submissions.glob("*/plan.json"):
         with contextlib.suppress(PathError):
             if (plan := read_plan(path)) is not None:
@@ -220,7 +220,7 @@ def _judge(search: Search, candidate: _Candidate) -> _Candidate:
 
 
 def _compare_files(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """Candidates, and of the complete ones those that alone lack a file which all others have: its save was cut off."""
+    """Candidates; a complete one that alone lacks a file which all others have was cut off while it was saved."""
     files = {id(each): each.format.optional_files(each.tree) for each in candidates if each.problem is None}
     for each in candidates:
         others = [

@@ -218,8 +218,8 @@ def bytes_of(directory: Path) -> int:
 def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
     """Check the sizes, and with ``hashes`` the contents, of the files called ``names`` in the ``directory``.
 
-    ``manifest`` says what they must be. Raises CheckpointError naming the first file that differs, is missing, or
-    cannot be read.
+    ``manifest``: the expected sizes and hashes. Raises CheckpointError naming the first file that differs, is missing,
+    or cannot be read.
     """
     for name in names:
         size, digest = manifest.files[name]
@@ -375,7 +375,7 @@ class Disposable:
 
 
 def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
-    """Checkpoints that may be deleted, least needed first: damaged ones, then those that ``keep`` does not retain.
+    """Checkpoints that may be deleted, least needed first: damaged ones, then the ones that ``keep`` does not retain.
 
     A checkpoint whose manifest cannot be read counts as having no metrics. Damaged checkpoints are kept until there is
     a newer checkpoint.

@@ -1,8 +1,8 @@
 """Reading checkpoint files without executing code that may have been planted in them.
 
-Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle, of which
-only plain data are read here: the index is then built from what they describe, of the classes and fields that it
-consists of. Values are loaded with ``weights_only=True``.
+Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle. Only plain
+data are read from it here: the index is then built from these descriptions, with its own classes and fields. Values are
+loaded with ``weights_only=True``.
 """
 
 from __future__ import annotations

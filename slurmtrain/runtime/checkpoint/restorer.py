@@ -87,8 +87,8 @@ class Restorer:
     def restore(self, *, from_start: bool = False, weights_only: bool = False) -> Restored | None:
         """Load the newest checkpoint whose files are as they were written; None if none was ever published.
 
-        If the run has none of its own, or with ``from_start``, it is that of another run which the run begins with.
-        Of that, with ``weights_only``, only modules are loaded.
+        If the run has none of its own, or with ``from_start``, it loads the checkpoint of another run that the run
+        begins with; with ``weights_only``, only modules are loaded from that one.
 
         Newer ones that cannot be used are renamed, or a later attempt might continue from one of them. Raises
         CheckpointError if there are checkpoints but none can be used, and leaves all of them in place: silently
@@ -211,7 +211,7 @@ class Restorer:
         return self._ranks.broadcast(shared) if split else shared
 
     def _targets(self, index: Index, manifest: files.Manifest, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of this rank. Raises CheckpointError if its objects are not those of the checkpoint."""
+        """The tensors of this rank. Raises CheckpointError if its objects differ from the checkpoint's."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
                 if name in self._objects.additions:
@@ -223,9 +223,9 @@ class Restorer:
         return self._objects.template(shared, index)
 
     def _comparison(self, index: Index, targets: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-        """A function that returns those of this rank's ``targets`` that are in the checkpoint.
+        """A function that returns this rank's ``targets`` that are in the checkpoint.
 
-        It raises CheckpointError if the tensors of all ranks together are not those of the checkpoint.
+        It raises CheckpointError if the tensors of all ranks together differ from the checkpoint's.
         """
         shapes = {name: tuple(value.shape) for name, value in targets.items()}
         optional = self._objects.optional()
@@ -276,7 +276,7 @@ class Restorer:
         return None, tuple(rederived)
 
     def _own_names(self, manifest: files.Manifest) -> list[str]:
-        """The objects of which each rank gets its own state back."""
+        """The objects whose state is restored to each rank separately."""
         return [
             name
             for name in self._objects

@@ -337,7 +337,7 @@ class Saver:
         return outcome
 
     def _take_answers(self, *, until: Callable[[], bool], wait: bool = True) -> None:
-        """Process the writer's answers until ``until()`` or none is due; without ``wait``, only those available."""
+        """Process the writer's answers until ``until()`` or none is due; without ``wait``, only available ones."""
         while self._writer.busy and not until():
             try:
                 answer = self._writer.wait() if wait else self._writer.poll()

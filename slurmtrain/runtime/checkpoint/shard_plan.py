@@ -72,10 +72,10 @@ class Sharding:
         return self._layout is None or _signature(state) != self._signature
 
     def plan(self, state: Mapping[str, Any], parameters: Collection[str] = ()) -> None:
-        """Agree on which rank writes what.
+        """Agree on the parts that each rank writes.
 
         Raises ValueError if the parts of a tensor do not add up to the whole, CheckpointError if ranks have different
-        tensors with the same name, as far as it is one of ``parameters``.
+        tensors with the same name among ``parameters``.
         """
         ranks = self._ranks
         # If an exception is raised below, no plan remains: the old one does not fit the new state.

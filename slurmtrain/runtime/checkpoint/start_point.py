@@ -1,7 +1,7 @@
 """A run's own copy of the checkpoint that it begins with, which another run has saved.
 
-Files of slurmtrain's checkpoints never change, so the copy consists of hard links, which take no space, and which the
-other run's pruning or deletion leave alone. Scripts may write theirs again: those are copied.
+Files of slurmtrain's checkpoints never change, so the copy consists of hard links: they take no space, and the other
+run's pruning or deletion leaves them alone. Scripts may overwrite their checkpoints' files, so these are copied.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Objects:
     def __init__(self, objects: Mapping[str, object], additions: Collection[str] = ()) -> None:
         """Raises TypeError for an object without a state that can be saved.
 
-        ``additions``: those that a checkpoint may lack; they then stay as they are.
+        ``additions``: objects that a checkpoint may lack; they then stay as they are.
         """
         self._all: dict[str, Stateful] = {}
         self.additions = frozenset(additions)
@@ -166,7 +166,7 @@ class Objects:
         return state
 
     def template(self, shared: Mapping[str, Any], index: Index) -> dict[str, torch.Tensor]:
-        """Tensors to load into: those in use, or new ones like those in the ``index``.
+        """Tensors to load into: the tensors in use, or new ones like the tensors in the ``index``.
 
         Optimizers get a state for this if ``shared`` says one was saved.
         """
@@ -292,7 +292,7 @@ def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[s
 
 
 def acting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose state this is: PostLocalSGDOptimizer has that of another, and a step() of its own."""
+    """The optimizer whose state this is: PostLocalSGDOptimizer has another optimizer's, and a step() of its own."""
     inner = getattr(optimizer, "optim", None)
     return inner if isinstance(inner, torch.optim.Optimizer) and inner.state is optimizer.state else optimizer
 
@@ -309,7 +309,7 @@ def own_methods(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def more_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the state of an ``optimizer`` has besides those of its parameters, such as PostLocalSGDOptimizer's step."""
+    """The state of an ``optimizer`` apart from its parameters' states, such as PostLocalSGDOptimizer's step."""
     return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
 
 
@@ -343,7 +343,7 @@ def _has_tensors(value: object) -> bool:
 def differences(
     script: Mapping[str, Iterable[int]], saved: Mapping[str, Iterable[int]], optional: tuple[str, ...] = ()
 ) -> list[str]:
-    """How the ``saved`` tensors differ from those of the ``script``, both given as shapes by name.
+    """How the ``saved`` tensors differ from the tensors of the ``script``, both given as shapes by name.
 
     Names that begin with one of ``optional`` may be missing on either side, since optimizers create states when used.
     """

@@ -149,7 +149,7 @@ class ShardWriter:
         arguments = (self._handle, theirs.fileno())
         command = own_python("-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, arguments))
         handles = (*arguments, *self._inherited)
-        # It inherits the rank's standard output and error: what it prints when it fails belongs in the rank's log.
+        # It inherits the rank's standard output and error: its last messages when it fails belong in the rank's log.
         # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.
         with block_signals(IGNORED):
             self._process = subprocess.Popen(

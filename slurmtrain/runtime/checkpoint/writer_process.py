@@ -31,9 +31,9 @@ from slurmtrain.system.inherited import PRIVATE
 
 # Small enough for the processor's cache: each chunk is hashed, then written while still cached.
 _CHUNK = 1 << 20
-# Signals that Slurm sends to all processes of a step, and a terminal to those it started.
+# Signals that Slurm sends to all processes of a step, and a terminal to its own processes.
 IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP))
-# What the process calls itself, as in /proc/PID/comm, while it publishes a checkpoint, which is lost if it is killed.
+# The process's name, as in /proc/PID/comm, while it publishes a checkpoint, which is lost if it is killed.
 PUBLISHING = "ckpt-publish"
 _NAME = "ckpt-writer"
 FENCED = "another attempt has taken over this run; nothing was published"

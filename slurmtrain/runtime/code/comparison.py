@@ -1,4 +1,4 @@
-"""How the code of two runs differs: which files of their snapshots, and the lines of those that are text."""
+"""How the code of two runs differs: the differing files of their snapshots, and the lines of text files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compare_snapshots(run: RunDir, earlier: str, later: str) -> Difference:
     Args:
         run: A run in the runs root of both.
         earlier: The hash of a snapshot.
-        later: That of another one.
+        later: The hash of another one.
 
     Raises:
         PathError: One of them is missing or damaged.
@@ -30,12 +30,12 @@ def compare_snapshots(run: RunDir, earlier: str, later: str) -> Difference:
 
 
 def differing_lines(run: RunDir, earlier: str, later: str, difference: Difference) -> list[str]:
-    """The lines in which files differ, as ``diff -u`` prints them, at most 10,000.
+    """The differing lines of files, as ``diff -u`` prints them, at most 10,000.
 
     Args:
         run: A run in the runs root of both.
         earlier: The hash of a snapshot.
-        later: That of another one.
+        later: The hash of another one.
         difference: How they differ.
 
     Raises:

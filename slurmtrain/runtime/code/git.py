@@ -30,13 +30,13 @@ class NoGit(Exception):
 
 
 def run_git(directory: Path, *arguments: str, timeout_s: float, stdin: bytes = b"") -> bytes:
-    """What git prints in a directory.
+    """The output of git in a directory.
 
     Args:
-        directory: Where.
+        directory: Where git runs.
         arguments: The command and its options.
-        timeout_s: How long it may take.
-        stdin: What it reads.
+        timeout_s: Time limit, in seconds.
+        stdin: Its standard input.
 
     Raises:
         NoGit: It fails, or there is no git.

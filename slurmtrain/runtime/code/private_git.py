@@ -1,7 +1,7 @@
-"""Git in a run's own copy of its code: programs that ask for the revision get that of the submission.
+"""Git in a run's own copy of its code: programs that ask for the revision get the submission's.
 
 Each repository has a ``.git`` of its own, with the commit and the branch that were checked out, and an index of that
-commit. Objects are those of the repository that the code came from, in which nothing is written. Nothing here is needed
+commit. Objects are read from the repository that the code came from; nothing is written there. Nothing here is needed
 by slurmtrain itself: without git on the node, or where the repository is gone, only the commit is known.
 """
 
@@ -103,7 +103,7 @@ class _Repository:
         self._ask(*plain, "update-index", "-q", "--refresh")
 
     def _is_hidden(self, path: str, *, is_sparse: bool) -> bool:
-        """Whether git must not look at a file of the commit: there is a link in its place, or that of a directory.
+        """Whether git must not look at a file of the commit: a link is in its place, or in its directory's.
 
         ``is_sparse``: absent ones are not there either where the code came from.
         """

@@ -61,7 +61,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
     if state == complete and tree.is_dir():
         return False
     manifest = read_manifest(run, snapshot.hash)
-    # If this is killed, an attempt with yet another snapshot removes what it has written of this one.
+    # If this is killed, an attempt with yet another snapshot removes the files written so far.
     earlier = [name for name in _snapshots_in(state) if name != snapshot.hash]
     try:
         make_directory(run.code, private=True)
@@ -85,7 +85,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
 
 
 def can_be_made_again(run: RunDir) -> bool:
-    """Whether a run has a copy of its code in which scripts have changed nothing, and its snapshot is still there."""
+    """Whether a run has a copy of its code without changes by scripts, and its snapshot is still there."""
     try:
         state = read_json(run.code_state) or {}
         snapshot, tree = str(state.get("snapshot")), run.code / Path(str(state.get("root"))).name
@@ -144,7 +144,7 @@ def _link_neighbours(root: Path, code: Path) -> None:
 
 
 def _snapshots_in(state: Mapping[str, object]) -> list[str]:
-    """The snapshots of which there may be files in a run's copy, by what its state says."""
+    """The snapshots that files in a run's copy may come from, by its state."""
     unfinished = state.get("unfinished")
     snapshots = unfinished if isinstance(unfinished, list) else [state.get("snapshot")]
     return [name for name in snapshots if isinstance(name, str)]
@@ -180,7 +180,7 @@ def _make_directories(tree: Path, directories: Iterable[str]) -> None:
 
 
 def _write_files(run: RunDir, snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:
-    """Write the files of a snapshot. Raises SlurmtrainError if their contents are not those of its manifest."""
+    """Write the files of a snapshot. Raises SlurmtrainError if their contents differ from its manifest."""
     path = run.snapshot(snapshot.hash).contents
     try:
         with os.fdopen(open_checked(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as contents:

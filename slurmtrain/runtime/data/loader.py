@@ -26,7 +26,7 @@ from slurmtrain.runtime.data.samples import OwnBatch, RepeatableDataset, generat
 
 @dataclass(frozen=True, slots=True)
 class DataRank:
-    """A process among those that divide the data, and what it knows of its session."""
+    """A process among those that divide the data, and the facts about its session."""
 
     rank: int
     world_size: int
@@ -39,7 +39,7 @@ class DataRank:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In which order an epoch goes through a dataset."""
+    """The order of an epoch through a dataset."""
 
     shuffle: bool
     seed: int
@@ -218,7 +218,7 @@ class Loader:
         return DataLoader(dataset, batch_sampler=batches, generator=numbers, **self._options)
 
     def _generators(self) -> AbstractContextManager[None]:
-        """Keeps the script's random numbers from those that samples draw in this process, if they do."""
+        """Keeps the script's random numbers apart from numbers that samples draw in this process, if they do."""
         return generators_kept() if self._draws and not self._options.get("num_workers") else nullcontext()
 
     def _begin(self, batch: StepBatch) -> int:

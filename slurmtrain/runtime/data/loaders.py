@@ -21,7 +21,7 @@ _DECIDED = {
 
 
 class Loaders:
-    """The loaders that a script has made, by their numbers in the order in which it makes them."""
+    """The loaders that a script has made, numbered by creation."""
 
     def __init__(self, rank: DataRank, seed: int | None) -> None:
         """``rank``: of this process. ``seed``: the spec's, for loaders that get none."""
@@ -29,9 +29,9 @@ class Loaders:
         self._seed = seed or 0
         self._loaders: list[Loader] = []
         self._shares: tuple[int, ...] = ()
-        # Those whose positions checkpoints contain, once the script has registered what else they contain.
+        # Loaders whose positions checkpoints contain, once the script has registered the other contents.
         self._registered: list[Loader] | None = None
-        # Those that steps have gone through; others, as for evaluations, have no position worth keeping.
+        # Loaders that steps have gone through; others, as for evaluations, have no position worth keeping.
         self._stepped: set[int] = set()
         # The one that steps are going through.
         self._current: Loader | None = None
@@ -46,10 +46,10 @@ class Loaders:
         drop_last: bool,
         seed: int | None,
     ) -> Loader:
-        """A new loader; the arguments are those of ``run.loader``. Raises DataError.
+        """A new loader; the arguments are as for ``run.loader``. Raises DataError.
 
         ``dataset``, ``batch_size``, ``shuffle``, ``drop_last`` and ``seed`` have a parameter each there; ``options``
-        are all others, those of torch's DataLoader.
+        are all others, which go to torch's DataLoader.
         """
         _check(dataset, batch_size, self._rank.world_size, options)
         division = Division(len(dataset), batch_size, drop_last)

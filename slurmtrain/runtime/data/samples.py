@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch.utils.data import Dataset, Subset
 
-# Any seed: with it, numbers that were drawn are noticed by those that come next.
+# Any seed: with it, the next numbers show whether numbers were drawn.
 _PROBE = 1
 
 
@@ -39,7 +39,7 @@ class RepeatableDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, seed: int | None) -> None:
-        """``dataset``: the script's own. ``seed``: on which its random numbers depend; None if it draws none."""
+        """``dataset``: the script's own. ``seed``: seed of its random numbers; None if it draws none."""
         self.dataset = dataset
         self.seed = seed
         # Whether a sample has drawn from Python's or NumPy's generators, in this process.
@@ -62,8 +62,8 @@ class RepeatableDataset(Dataset[Any]):
     def _load(self, epoch: int, indices: list[int]) -> list[Any]:
         """These samples, each with generators of its own state.
 
-        Seeding those of Python and NumPy takes several times as long as reading a sample from memory. So that is done
-        only for datasets that draw from them; until a sample does, it is loaded without, and then once more.
+        Seeding Python's and NumPy's takes several times as long as reading a sample from memory. So that is done only
+        for datasets that draw from them; until a sample does, it is loaded without, and then once more.
         """
         if not self._draws:
             seed_modules(_PROBE)
@@ -81,7 +81,7 @@ class RepeatableDataset(Dataset[Any]):
         return samples
 
     def _seed(self, epoch: int, index: int, suffix: str = "") -> None:
-        """Seed the generators for a sample, but not those of devices, on which the process may be training."""
+        """Seed the generators for a sample, but not devices' generators: the process may be training on devices."""
         if self.seed is not None:
             number = self._number(epoch, index, suffix)
             torch.default_generator.manual_seed(number % 2**63)

@@ -19,13 +19,13 @@ class Shares:
         """Equal shares.
 
         Args:
-            rank: Which of the ``ranks`` this is.
-            ranks: How many there are among which batches are divided.
+            rank: The number of this rank among the ``ranks``.
+            ranks: The number of ranks that batches are divided among.
             loaders: Of the session.
-            microbatches: Into how many a rank divides its samples at least.
+            microbatches: The least number of microbatches that a rank divides its samples into.
             differ: Whether ranks may have different numbers of microbatches.
         """
-        # That of what was shared last in this step; None: nothing was.
+        # The weight of the last shared samples of this step; None: none were shared.
         self._weight: float | None = None
         self._before_steps: float | None = None
         self.samples_taken: tuple[int, int] | None = None
@@ -72,7 +72,7 @@ class Shares:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context in which other samples are shared; those of the step count again after it."""
+        """A context that shares other samples; the step's samples count again after it."""
         weight, batch, samples = self._weight, self.samples_taken, self.samples
         self._weight = None
         try:
@@ -116,7 +116,7 @@ class Shares:
         """Divide batches anew from the next one on; call it on all ranks after the same step.
 
         Args:
-            shares: In which proportions.
+            shares: The proportions, by rank.
             limits: How many samples fit into the memory of each rank at once, None where that is unknown.
         """
         self._shares, self._limits = tuple(shares), tuple(limits)

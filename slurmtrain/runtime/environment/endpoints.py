@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmtrain.runtime.environment import variables
 
-# The salt with which the port of the preflight is chosen, so that it differs from that of training.
+# The salt of the preflight's port, so that it differs from training's.
 BOOTSTRAP = "bootstrap"
 
 
@@ -18,7 +18,7 @@ class CoordinatorEndpoints:
     """The addresses where node 0, the coordinator of a preflight, listens.
 
     Attributes:
-        addresses: All of its addresses; which of them the other nodes can reach is not known.
+        addresses: All of its addresses; it is not known which ones the other nodes can reach.
         port: The port on each.
         secret: The attempt's secret, which both sides of a connection must prove that they know.
     """

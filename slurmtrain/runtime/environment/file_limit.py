@@ -2,8 +2,8 @@
 
 A command may hold the locks of thousands of runs. Slurm hands the limits of sbatch on to its job: those are the user's.
 
-Node 0's agent holds a connection from every node, and serves the store to which every rank, and anybody who can reach
-it, may connect: with the usual soft limit of 1,024 it could soon open no file any more.
+Node 0's agent holds a connection from every node, and serves the store that every rank, and anybody who can reach it,
+may connect to: with the usual soft limit of 1,024 it could soon open no file any more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def restore_limit(soft: int, held: Iterable[int]) -> None:
 
 
 def take_limits(limits: Mapping[int, tuple[int, int]]) -> None:
-    """Give this process the limits of another one, for what it starts; those of open files are for its ranks.
+    """Give this process the limits of another one, for its children; the limits of open files are for its ranks.
 
     Args:
         limits: The soft and the hard one, by the number of the resource.

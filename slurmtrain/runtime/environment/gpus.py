@@ -55,7 +55,7 @@ def set_local_gpus(names: Sequence[str]) -> None:
 
 
 def gpus_of_node(plan: Plan, node: int) -> dict[str, str]:
-    """Assign each node of a local run its own GPUs, from ``SLURMTRAIN_GPUS``, those that the submitter could see."""
+    """Assign each node of a local run its own GPUs, from ``SLURMTRAIN_GPUS``, the GPUs that the submitter could see."""
     resources = plan.spec.resources
     first = sum(resources.of_node(other).gpus_per_node for other in range(node))
     own = local_gpus()[first : first + resources.of_node(node).gpus_per_node]

@@ -41,13 +41,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a submission tells its node agents besides the plan. ``attempt`` is the number of its first attempt.
+    """The facts that a submission tells its agents besides the plan. ``attempt`` is the number of its first attempt.
 
-    ``turn``: what a run of a local sweep waits for. ``since``: a script's own checkpoints count only if they are newer
-    (seconds since 1970). ``history``: what was known at submission about interruptions where the job will run.
-    ``array``: the id of the array that the job is an element of, which is not that of a job, and its index. ``mlflow``:
-    the URI of the MLflow server that shows the run; empty: it has none. ``pack``: how several runs share the job;
-    ``slot``: which of them this is, from 0.
+    ``turn``: the turn that a run of a local sweep waits for. ``since``: a script's own checkpoints count only if they
+    are newer (seconds since 1970). ``history``: the known interruptions, at submission, where the job will run.
+    ``array``: the id of the array that the job is an element of, which is no job's id, and its index. ``mlflow``: the
+    URI of the MLflow server that shows the run; empty: it has none. ``pack``: how several runs share the job; ``slot``:
+    the number of this run among them, from 0.
     """
 
     attempt: int

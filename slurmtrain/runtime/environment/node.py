@@ -18,8 +18,8 @@ from slurmtrain.system.owned_files import open_directory
 
 
 def expected_hosts(nodes: int) -> dict[int, str]:
-    """Slurm's names for an attempt's nodes, for those that never report one; empty if Slurm does not give them."""
-    # The nodes of a step are sorted by their names, also if those of another component begin.
+    """Slurm's names for an attempt's nodes, for nodes that never report one; empty if Slurm does not give them."""
+    # The nodes of a step are sorted by name, even if another component's come first.
     count = os.environ.get("SLURM_HET_SIZE", "")
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{number}" for number in range(int(count))] if count.isdecimal() else ()
     try:
@@ -70,7 +70,7 @@ class Node:
 
     @property
     def from_start(self) -> bool:
-        """Whether to start from the beginning: a requeued job continues from what it has saved."""
+        """Whether to start from the beginning: a requeued job continues from its checkpoint."""
         return self.launch.from_start and self.restart == 0
 
 

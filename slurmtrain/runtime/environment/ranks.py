@@ -86,10 +86,10 @@ def variables_of_rank(
 
     Args:
         attempt: Names the round.
-        ranks: How many each node has.
-        place: This node's place among those that have ranks.
+        ranks: The number of ranks of each node.
+        place: This node's place among the nodes that have ranks.
         local_rank: The rank on its node, from 0.
-        master: The address and port at which rank 0 opens the store where ranks meet.
+        master: The address and port of rank 0's store where ranks meet.
     """
     own = ranks.ranks_of(place)
     rank, world_size = str(own[local_rank]), str(ranks.world_size)
@@ -189,7 +189,7 @@ def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
 
 
 def _env_of(spec: Spec) -> dict[str, str]:
-    """The spec's ``env``, without the secrets that its file hides: the job's environment already has those."""
+    """The spec's ``env``, without the secrets that its file hides: the job's environment already has these."""
     from slurmtrain.model.spec.plan import REDACTED
 
     return {name: value for name, value in spec.env.items() if value != REDACTED}

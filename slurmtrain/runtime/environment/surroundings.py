@@ -19,8 +19,9 @@ def counting(
 
     Args:
         plan: the plan.
-        earlier: those of the attempt before it, which also hold for a job that is submitted again without a person.
-        environ: what :func:`of_sbatch` returns, for who asks for the plans of a whole sweep.
+        earlier: the variables of the attempt before it, which also hold for a job that is submitted again without a
+            person.
+        environ: the result of :func:`of_sbatch`, if the plans of a whole sweep are asked for.
     """
     environ = of_sbatch() if environ is None else environ
     return surroundings.places({**(earlier or {}), **environ}, named_options(plan.spec.slurm))
@@ -41,7 +42,7 @@ def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
 
     Args:
         plan: the plan.
-        variables: those of :func:`counting`, by default of this environment.
+        variables: the variables of :func:`counting`, by default this environment's.
     """
     options = surroundings.options(counting(plan) if variables is None else variables)
     if not options:
@@ -50,7 +51,7 @@ def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
 
 
 def environment_of_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """What sbatch hands on of an environment: the GPUs of this machine are not those of the job."""
+    """The environment that sbatch hands on: this machine's GPUs are not the job's."""
     return {name: value for name, value in scrubbed(environ).items() if name not in GPU_VARIABLES}
 
 

@@ -1,14 +1,14 @@
-"""What a command sees of Slurm, MPI and torchrun: its own place, and not that of the agent that starts it.
+"""The variables of Slurm, MPI and torchrun that a command sees: its own place, not the place of its agent.
 
 Slurm starts a task per node, the agent. Scripts that take their rank from SLURM_PROCID, or a library's detection of
 Slurm or MPI, would take the agent's for theirs: each rank of a node would train for itself.
 
-* ``launcher: ranks``: the variables of Slurm's are those of an ``srun`` with a task per rank, on the nodes that train.
-* ``node``, ``none``: the command starts the ranks, which inherit what it gets, so that nothing names a task. What names
-  the nodes is true.
+* ``launcher: ranks``: Slurm's variables are as under an ``srun`` with a task per rank, on the nodes that train.
+* ``node``, ``none``: the command starts the ranks, which inherit its environment, so that nothing names a task. The
+  variables that name the nodes are true.
 * Variables by which MPI and submitit know their processes are gone: the agent's would be the same in all ranks.
 
-Seen on 22.05 and 24.11: which variables srun sets, and what it writes there. A step on some nodes of its job leaves
+Seen on 22.05 and 24.11: the variables that srun sets, and their values. A step on some nodes of its job leaves
 SLURM_NODELIST and SLURM_JOB_NODELIST alone, and scripts look for rank 0 on the first node there: here they name only
 the nodes that train.
 """
@@ -48,9 +48,9 @@ _OF_OTHERS = re.compile(
 class Tasks:
     """The ranks of a round, as the tasks of a step.
 
-    ``launcher``: who starts the ranks. ``place``: this node's among those that train. ``ranks``: how many each of them
-    has. ``hosts``: their names, in this order; empty: unknown. ``cpus_per_task``: on this node. ``own``: the names of
-    variables that the spec sets, which stay as they are.
+    ``launcher``: who starts the ranks. ``place``: this node's among the training nodes. ``ranks``: the number of ranks
+    of each node. ``hosts``: names of the nodes, in this order; empty: unknown. ``cpus_per_task``: on this node.
+    ``own``: the names of variables that the spec sets, which stay as they are.
     """
 
     launcher: str
@@ -61,10 +61,10 @@ class Tasks:
     own: Collection[str] = ()
 
     def changes(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
-        """How the environment of a command differs from what it would inherit; None: it lacks the variable.
+        """How the environment of a command differs from the inherited one; None: it lacks the variable.
 
         Args:
-            environ: what it would inherit.
+            environ: the inherited environment.
             local_rank: the number of its process on this node.
         """
         unwanted = dict.fromkeys(filter(self._is_unwanted, environ), None)
@@ -88,7 +88,7 @@ class Tasks:
         return of_nodes if self.launcher != RANKS else {**of_nodes, **self._of_task(environ, local_rank)}
 
     def _hosts(self, environ: Mapping[str, str]) -> dict[str, str | None]:
-        """The lists of nodes that are not those of the ranks; as Slurm writes them they are shorter."""
+        """The lists of nodes that differ from the ranks' nodes; as Slurm writes them they are shorter."""
         if not self.hosts:
             return {}
         lists = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")

@@ -117,7 +117,7 @@ def environment_of_helper() -> dict[str, str]:
 
 
 def with_own_python(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a process with the Python of this one: its variables of Python, not those of the ranks."""
+    """An environment for a process with the Python of this one: its variables of Python, not the ranks'."""
     if not _has_changed:
         return dict(environ)
     return {**{name: value for name, value in environ.items() if not name.startswith("PYTHON")}, **_own_python}
@@ -131,7 +131,7 @@ def keep_own_python() -> None:
 
 
 def environment_of_tools() -> dict[str, str]:
-    """The environment of system tools whose output is parsed, in which their messages are not translated."""
+    """The environment of system tools whose output is parsed: their messages are not translated."""
     # A process may have been started without a PATH.
     return {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
 

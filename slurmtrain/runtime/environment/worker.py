@@ -17,17 +17,17 @@ from slurmtrain.runtime.environment import variables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What a training process knows about where it runs. ``attempt`` is None outside a job.
+    """The facts that a training process knows about its place. ``attempt`` is None outside a job.
 
-    ``node``: the number of its node, of which those of a run may leave some out; under plain torchrun, torchrun's.
+    ``node``: the number of its node; a run's nodes may leave out some numbers; under plain torchrun, torchrun's.
     ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec. ``meets_at``: the
-    address and the port at which rank 0 opens the store where ranks meet; None if the launcher has arranged that.
-    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``expected``: how many ranks
-    there are if such a launcher starts them all; ``first_rank``: the first of those on this node. ``resume_from``: the
-    path of the checkpoint that the attempt continues from; None if there is none. ``heartbeat``: the path of the board
-    on which its agent reads its progress; None if there is none. ``stop_signal``: what its agent sends to stop it.
-    ``forced_exit_s``: seconds after that within which it must exit; None outside a job. ``seed``, ``deterministic`` and
-    ``accumulation``: as in the spec.
+    address and the port of rank 0's store where ranks meet; None if the launcher has arranged that.
+    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``expected``: the number of
+    ranks if such a launcher starts them all; ``first_rank``: the first one on this node. ``resume_from``: the path of
+    the checkpoint that the attempt continues from; None if there is none. ``heartbeat``: the path of the board where
+    its agent reads its progress; None if there is none. ``stop_signal``: the signal that its agent sends to stop it.
+    ``forced_exit_s``: time after that signal until it must have exited, in seconds; None outside a job. ``seed``,
+    ``deterministic`` and ``accumulation``: as in the spec.
     """
 
     rank: int

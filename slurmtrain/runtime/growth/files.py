@@ -55,7 +55,7 @@ def admit(attempt: AttemptDir, stage: Stage | None, count: int) -> None:
 
     Args:
         attempt: The attempt.
-        stage: Its newest stage; None: the first one, to which nobody was admitted.
+        stage: Its newest stage; None: the first one, which nobody was admitted to.
         count: How often node 0 has said so.
     """
     write_json(attempt.admission, {"count": count, "stage": None if stage is None else stage.to_dict()})

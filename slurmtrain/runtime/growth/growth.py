@@ -33,7 +33,7 @@ from slurmtrain.runtime.growth.newcomer import Extension
 from slurmtrain.system.journal import Journal
 
 _LOOK_S = 2.0
-# How often Slurm is asked about a second job of which no agent is there yet.
+# How often Slurm is asked about a second job without agents yet.
 _ASK_S = 60.0
 # A newcomer that has not announced itself again for so long is gone, or was suspended.
 _SILENCE_S = 20.0
@@ -52,8 +52,8 @@ class NodeRequests(Protocol):
     ) -> str:
         """Submit a second job like ``job_id``, and return its id. Raises SlurmtrainError.
 
-        ``extension``: what it is for. ``nodes``: how many it should get at most. ``limit_s``: its time limit in
-        seconds; None: that of ``job_id``. ``without``: nodes that it must not get, besides those of ``job_id``.
+        ``extension``: its purpose. ``nodes``: how many it should get at most. ``limit_s``: its time limit in seconds;
+        None: the limit of ``job_id``. ``without``: nodes that it must not get, besides the nodes of ``job_id``.
         """
 
     def cancel_all(self) -> None:
@@ -94,9 +94,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _State:
-    """What the thread and the agent share.
+    """The state that the thread and the agent share.
 
-    ``left``: the nodes of the newest stage that take no part any more. ``unfit``: those that never should again.
+    ``left``: nodes of the newest stage that take no part any more. ``unfit``: nodes that never should take part again.
     """
 
     nodes: int
@@ -150,7 +150,7 @@ class Growth:
             return events
 
     def newcomers(self) -> list[Newcomer]:
-        """Those for whom the ranks should stop now; none if it is better to train on."""
+        """The newcomers that the ranks should stop for now; none if it is better to train on."""
         now = time.monotonic()
         with self._lock:
             state = self._state
@@ -163,7 +163,7 @@ class Growth:
             return chosen if is_worthwhile(state.nodes, more, cost_s=self._cost_s, left_s=left_s) else []
 
     def admit(self, stage: Stage) -> None:
-        """Let those begin who are in the roster of a ``stage``. Raises PathError, OSError."""
+        """Let the agents in the roster of a ``stage`` begin. Raises PathError, OSError."""
         with self._lock:
             self._state.stage = stage
             # Until ranks have been started on them: their nodes are not missing any more.
@@ -329,7 +329,7 @@ def note_unfit(journal: Journal, growth: Growth, stage: Stage) -> None:
     """
     why = "the preflight with the new nodes failed"
     newcomers = [number for number in stage.roster if number not in stage.before]
-    # Their agents have journaled an end, which is not that of the attempt.
+    # Their agents have journaled an end, which is not the attempt's.
     following = RanksRestarted(
         round=stage.round + 1, members=list(stage.before), cause=GROW, why=why, lost=newcomers, joined=newcomers
     )

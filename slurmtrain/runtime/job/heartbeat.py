@@ -33,7 +33,7 @@ _USED = _BODY.size + _CHECKSUM.size
 # One cache line: ranks do not slow each other down.
 _SIZE = 64
 _HEADER = b"slurmtrain heartbeat 3\n".ljust(_SIZE, b"\0")
-# Of a pause: the seconds that it may take, and what it is for, in UTF-8.
+# A pause: its limit in seconds, and its activity, in UTF-8.
 _PAUSE = struct.Struct("<d48s")
 _RANK_SIZE = 2 * _SIZE
 _TRIES = 5
@@ -96,7 +96,7 @@ class Board:
 
 
 class Pulse:
-    """A rank's side, on which it records what it does. Without a board, beats go to memory that is never read."""
+    """A rank's side, which records its activity. Without a board, beats go to memory that is never read."""
 
     def __init__(self, memory: mmap.mmap | bytearray, index: int) -> None:
         self._memory = memory

@@ -1,4 +1,4 @@
-"""Processes that the ranks of a run have left on this machine: those of an attempt whose agent was killed.
+"""Processes that the ranks of a run have left on this machine, in an attempt whose agent was killed.
 
 While an agent lives, it ends everything that its ranks have started. If it is killed, the kernel signals the ranks, but
 not their children, and another attempt would train beside them. They are found by a variable in the environment that
@@ -24,7 +24,7 @@ _END_S = 2.0
 
 
 def runs_with_processes() -> set[str]:
-    """The ids of all runs, in any runs root, of which this user's ranks, or what they have started, run here."""
+    """The ids of all runs, in any runs root, with processes on this machine: this user's ranks, or their children."""
     return {attempt.parent.parent.name for attempt in _attempts().values()}
 
 
@@ -43,7 +43,7 @@ def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[
 
 
 def kill_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[str]:
-    """Kill those processes, and those that they start meanwhile; returns what each was.
+    """Kill the leftovers of the ``run``, and processes that they start meanwhile; returns a description of each.
 
     ``except_of``: an attempt whose processes are left alone.
     """

@@ -18,10 +18,10 @@ from slurmtrain.system.owned_files import read_readable
 
 
 def log_facts(name: str, job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the letters of a pattern stand for.
+    """The values of a pattern's letters.
 
     Args:
-        name: The spec's name: that of the job ends with the run's id.
+        name: The spec's name: the job's name ends with the run's id.
         job_id: The job's, of an element of an array ``<array>_<index>``.
         environ: The variables that Slurm gives the job.
     """
@@ -50,7 +50,7 @@ def link_log(plan: Plan, attempt: AttemptDir, job_id: str, log: Path) -> str:
     Args:
         plan: The run's.
         attempt: The attempt, which notes where the link is: it goes with the run.
-        job_id: That of its job.
+        job_id: The id of its job.
         log: The log.
     """
     if plan.spec.log is None:

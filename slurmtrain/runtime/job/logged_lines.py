@@ -27,7 +27,7 @@ class LoggedLines:
 
 
 def logged_lines(run: Run, directory: RunDir) -> LoggedLines:
-    """The lines of a run, of which nothing is read yet. Raises RunUnreadable."""
+    """The lines of a run; nothing is read yet. Raises RunUnreadable."""
     files = {file.metrics_of: file for file in journal_files(directory) if file.metrics_of is not None}
     attempts = [Attempted(start_of(attempt), partial(_lines, files.get(attempt.key))) for attempt in run.attempts]
     names = {attempt.number: files[attempt.key].name for attempt in run.attempts if attempt.key in files}

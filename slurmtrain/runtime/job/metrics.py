@@ -76,7 +76,7 @@ def _json_number(name: str, value: Any) -> bytes:
     return json.dumps(as_number(name, value)).encode()
 
 
-# Scripts log the same few sets of names repeatedly; the bound is for those that keep inventing names.
+# Scripts log the same few sets of names repeatedly; the bound is for scripts that keep inventing names.
 @lru_cache(maxsize=64)
 def _template(names: tuple[str, ...], value: bytes = b"%a") -> bytes:
     """A line with placeholders for the time, the step and a value for each of the ``names``."""

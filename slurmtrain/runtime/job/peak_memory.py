@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# The peak of the resident set size, in kB (proc_pid_status(5)). That of getrusage(2) begins with the parent's.
+# The peak of the resident set size, in kB (proc_pid_status(5)). The peak in getrusage(2) begins with the parent's.
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 
 

@@ -81,13 +81,13 @@ def rank_states(
 def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]) -> dict[int, list[str]]:
     """The stack of each rank's main thread, innermost first, each "file:line function"; empty if unknown.
 
-    A rank's process is that of its last beat (``beats``), or else what was started for it (``pids``), which may be a
-    shell. The stacks of all threads are appended to ``logs``. Takes seconds. Never raises.
+    A rank's process is the process of its last beat (``beats``), or else the one started for it (``pids``), which may
+    be a shell. The stacks of all threads are appended to ``logs``. Takes seconds. Never raises.
     """
     stacks: dict[int, list[str]] = {rank: [] for rank in pids}
 
     def look(log: Path) -> None:
-        # One after the other, where ranks share a log: each answer is read back from what it adds to the log.
+        # One after the other, where ranks share a log: each answer is read back from its addition to the log.
         for rank in (rank for rank in pids if logs.get(rank) == log):
             beat = beats.get(rank)
             with contextlib.suppress(OSError, ValueError):
@@ -218,7 +218,7 @@ def read_faulthandler(text: str) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process, that of its main thread, as its letter in proc(5); empty if there is no such process."""
+    """The state of a process's main thread, as its letter in proc(5); empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -228,7 +228,7 @@ def state_of(pid: int) -> str:
 
 
 def kernel_function(pid: int) -> str:
-    """The kernel function in which a process sleeps; empty if the kernel does not show it."""
+    """The kernel function that a process sleeps in; empty if the kernel does not show it."""
     try:
         name = Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:

@@ -1,4 +1,4 @@
-"""What slurmtrain uses of torch that torch may change without notice: only in this file.
+"""The parts of torch used by slurmtrain that torch may change without notice: only in this file.
 
 Tests run with torch OLDEST to NEWEST, and torchdata 0.11. Check this file first when a new torch comes out:
 ``scripts/test --torch VERSION``. A test (``test_runtime_torch_private``) ensures that no other module uses a name of
@@ -8,7 +8,7 @@ What torch documents as extension points is used where it is needed: the planner
 ``torch.distributed.checkpoint``, hooks. Among them is a method of ParallelStyle that begins with an underscore
 (STYLE_EXTENSION_POINT): only a subclass can override it, so its name also occurs in ``runtime.strategies.tensor``.
 
-This module is imported where torch is not, so the functions import what they need of torch.
+This module is imported where torch is not, so each function imports its part of torch itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     StorageInfo = _StorageInfo
 
-# The versions of torch that slurmtrain is tested with. Older ones lack what it needs.
+# The versions of torch that slurmtrain is tested with. Older ones lack features that it needs.
 OLDEST = (2, 9)
 NEWEST = (2, 15)
 # The modules of the functions that data-loader workers run: torch's and torchdata's.
@@ -59,7 +59,7 @@ def _version_of(package: str) -> str | None:
 
 
 def torch_versions() -> dict[str, str | None]:
-    """The versions of ``torch``, and of the ``cuda`` and ``nccl`` that it uses; None for what is not installed.
+    """The versions of ``torch``, and of its ``cuda`` and ``nccl``; None for a missing one.
 
     Torch is not imported, which takes seconds: one of its files names the CUDA that it was built for, and NCCL is a
     package. A torch that contains NCCL, as conda's does, tells its version only to those who import it.
@@ -128,7 +128,7 @@ def overlaps_with_ddp(optimizer: Any) -> bool:
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply ``function`` to the values in a ``tree``: lists, dicts and so on, also those that libraries register."""
+    """Apply ``function`` to the values in a ``tree``: lists, dicts and so on, also types that libraries register."""
     from torch.utils import _pytree
 
     return _pytree.tree_map(function, tree)
@@ -156,7 +156,8 @@ def collectives_started(besides: ProcessGroup | None) -> int | None:
         if group is besides:
             continue
         try:
-            # NCCL counts those of GPUs, gloo those of CPUs and, unlike NCCL, also what is sent from one to another.
+            # NCCL counts collectives of GPUs, gloo collectives of CPUs and, unlike NCCL, also messages from one rank to
+            # another.
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             count += sum(backend._get_sequence_number_for_group() for backend in backends)
         except (RuntimeError, AttributeError):

@@ -26,7 +26,7 @@ def enter_pack(submission: SubmissionDir, node: Node, gpus: int) -> None:
     """Take this run's share of the job, and watch for its cancel. Nothing is done for a run with a job of its own.
 
     Args:
-        submission: that of the run.
+        submission: directory of the run's submission.
         node: this node.
         gpus: how many GPUs the run has.
 
@@ -52,10 +52,10 @@ def own_cores(cores: list[int], of_job: int | None, pack: Pack, slot: int) -> li
     then belong to other jobs.
 
     Args:
-        cores: those that this process may use, ascending.
+        cores: cores that this process may use, ascending.
         of_job: how many of the node's the job has; None: unknown.
         pack: how the job is shared.
-        slot: which run this is, from 0.
+        slot: the number of this run, from 0.
     """
     share = len(cores) // pack.runs
     if len(cores) != of_job or not share:

@@ -36,7 +36,7 @@ class Link(Protocol):
         """Set this node's number of heartbeats so far."""
 
     def beats_of(self, node: int) -> int:
-        """How many heartbeats of a node have arrived. Nodes other than node 0 only know those of node 0."""
+        """How many heartbeats of a node have arrived. Nodes other than node 0 only know node 0's."""
 
     def close(self) -> None:
         """End the connections, once what was published has arrived. Never raises."""
@@ -66,7 +66,7 @@ class MessageBoard:
             if first and key in self._messages:
                 return
             self._messages[key] = message
-            # While the lock is held: nodes must get messages in the order in which they replace each other.
+            # While the lock is held: nodes must get messages in the order of replacement.
             if is_shared(key):
                 self.when_shared(key, message)
 

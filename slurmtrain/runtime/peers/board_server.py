@@ -5,10 +5,10 @@ that node alone. If a node connects again, its newest connection counts. What a 
 these keys:
 
 ========== =========================================================================================================
-``number`` counts what this node has sent over this connection, from 1 on; node 0 returns the last one in ``ack``
+``number`` counts this node's messages over this connection, from 1 on; node 0 returns the last one in ``ack``
 ``beat``   how many heartbeats the node has made
-``put``    messages by key, which replace those that are on the board
-``first``  messages by key, each of which is kept only if there is none yet
+``put``    messages by key, which replace existing ones on the board
+``first``  messages by key, kept only if there is none yet under that key
 ``get``    keys of messages that are not shared
 ========== =========================================================================================================
 

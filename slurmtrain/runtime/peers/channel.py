@@ -37,7 +37,7 @@ _LENGTH = struct.Struct(">I")
 # How long the other side may take over the handshake: an agent on a busy node may need seconds. One that takes longer
 # connects again.
 _HANDSHAKE_S = 5.0
-# Why a connection is closed on which something else than a message arrives.
+# Why a connection is closed that delivers something else than a message.
 NOT_A_MESSAGE = "it sent something that is not a message"
 
 

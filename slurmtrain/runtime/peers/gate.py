@@ -2,8 +2,8 @@
 
 Anybody who can reach a node can connect. Until a connection has proved that it belongs to the attempt, it costs one
 socket for a few seconds, and there are never more than a few for each node of the attempt: the oldest one of the
-address with the most of them makes room for a new one, so that a stranger's connections replace each other and not
-those of nodes. What is refused is counted, and logged now and then.
+address with the most connections makes room for a new one, so that a stranger's connections replace each other and not
+connections of nodes. Refused connections are counted, and logged now and then.
 
 asyncio's own servers will not do: they accept any number of connections, and from Python 3.13 on they raise an
 exception when a connection is garbage-collected after the server was closed.
@@ -51,7 +51,7 @@ class Refusals:
 
 
 class Gate:
-    """Accepts connections on one socket, and serves those of the attempt's nodes."""
+    """Accepts connections on one socket, and serves connections of the attempt's nodes."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Gate:
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     async def close(self) -> None:
-        """Stop listening, and end all connections; those that :meth:`Channel.close` has closed still deliver."""
+        """Stop listening, and end all connections; connections that :meth:`Channel.close` has closed still deliver."""
         if self._pause is not None:
             self._pause.cancel()
         if self._listener.fileno() != -1:

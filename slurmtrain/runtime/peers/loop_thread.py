@@ -17,7 +17,7 @@ class LoopThread:
     """Runs coroutines until it is closed. Its methods are for other threads."""
 
     def __init__(self, name: str) -> None:
-        """``name``: that of the thread."""
+        """``name``: name of the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -1,16 +1,16 @@
-"""What the agents of an attempt may publish for each other, and which of them may: all else is dropped. Pure.
+"""The messages that agents of an attempt may publish, and which agents may: all else is dropped. Pure.
 
 A message is a JSON object under a key ``round/name``; the last part of some names is the number of the node that
 publishes them. Whoever reads a message can rely on its shape, since only what :func:`problem_of` accepts is kept.
 
 ==================  ==========  ======  ===============================================================================
-Name                Who         Shared  What it says
+Name                Who         Shared  Meaning
 ==================  ==========  ======  ===============================================================================
 ``here/NODE``       NODE        node 0  the node has reached the begin of the round
-``unready/NODE``    NODE        no      what the spec has the node run before its ranks has failed, and how
+``unready/NODE``    NODE        no      a command of the spec that runs before its ranks has failed, and how
 ``begin``           node 0      yes     the port where ranks meet, and the checkpoint that they resume from
 ``stop``            any node    yes     all ranks have to stop, and why; the first message counts
-``until``           node 0      yes     by when they have to
+``until``           node 0      yes     the deadline for stopping
 ``ended/NODE``      NODE        no      how the round ended there
 ``next``            node 0      yes     the nodes that have ranks in the next round, or the next stage, with other
                                         nodes, or how the attempt ended
@@ -20,7 +20,7 @@ Name                Who         Shared  What it says
 ``links/NODE``      NODE        no      the connections of its ranks
 ``together``        node 0      yes     all ranks are connected
 ``inquiry/N``       any node    yes     the node suspects a hang; the first message counts
-``examined/N/NODE`` NODE        no      what its ranks are doing
+``examined/N/NODE`` NODE        no      the activity of its ranks
 ``verdict/N``       any node    yes     whether the run hangs; the first message counts
 ==================  ==========  ======  ===============================================================================
 

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _addresses() -> Iterator[str]:
-    """All addresses of this node, starting with that of the default route, which all nodes can most likely reach."""
+    """All addresses of this node, starting with the default route's, which all nodes can most likely reach."""
     addresses = [candidate.address for candidate in find_candidates(0)[0]]
     routes = (source_towards(_OUTSIDE_ADDRESSES[version]) for version in (4, 6))
     yield from dict.fromkeys([*(source for source in routes if source in addresses), *addresses])

@@ -7,9 +7,9 @@ long as the preflight lasts. A message is ``{"topic": text, "payload": JSON}``; 
 =============  ====================  ===========================================================================
 Topic          Who sends it          When, and with which payload
 =============  ====================  ===========================================================================
-``join``       each participant      once, first: what :func:`.participant.make_join_report` returns
-``command``    the coordinator       what to do next, under ``"do"``: ``measure``, ``rate``, ``bandwidth`` or ``end``
-``measure``,   each participant      after the command of that name: what it measured
+``join``       each participant      once, first: the result of :func:`.participant.make_join_report`
+``command``    the coordinator       the next action, under ``"do"``: ``measure``, ``rate``, ``bandwidth`` or ``end``
+``measure``,   each participant      after the command of that name: its measurements
 ``rate``,
 ``bandwidth``
 ``clock``      each participant      its time, any number of times; the coordinator answers at once with that time,

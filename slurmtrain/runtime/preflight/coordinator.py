@@ -214,7 +214,7 @@ class _Coordinator:
     def _bind_ports(
         self, verdict: Verdict, members: Mapping[int, Candidate]
     ) -> tuple[Verdict, Sequence[socket.socket]]:
-        """Keep a port free for rank 0, and listen at that of the agents, unless training will not start."""
+        """Keep a port free for rank 0, and listen at the agents' port, unless training will not start."""
         if verdict.problem is not None:
             return verdict, ()
         level = self._participant.spec.preflight.port.level
@@ -287,7 +287,7 @@ class _Coordinator:
 class _Ending:
     """The result of a preflight: everything that the last commands contain, by node where nodes differ.
 
-    ``listeners``: the sockets bound to the port of rank 0 and, with several nodes, to that of the agents.
+    ``listeners``: the sockets bound to the port of rank 0 and, with several nodes, to the agents' port.
     """
 
     verdict: Verdict

@@ -55,9 +55,9 @@ def listen_for_participants(
 
 
 def watch_endpoints(attempt: AttemptDir, exported: CoordinatorEndpoints | None) -> Callable[[], Sequence[Endpoint]]:
-    """A function that returns those endpoints of node 0 that are known when it is called.
+    """A function that returns the endpoints of node 0 that are known when it is called.
 
-    These are the ``exported`` ones and, after a while, those in the file.
+    These are the ``exported`` ones and, after a while, the endpoints in the file.
     """
     from_environment = _endpoints(exported)
     next_look = time.monotonic() + (_EXPORTED_ONLY_S if from_environment else 0.0)

@@ -81,7 +81,7 @@ def report_unfit(outcome: PreflightOutcome, spec: Spec, *, is_node_0: bool) -> E
     Node 0 has the reason; the other nodes' reports follow from it.
 
     Args:
-        outcome: That of the preflight.
+        outcome: The preflight's outcome.
         spec: The run's.
         is_node_0: Whether this is node 0.
     """

@@ -21,8 +21,8 @@ def open_link(
     """Open the link to the board at node 0, which has this ``address``.
 
     Args:
-        preflight: What the preflight has prepared.
-        address: That of node 0.
+        preflight: The result of the preflight.
+        address: Address of node 0.
         node: This node.
         refusals: Counts connections that do not come from nodes of the attempt.
         give_up: Called repeatedly while node 0 does not answer; True ends the wait.

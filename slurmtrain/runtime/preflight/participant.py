@@ -53,10 +53,10 @@ class Participant:
         nodes: How many nodes the attempt has.
         host: The node's name.
         spec: The run's spec.
-        candidates: Lists the addresses that training could use, and those that it cannot.
+        candidates: Lists the addresses that training could use, and addresses that it cannot.
         measure: Measures this machine for all checks, given this node's addresses and the token of the attempt.
-        discipline: Returns what synchronises this machine's clock.
-        reserve: Keeps a port of node 0 free for rank 0, at which the ranks meet.
+        discipline: Returns the service that synchronises this machine's clock.
+        reserve: Keeps a port of node 0 free for rank 0, where the ranks meet.
         listen: Listens at a port on an address of node 0.
         bandwidth: Takes part in an all-reduce of all nodes, given node 0's address and port, and this node's interface.
         stopped: The name of the signal that has stopped this node; None while it runs.
@@ -223,7 +223,7 @@ class ProbeTask:
     """What a node must probe.
 
     Attributes:
-        networks: The candidate networks, with at least the node itself and those that it connects to as members.
+        networks: The candidate networks, with at least the node itself and the nodes that it connects to as members.
         ports: Where these nodes answer probes.
         token: Text that only the nodes of this attempt know, for checks that need a shared name.
     """
@@ -296,7 +296,7 @@ async def measure_rates(
         participant: This node.
         prober: Makes its connections.
         task: Contains the networks.
-        network_indices: Which of them.
+        network_indices: The networks to measure.
 
     Returns:
         Bytes a second over each; None if too little got through in time.

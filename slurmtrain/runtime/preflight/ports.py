@@ -22,7 +22,7 @@ _EPHEMERAL = range(32768, 61000)
 _PREFERRED = 10000
 _LOWEST = 1024
 _END = 65536
-# If fewer than this are left from _PREFERRED on, those below it are used as well.
+# If fewer than this are left from _PREFERRED on, lower ports are used as well.
 _ENOUGH = 1000
 _TRIES = 50
 RANKS = "ranks"
@@ -44,8 +44,8 @@ _KNOWN_SERVICES = {
 def usable_ports(range_text: str, reserved_text: str) -> list[range]:
     """The ports that may be used, ascending; empty if the ephemeral range covers them all.
 
-    The texts are those of ``ip_local_port_range`` and ``ip_local_reserved_ports`` (ip(7)); if
-    the first cannot be read, Linux's default applies, and if the second cannot, nothing is reserved.
+    The texts are from ``ip_local_port_range`` and ``ip_local_reserved_ports`` (ip(7)); if the first cannot be read,
+    Linux's default applies, and if the second cannot, nothing is reserved.
     """
     avoided = [_ephemeral(range_text), *_reserved(reserved_text), *_KNOWN_SERVICES]
     preferred = _without(range(_PREFERRED, _END), avoided)
@@ -53,14 +53,14 @@ def usable_ports(range_text: str, reserved_text: str) -> list[range]:
 
 
 def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range] | None = None) -> Iterator[int]:
-    """Every port that a start of a job may use, in the order in which to try them; the same on each call.
+    """Every port that a start of a job may use, in the order of the tries; the same on each call.
 
     Args:
         job_id: The job's id, with the array task.
         restart: How often the job was restarted. The next restart begins elsewhere, at a port that this one tries late
             or never: processes that it left behind may still listen.
         salt: Selects different ports, for another purpose.
-        ranges: The usable ports; by default those of this machine.
+        ranges: The usable ports; by default this machine's.
     """
     ports = [port for span in (_usable_ports_here() if ranges is None else ranges) for port in span]
     # Purposes never compete for a port.
@@ -129,7 +129,7 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
 
 
 def _usable_ports_here() -> list[range]:
-    """The usable ports of this machine; if all are ephemeral, those: the kernel never assigns a bound port."""
+    """The usable ports of this machine; if all are ephemeral, these: the kernel never assigns a bound port."""
     ephemeral, reserved = _read("ip_local_port_range"), _read("ip_local_reserved_ports")
     return usable_ports(ephemeral, reserved) or usable_ports("0 0", reserved)
 

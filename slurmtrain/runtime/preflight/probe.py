@@ -77,7 +77,7 @@ class Prober:
 
         Args:
             network: The network, with the nodes' addresses.
-            ports: The port on which each node answers.
+            ports: The port where each node answers.
             targets: The nodes to connect to.
             timeout_s: Seconds for each of them.
         """
@@ -91,7 +91,7 @@ class Prober:
 
         Args:
             network: The network, with the nodes' addresses.
-            port: The port on which the node answers.
+            port: The port where the node answers.
             target: The node.
             timeout_s: Seconds in total.
 
@@ -163,7 +163,7 @@ class Prober:
         return None
 
     async def _answer(self, channel: Channel) -> None:
-        """Answer the messages of a connection until it is closed; those that are text are load."""
+        """Answer the messages of a connection until it is closed; text messages are load."""
         # Node 0 notices lost nodes.
         with contextlib.suppress(ChannelClosed):
             while True:

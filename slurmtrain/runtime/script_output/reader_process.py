@@ -40,7 +40,7 @@ _LINE_S = 0.1
 _SLOW_LINES = 3
 # What is left when the ranks have ended is read for so long.
 _LAST_S = 4.0
-# A file is known by this many bytes before the place up to which it was read: a script may have written it anew.
+# A file is recognised by this many bytes before the place where reading stopped: a script may have written it anew.
 _COMPARED_BYTES = 256
 # A script that says something else each time does not fill the journal.
 _MOST_TOTALS = 10
@@ -82,7 +82,7 @@ class Orders:
 
 
 class GrowingFile:
-    """A file of lines to which a script appends, or which it writes anew with more lines."""
+    """A file of lines that a script appends to, or that it writes anew with more lines."""
 
     def __init__(self, path: str, begin: int, before: bytes) -> None:
         """``path``: the file. ``begin``: where to begin, in bytes; ``before``: the last bytes before that."""
@@ -170,7 +170,7 @@ class OutputReader:
     def read(self, *, last: bool) -> bool:
         """Read what is new; ``last``: the script has ended. Returns whether it makes sense to go on."""
         if self._spec.file is not None and self._begin and not self._restarts:
-            # The rows that are there already are those of an earlier attempt; their header is this one's too.
+            # The present rows were written by an earlier attempt; their header is this one's too.
             self._reader.read(self._file.first_line())
             self._begin = 0
         give_up_at = time.monotonic() + _LAST_S

@@ -44,9 +44,9 @@ _MOST_CONNECTIONS = 256
 class SeparationConfig:
     """Whom to watch.
 
-    ``node``: this node; ``members``: those that have ranks. ``ranks``: how many the run has. ``per_node``: the command
-    starts the ranks, once per node. ``port``: where ranks meet if they do as torchrun's. ``launched``: the launcher
-    that the command is; empty: none that is known. ``metrics``: the file of the run's steps.
+    ``node``: this node; ``members``: the nodes that have ranks. ``ranks``: the number of ranks of the run.
+    ``per_node``: the command starts the ranks, once per node. ``port``: where ranks meet if they do as torchrun's.
+    ``launched``: the launcher that the command is; empty: none that is known. ``metrics``: the file of the run's steps.
     """
 
     node: int
@@ -64,7 +64,7 @@ class Separation:
     def __init__(self, config: SeparationConfig, control: ControlStore, journal: Journal) -> None:
         """Watch the ranks in ``config``.
 
-        ``control``: through which nodes say what they see. ``journal``: node 0 writes there what it concludes.
+        ``control``: carries the observations of nodes. ``journal``: node 0 writes its conclusions there.
         """
         self._config = config
         self._control = control

@@ -1,7 +1,7 @@
-"""What an agent runs around the ranks of its node: ``setup_node`` before, ``sidecars`` beside, ``teardown`` after.
+"""Commands that an agent runs around its node's ranks: ``setup_node`` before, ``sidecars`` beside, ``teardown`` after.
 
-All of it has a variable by which its processes are told from those of ranks, even if they become daemons: they run on
-while ranks are restarted in place, and end with the attempt.
+A variable tells their processes from the ranks', even if they become daemons: they run on while ranks are restarted in
+place, and end with the attempt.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class NodeHelpers:
     def _run(
         self, name: str, lines: Sequence[str], directory: Path, stopped: Callable[[], bool]
     ) -> tuple[str, dict[str, str]]:
-        """Run lines of shell; returns why they failed, and what they have exported. Killed once ``stopped``."""
+        """Run lines of shell; returns why they failed, and their exported variables. Killed once ``stopped``."""
         # Variables can be secrets, which are on no disk.
         with (
             os.fdopen(os.memfd_create("slurmtrain-report"), "rb") as report,

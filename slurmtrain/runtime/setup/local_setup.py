@@ -1,9 +1,9 @@
 """The spec's ``setup`` of a local run, which node 0's agent runs when it is the run's turn.
 
-Under Slurm the batch script runs these lines, and agents inherit what they have changed. The agents of a local run are
-there before: node 0's runs the same shell, keeps the variables, limits and umask that it has left in memory
-(memfd_create(2)), and says in the attempt's directory where the other agents find them: below /proc, where only the
-same user can read them. A failure is said in that file, since node 0's agent soon ends.
+Under Slurm the batch script runs these lines, and agents inherit their changes. The agents of a local run are there
+before: node 0's runs the same shell, keeps the resulting variables, limits and umask in memory (memfd_create(2)), and
+says in the attempt's directory where the other agents find them: below /proc, where only the same user can read them. A
+failure is said in that file, since node 0's agent soon ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _kept: list[int] = []
 
 
 def run_setup(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[], bool]) -> None:
-    """Run the lines of ``setup`` on node 0, and have what they export, and the limits that they set, on each node.
+    """Run the lines of ``setup`` on node 0, and apply their exported variables, and their limits, on each node.
 
     A line that fails leaves the variable by which agents know that (:func:`~.script.take_setup_failure`).
 
@@ -63,7 +63,7 @@ def run_setup(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[],
 
 
 def _run(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Run the lines; returns what they have changed, which the other agents find too. Empty once ``stopped``."""
+    """Run the lines; returns their changes, which the other agents find too. Empty once ``stopped``."""
     submission = attempt.run.submission(node.submission)
     try:
         write_atomically(submission.setup, local_script(plan, submission, node.job_id).encode(), private=True)
@@ -106,7 +106,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, An
 
 
 def _start(submission: SubmissionDir, handle: int) -> subprocess.Popen[bytes]:
-    """Start the shell of setup, with the limit of open files of the user, and not that of an agent."""
+    """Start the shell of setup, with the user's limit of open files, not an agent's."""
     soft = soft_limit_of_ranks()
     limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
     reporter = [sys.executable, "-m", "slurmtrain.runtime.setup.report", str(handle)]
@@ -126,7 +126,7 @@ def _wait_for_node_0(attempt: AttemptDir, stopped: Callable[[], bool]) -> dict[s
     node_0 = None
     while not stopped():
         node_0 = node_0 or agent_of_node_0(attempt)
-        # Looked at before what it writes, so that its last word counts.
+        # Looked at before its file, so that its last word counts.
         is_gone = node_0 is not None and node_0.alive() is False
         answer = read_json(attempt.setup, types={"place": "str", "failed": "str | None"})
         if answer is not None:

@@ -57,12 +57,12 @@ def shell_templates() -> Any:
 
 
 def setup_values(plan: Plan, submission: str, attempt: str) -> dict[str, Any]:
-    """What the template of the setup needs.
+    """The values that the template of the setup needs.
 
     Args:
         plan: whose setup it is.
         submission: the submission's directory, as a word of shell.
-        attempt: that of the attempt, likewise.
+        attempt: the attempt's directory, likewise.
     """
     return {
         "setup": plan.spec.setup,
@@ -152,7 +152,7 @@ def last_line(log: Path) -> str:
 
 
 def python_of_ranks(plan: Plan) -> str:
-    """What ``python`` in the command stands for: after a setup that changes that, what it has made of it.
+    """The meaning of ``python`` in the command: after a setup that changes it, the changed one.
 
     Args:
         plan: whose command it is.
@@ -178,7 +178,7 @@ def advise_on_python(report: ExitReport) -> ExitReport:
 
 
 def use_variables_of_ranks(environ: MutableMapping[str, str]) -> None:
-    """Give the ranks the variables of Python that setup has left, in place of those of the agents.
+    """Give the ranks the variables of Python that setup has left, in place of the agents'.
 
     Args:
         environ: the environment that ranks inherit, which is changed.

@@ -1,9 +1,9 @@
-"""The buckets in which DistributedDataParallel reduces gradients, made before the first step.
+"""The buckets that DistributedDataParallel reduces gradients in, made before the first step.
 
-It begins with buckets of its own, and makes others after its first backward pass, by the order in which it had the
-gradients. A run that goes on from a checkpoint would then reduce its first step in other buckets than a run that has
-never stopped, so that with three ranks or more sums differ in the last place. Hence the final buckets are made at once,
-by the reverse of the order in which the model has its parameters, which is about that of the backward pass.
+It begins with buckets of its own, and makes others after its first backward pass, by the order of its gradients. A run
+that goes on from a checkpoint would then reduce its first step in other buckets than a run that has never stopped, so
+that with three ranks or more sums differ in the last place. Hence the final buckets are made at once, by the reverse of
+the order of the model's parameters, which is about the order of the backward pass.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class StageModule(nn.Module):
     """Consecutive parts of a model."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        """``parts``: in the order in which they are applied."""
+        """``parts``: the modules, in the order of their application."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
@@ -75,7 +75,7 @@ class Pipeline:
         """The pipeline of the ranks of a ``group``.
 
         Args:
-            stages: Those of this rank, by their indices.
+            stages: The stages of this rank, by their indices.
             spec: The strategy, with its schedule and microbatches.
             group: The ranks of the pipeline.
             device: Where this rank computes.
@@ -95,7 +95,7 @@ class Pipeline:
 
     @property
     def stages(self) -> list[nn.Module]:
-        """Those of this rank."""
+        """The stages of this rank."""
         return list(self._stages.values())
 
     def forward_backward(
@@ -104,12 +104,12 @@ class Pipeline:
         """Compute the gradients of a step; returns the mean loss of this part of the batch, on all ranks.
 
         Args:
-            gradients: Those of the step.
+            gradients: The gradients of the step.
             loss_of: The mean loss of a microbatch, called with the model's output and its targets.
             inputs: A tensor, or several in a tuple, with the same number of rows; used by the first stage, and of the
                 same shapes on all ranks.
             targets: A tensor with as many rows; used by the last stage.
-            accumulation: Into how many parts each microbatch is divided.
+            accumulation: The number of parts that each microbatch is divided into.
 
         Raises:
             StrategyError: The rows cannot be divided into microbatches evenly.
@@ -132,10 +132,10 @@ class Pipeline:
         return mean
 
     def evaluate(self, loss_of: LossOf, arguments: tuple[Any, ...], targets: Tensor, rows: int) -> Tensor | None:
-        """Compute the loss of a part of a batch without gradients, in the modes that modules have.
+        """Compute the loss of a part of a batch without gradients, in the modules' present modes.
 
         Where stages are sharded, all ranks have to call them equally often, also with parts of other sizes. So each
-        part is filled up with its first row to microbatches of equal size; the loss is that of its own rows.
+        part is filled up with its first row to microbatches of equal size; the loss is the loss of its own rows.
 
         Args:
             loss_of: The mean loss of a microbatch, called with the model's output and its targets.
@@ -206,7 +206,7 @@ def _shapes(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _filled(tensor: Tensor, rows: int) -> Tensor:
-    """This many ``rows``, the first one again and again after those of a ``tensor``."""
+    """A ``tensor`` extended to this many ``rows`` by repeating its first one."""
     lacking = rows - len(tensor)
     return torch.cat([tensor, tensor[:1].expand(lacking, *tensor.shape[1:])]) if lacking else tensor
 

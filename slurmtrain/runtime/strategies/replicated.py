@@ -61,7 +61,7 @@ def replicate(
 
 
 def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
-    """The ``model``, in DataParallel over the GPUs of these ``ranks``, of which there is one.
+    """The ``model``, in DataParallel over the GPUs of these ``ranks``, which must be a single one.
 
     With a single GPU, and on a CPU, it stays as it is. Raises StrategyError if there are several ranks.
     """

@@ -1,7 +1,7 @@
 """Models whose parameters are sharded over processes: torch's ``fully_shard`` (FSDP2).
 
-Modules are gathered one at a time: those of the classes that the spec names, by default the elements of the model's
-module lists and sequences, such as the blocks of a transformer. What is in none of them is gathered with the model.
+Modules are gathered one at a time: modules of the classes that the spec names, by default the elements of the model's
+module lists and sequences, such as the blocks of a transformer. Everything outside them is gathered with the model.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def shard(model: nn.Module, spec: StrategySpec, mesh: DeviceMesh, units: Sequenc
     Args:
         model: Any module that is not on the meta device; it is changed.
         spec: The strategy's options.
-        mesh: Over which ranks: one dimension, over which it is sharded, or two, over the first of which it is
-            replicated.
+        mesh: The ranks: one dimension to shard over, or two, the first to replicate over.
         units: The modules that are gathered one at a time.
 
     Returns:
@@ -83,8 +82,7 @@ def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisio
         reduced = None if spec.reduce_dtype is None else DTYPES[spec.reduce_dtype]
         policy = MixedPrecisionPolicy(reduce_dtype=reduced)
         return policy, policy
-    # Versions of torch differ in what they reduce in unless told.
-    # One for all processes: the spec refuses others.
+    # Versions of torch reduce in different types unless told. One for all processes: the spec refuses others.
     computed, reduced = DTYPES[str(spec.mixed_precision)], DTYPES[spec.reduce_dtype or FP32]
     inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
     return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)

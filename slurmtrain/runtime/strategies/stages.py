@@ -1,7 +1,7 @@
-"""How a model is divided into the stages of a pipeline: its parts, and which rank has which of them.
+"""How a model is divided into the stages of a pipeline: its parts, and which rank has which parts.
 
-A model says what its parts are: modules that are applied in order, each to what the one before it returns. It does so
-by a method ``pipeline_parts()``, which returns their names; an ``nn.Sequential`` has its elements.
+A model names its parts: modules that are applied in order, each to the output of the one before it. It does so by a
+method ``pipeline_parts()``, which returns their names; an ``nn.Sequential`` has its elements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         StrategyError: It does not say what its parts are, names a module twice, or has parameters outside of the parts
             or in two of them.
     """
-    # With those that are in several places, such as an activation function that a sequence has more than once.
+    # Including modules in several places, such as an activation function that a sequence has more than once.
     modules = dict(model.named_modules(remove_duplicate=False))
     names: Any = getattr(model, "pipeline_parts", None)
     if callable(names):

@@ -48,12 +48,12 @@ class Strategy:
         """Call it on all ranks.
 
         Args:
-            spec: What to apply; None: DistributedDataParallel.
-            ranks: On which.
-            node: That of this rank.
-            microbatches: How many a step has.
+            spec: The strategy; None: DistributedDataParallel.
+            ranks: The ranks that it is applied on.
+            node: The node of this rank.
+            microbatches: The number of microbatches in a step.
             mixed: Whether some ranks may have more of them.
-            hardware: What this rank computes on, as :func:`hardware_of` returns it; None: what its device is.
+            hardware: The hardware of this rank, as :func:`hardware_of` returns it; None: its device's.
         """
         self._spec = spec or StrategySpec(name=DDP)
         self._demanded = spec is not None
@@ -69,7 +69,7 @@ class Strategy:
         precision, (name, has_bf16) = self._spec.mixed_precision, hardware or hardware_of(ranks.device)
         self._precision = precision_on(precision, name, has_bf16=has_bf16)
         self.hardware: HardwareCompared | None = None
-        """What all ranks compute on, and in which precision, if that depends on it."""
+        """The hardware that each rank computes on, and its precision, if that depends on it."""
         if is_by_hardware(precision):
             names, precisions = zip(*ranks.gather((name, self._precision)), strict=True)
             self.hardware = HardwareCompared(names=names, precisions=precisions)
@@ -77,7 +77,7 @@ class Strategy:
         is_scaled = FP16 in ([self._precision] if self.hardware is None else self.hardware.precisions)
         self._scaler = LossScaler(ranks) if is_scaled else None
         self.gradients = Gradients(microbatches, self._scaler, differ=mixed)
-        """Those of the current step."""
+        """The gradients of the current step."""
         # Parameters that have been replaced by their shards, as far as something still refers to them.
         self._replaced: list[weakref.ref[nn.Parameter]] = []
 
@@ -88,7 +88,7 @@ class Strategy:
 
     @property
     def dp_rank(self) -> int:
-        """Which of them this rank has. Raises StrategyError if the mesh has other sizes."""
+        """The data-parallel rank of this process. Raises StrategyError if the mesh has other sizes."""
         sizes = sizes_of(self._spec, self._ranks.world_size)
         return self._ranks.rank // sizes.tp % sizes.dp
 
@@ -197,7 +197,7 @@ class Strategy:
         return clip_grad_norm_(clipped, max_norm, norm_type, device=device, parts=self._pipeline)
 
     def replicated_parameters(self) -> list[nn.Parameter]:
-        """The parameters of models of which each rank has a replica."""
+        """The parameters of replicated models."""
         alive = (reference() for reference in self._parameters)
         return [parameter for parameter in alive if parameter is not None]
 

@@ -1,9 +1,8 @@
 """Layers that are divided over ranks, by torch's ``parallelize_module``: tensor and sequence parallelism.
 
-The plan says how: that of the spec, or that of the model, whose method ``tensor_plan(size)`` gets the number of ranks
-and returns a mapping from names of modules to names of styles, or to torch's ``ParallelStyle``. The parameters of all
-other modules become DTensors, too, of which each rank has the whole: norms of gradients, optimizers and checkpoints
-then have one kind of tensor.
+The plan says how: the spec's, or the model's, whose method ``tensor_plan(size)`` gets the number of ranks and returns a
+mapping from names of modules to names of styles, or to torch's ``ParallelStyle``. The parameters of all other modules
+become replicated DTensors, too: norms of gradients, optimizers and checkpoints then have one kind of tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from slurmtrain.runtime.strategies.whole_modules import Whole, WholeOnParts
 _OF_TRANSFORMERS = {"colwise_gather_output": COLWISE_REP, "embedding_rowwise": ROWWISE}
 # The numbers of heads in configurations of transformers.
 _HEADS = ("num_attention_heads", "num_key_value_heads")
-# The dimension along which sequences are divided: the last but one, before that of the features.
+# The dimension of sequences: the last but one, before the features.
 _SEQUENCE_DIM = -2
 
 
@@ -183,12 +182,12 @@ def _divided_dim(model: nn.Module, parameter: str, styles: Mapping[str, str | Pa
         return style
     if own == "bias":
         return None if style == ROWWISE else 0
-    # The weight of an Embedding is that of a Linear the other way round.
+    # The weight of an Embedding is the transpose of a Linear's.
     return 0 if (style == ROWWISE) == isinstance(model.get_submodule(owner), nn.Embedding) else 1
 
 
 def _check_sizes(name: str, module: nn.Module, style: str, size: int) -> None:
-    """Raise StrategyError if a style does not suit a module, or what it divides is no multiple of ``size``."""
+    """Raise StrategyError if a style does not suit a module, or the divided size is no multiple of ``size``."""
     if style in (SEQUENCE, ON_PARTS):
         return
     if isinstance(module, nn.Linear) and style == ROWWISE:
@@ -209,7 +208,7 @@ def _check_sizes(name: str, module: nn.Module, style: str, size: int) -> None:
 
 
 def _unplanned(model: nn.Module, plan: Mapping[str, object]) -> list[str]:
-    """The modules with parameters of their own of which the plan says nothing."""
+    """The modules with parameters of their own that are missing from the plan."""
     rest = []
     for name, module in model.named_modules():
         if any(name == each or name.startswith(f"{each}.") for each in plan):

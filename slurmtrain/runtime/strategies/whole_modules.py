@@ -1,7 +1,7 @@
-"""Modules of which each rank has all parameters, beside layers that are divided over ranks.
+"""Modules whose parameters are whole on each rank, beside layers that are divided over ranks.
 
-Their parameters are DTensors, as those of divided layers are, so that optimizers, norms and checkpoints meet one kind
-of tensor. They compute with plain tensors: each operation on DTensors costs about as much as a small layer does.
+Their parameters are DTensors, like the parameters of divided layers, so that optimizers, norms and checkpoints meet one
+kind of tensor. They compute with plain tensors: each operation on DTensors costs about as much as a small layer does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Whole(ParallelStyle):
 
 
 class WholeOnParts(ParallelStyle):
-    """Each rank computes a part of the features, such as its heads: gradients are the sum of those of all ranks."""
+    """Each rank computes a part of the features, such as its heads: gradients are the sum over all ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return _compute_locally(module, device_mesh, Partial())

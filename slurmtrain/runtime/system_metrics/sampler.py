@@ -31,7 +31,7 @@ class Source(Protocol):
         """The figures now, by name."""
 
     def close(self) -> None:
-        """Release what it uses."""
+        """Release the resources that it uses."""
 
 
 class Sampler:

@@ -28,9 +28,9 @@ from slurmtrain.system.process import block_signals
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Python's handlers run in the main thread, whose system call this signal interrupts. By default it does nothing.
 _POKE = signal.SIGURG
-# The key under which a process passes its guard to those that it starts as new interpreters.
+# The key of the guard that a process passes to new interpreters that it starts.
 _CONFIG_KEY = "slurmtrain_guard"
-# A new interpreter has its guard before it knows what it is to run: this is how many seconds to wait for that.
+# A new interpreter has its guard before it knows its program: this many seconds to wait for that.
 _IDENTIFIED_S = 5.0
 
 
@@ -43,11 +43,11 @@ class ChildGuard:
     ``multiprocessing``, its fork server and its resource tracker, only have the signals blocked.
 
     With ``loaders_only``, workers of torch's and torchdata's data loaders are guarded and no other children, such as
-    those in which ``torch.multiprocessing.spawn`` trains, which may want to hear a signal to all processes.
+    processes of ``torch.multiprocessing.spawn`` that train, and may want to hear a signal to all processes.
 
-    Not guarded are processes that ``os.fork`` creates without ``multiprocessing``, and those that ``subprocess``
-    starts: the rank's are not affected at all. Those of a guarded child inherit its blocked signals, so they survive a
-    SIGTERM, even from the child, and only SIGKILL ends them.
+    Processes that ``os.fork`` creates without ``multiprocessing``, and processes that ``subprocess`` starts, are not
+    guarded: such processes of the rank are not affected at all. Such processes of a guarded child inherit its blocked
+    signals, so they survive a SIGTERM, even from the child, and only SIGKILL ends them.
     """
 
     def __init__(self, rank: int | None = None, *, loaders_only: bool = False) -> None:
@@ -82,7 +82,7 @@ class ChildGuard:
 
 
 def _take(senders: tuple[int, ...]) -> None:
-    """Receive the signals of this process, and act on those that one of these ``senders`` has sent."""
+    """Receive the signals of this process, and act on signals that one of these ``senders`` has sent."""
     while True:
         info = signal.sigwaitinfo(GUARDED)
         if info.si_pid in senders:

@@ -1,4 +1,4 @@
-"""How long a rank computes in a step, without what it waits for others.
+"""How long a rank computes in a step, without the time that it waits for others.
 
 That is from the beginning of the step to the last gradient, and the optimizer's step. DistributedDataParallel reduces
 gradients meanwhile, and waits for them only after the last one.
@@ -31,7 +31,7 @@ class ComputeTime:
         self._step_began: Any = None
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take the gradients of these ``parameters`` for those of a step."""
+        """Take the gradients of these ``parameters`` for a step's."""
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
 
     def begin(self) -> None:

@@ -82,7 +82,7 @@ def progress(step: int, total: int | None = None) -> None:
     writes the metrics that were logged since the last call. Outside a job it does nothing.
 
     Args:
-        step: Finished steps, including those of earlier attempts.
+        step: Finished steps, including earlier attempts'.
         total: The number of steps in the whole run. Once they are finished, exit code 0 completes the run even if a
             stop was requested.
 
@@ -120,7 +120,7 @@ def pause(activity: str = "", limit: timedelta = PAUSE) -> contextlib.AbstractCo
         with slurmtrain.pause("evaluation"):
             evaluate(model)
 
-    Meanwhile neither this rank nor those that wait for it count as hanging. It needs no other ranks: rank 0 may pause
+    Meanwhile neither this rank nor ranks that wait for it count as hanging. It needs no other ranks: rank 0 may pause
     alone. A stop takes effect after it. Outside a job it does nothing.
 
     Args:
@@ -159,7 +159,7 @@ def current() -> Loop:
 
 
 class Loop:
-    """What a process reports of its training, and what it learns of stop requests.
+    """A process's reports of its training, and the stop requests that it learns of.
 
     Nothing happens outside a job, and in processes that the rank has forked.
     """
@@ -251,9 +251,9 @@ class Loop:
         return agreed.stop
 
     def _allow_long_save(self) -> None:
-        """Put off the forced exit as long as the parent lives: that, or the agent above it, ends the grace.
+        """Put off the forced exit as long as the parent lives: the parent, or the agent above it, ends the grace.
 
-        A trainer's own save may take minutes, in which nothing of slurmtrain is called.
+        A trainer's own save may take minutes without a call of slurmtrain.
         """
         pause_s = (self.worker.forced_exit_s or 0.0) / 4
         while pause_s and not self._has_left.wait(pause_s) and os.getppid() == self._parent:
@@ -338,7 +338,7 @@ class Loop:
             self.beat(Phase.FIRST if self._reports == 1 else Phase.TRAINING)
 
     def _end_interlude(self) -> None:
-        """Leave out the time of a pause or save that has ended from that of the step."""
+        """Subtract the time of a pause or save that has ended from the time of the step."""
         if self._interlude_began is None:
             return
         took, self._interlude_began = time.monotonic() - self._interlude_began, None
@@ -398,7 +398,7 @@ class Loop:
             self.listen()
 
     def _group(self) -> RankGroup | None:
-        """The group in which ranks agree; None if this one is alone. All ranks call this at the same points."""
+        """The group of ranks that agree; None if this one is alone. All ranks call this at the same points."""
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
             return None
@@ -424,7 +424,7 @@ class Loop:
         self._journal.write(event)
 
     def _close(self) -> None:
-        """Write what is pending and end the threads: those of a process group must not outlive the interpreter."""
+        """Write what is pending and end the threads: a process group's threads must not outlive the interpreter."""
         if not self.is_active:
             return
         self._flush()

@@ -42,8 +42,7 @@ class ParallelTraining:
             model = run.parallelize(Net())
             optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=0.1)
 
-        All ranks begin with rank 0's weights. Without a ``strategy``, and outside a job, it is that of
-        DistributedDataParallel.
+        All ranks begin with rank 0's weights. Without a ``strategy``, and outside a job, it is DistributedDataParallel.
 
         Args:
             model: Any module, on any device but ``meta``; it is changed, or becomes part of the one returned.
@@ -84,7 +83,7 @@ class ParallelTraining:
             parts: Tensors or sequences with the same number of samples, their first dimension.
 
         Returns:
-            The samples of each part: a list, or with a single part what it consists of.
+            The samples of each part: a list, or a single part's own samples.
 
         Raises:
             DataError: The parts have different numbers of samples, or none.
@@ -94,11 +93,11 @@ class ParallelTraining:
 
     @property
     def weight(self) -> float:
-        """By what :meth:`backward` multiplies the mean loss of what :meth:`share` or a loader has returned last.
+        """The factor of :meth:`backward` for the mean loss of the samples last returned by :meth:`share` or a loader.
 
-        Gradients are then those of the mean over the whole batch. It is 1 if all ranks have as many samples, and for
-        those that the script divides itself: what was shared in a step counts in that step only, and what was shared
-        before the loop over steps in all of them.
+        The gradients are then gradients of the mean over the whole batch. It is 1 if all ranks have as many samples,
+        and for samples that the script divides itself. Samples that were shared in a step count in that step only, and
+        samples that were shared before the loop over steps count in all steps.
         """
         return self._shares.weight
 
@@ -121,8 +120,8 @@ class ParallelTraining:
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Compute the gradients of a loss, in place of ``loss.backward()``.
 
-        Within :meth:`accumulate` it counts as that of a part of the step; with ``mixed_precision: fp16`` it is scaled.
-        Where ranks have different numbers of samples, by :meth:`share` or a loader, it is multiplied by
+        Within :meth:`accumulate` it counts as the loss of a part of the step; with ``mixed_precision: fp16`` it is
+        scaled. Where ranks have different numbers of samples, by :meth:`share` or a loader, it is multiplied by
         :attr:`weight`.
 
         Args:
@@ -277,7 +276,7 @@ class ParallelTraining:
         the scale of the gradients first.
 
         Args:
-            parameters: Those of a model from :meth:`parallelize`.
+            parameters: The parameters of a model from :meth:`parallelize`.
             max_norm: The greatest norm.
             norm_type: Which norm: 2, or ``float("inf")`` for the greatest absolute value.
 

@@ -24,7 +24,8 @@ def make_repeatable(worker: Worker) -> None:
         worker: This process.
     """
     if worker.deterministic:
-        # What use_deterministic_algorithms(True) sets, without importing torch's compiler, to which a variable says it.
+        # As use_deterministic_algorithms(True) does, without importing torch's compiler, which learns it from a
+        # variable.
         torch.set_deterministic_debug_mode("error")
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
@@ -33,7 +34,7 @@ def make_repeatable(worker: Worker) -> None:
 
 
 def share_random_numbers(ranks: RankGroup, size: int) -> None:
-    """Give ranks that divide layers among them the random numbers of the first of them, such as those of dropout.
+    """Give ranks that divide layers among them the first one's random numbers, such as the numbers for dropout.
 
     Otherwise they would not compute the same between these layers.
 

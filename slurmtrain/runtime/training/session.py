@@ -73,7 +73,7 @@ def session(
         params: Values for parameters that the spec does not set, by name; they also apply outside any job. The spec's
             ``params`` win.
         backend: As for ``torch.distributed.init_process_group``. By default, with GPUs, NCCL for tensors on GPUs and
-            gloo for those on CPUs; otherwise gloo, and also with ``resources.mixed`` if not all can use NCCL.
+            gloo for tensors on CPUs; otherwise gloo, and also with ``resources.mixed`` if not all can use NCCL.
         timeout: As for ``torch.distributed.init_process_group``: how long a collective may take. By default torch's.
 
     Returns:
@@ -114,7 +114,7 @@ class Session(SteppedTraining):
         """Into how many microbatches to divide the batch of each rank (gradient accumulation), the spec's or, after it
         ran out of memory, more; 1 outside a job."""
         self.params = {**params, **worker.params}
-        """The spec's ``params``, which override those given to :func:`session`."""
+        """The spec's ``params``, which override params given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
         """The run's directory; None outside a job."""
         self.device = pick_device(worker.local_rank)
@@ -209,7 +209,7 @@ class Session(SteppedTraining):
             run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
 
         DistributedDataParallel and torch.compile wrappers are unwrapped, and modules may be sharded by ``fully_shard``.
-        The states of Python's, NumPy's and torch's random number generators are included, and that of the
+        The states of Python's, NumPy's and torch's random number generators are included, and so is the state of the
         communication hook that :meth:`parallelize` has chosen. Outside a job it does nothing.
 
         Args:

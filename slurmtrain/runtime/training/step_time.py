@@ -1,7 +1,7 @@
 """A rank's own time in a step: from the beginning of the step to the end of the forward pass.
 
-In data-parallel training that is the part in which a rank does not wait for others: it loads its data and computes. In
-the backward pass ranks exchange gradients, so all of them take as long as the slowest.
+In data-parallel training this is the part where a rank does not wait for others: it loads its data and computes. In the
+backward pass ranks exchange gradients, so all of them take as long as the slowest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepTime:
         """Take a step's first forward pass through any of these ``modules`` as its own part; called after setup.
 
         It ignores modules whose forward pass waits for other ranks (sharded over ranks, or with SyncBatchNorm), and
-        those into which torch.compile would compile the measurement.
+        modules whose compilation by torch.compile would include the measurement.
         """
         self._modules = [target for module in modules if (target := target_of(module)) is not None]
 

@@ -54,7 +54,7 @@ class SteppedTraining(ParallelTraining):
     def __init__(self) -> None:
         """Before the first step."""
         self.step = 0
-        """The number of finished steps, including those of earlier attempts."""
+        """The number of finished steps, including earlier attempts'."""
         self._first_step = 0
         self._samples = 0
         self._checkpointer: Checkpointer | None = None
@@ -86,8 +86,8 @@ class SteppedTraining(ParallelTraining):
         signal all ranks agree on a step, save, and exit. It may be called again with a greater total.
 
         Args:
-            total: The number of steps in the whole run, including those of earlier attempts.
-            loader: What :meth:`loader` has returned, if each step is to have a batch of it.
+            total: The number of steps in the whole run, including earlier attempts'.
+            loader: A loader from :meth:`loader`, if each step is to have a batch of it.
 
         Returns:
             The number of each step, from 0: how many were finished before it; with a ``loader``, also its batch.
@@ -159,8 +159,8 @@ class SteppedTraining(ParallelTraining):
             with run.pause("evaluation"):
                 evaluate(model)
 
-        Meanwhile neither this rank nor those that wait for it count as hanging, and the time does not count as that of
-        a step. It needs no other ranks: rank 0 may pause alone.
+        Meanwhile neither this rank nor ranks that wait for it count as hanging, and the time does not count as the time
+        of a step. It needs no other ranks: rank 0 may pause alone.
 
         Args:
             activity: What for.
@@ -267,7 +267,7 @@ class SteppedTraining(ParallelTraining):
         return steps_to_agreement(self._step_s, self._gap, saving=saving)
 
     def _outside_step(self, work: Callable[[Checkpointer], T]) -> T | None:
-        """Do ``work`` with checkpoints, which does not count in the step time. Returns what it returns."""
+        """Do ``work`` with checkpoints, which does not count in the step time, and return its result."""
         if self._checkpointer is None:
             return None
         phase = self._pulse.phase

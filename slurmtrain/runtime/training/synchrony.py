@@ -35,7 +35,7 @@ _log = logging.getLogger("slurmtrain")
 _SAMPLES = 8
 # The first look is after this many steps, each further one after twice as many.
 _FIRST_LOOK = 8
-# With these, ranks communicate by other ways than those of torch.
+# With these, ranks communicate by other ways than torch's.
 _OTHER_WAYS = ("horovod", "mpi4py", "byteps")
 _MILLION = 1_000_000
 
@@ -46,7 +46,7 @@ class SynchronyWatch:
     def __init__(self, objects: Iterable[object], ranks: RankGroup, journal: Journal | None, step: int) -> None:
         """Watch the modules among ``objects`` from the end of ``step`` on, on several ``ranks``.
 
-        ``journal``: rank 0's, where it writes what it concludes; None on other ranks.
+        ``journal``: rank 0's, for its conclusions; None on other ranks.
         """
         self._modules = [module for module in objects if isinstance(module, nn.Module)]
         self._ranks = ranks

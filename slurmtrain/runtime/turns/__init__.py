@@ -1,1 +1,1 @@
-"""When a run may begin: local runs take turns, those of a sweep as many at once as it says."""
+"""When a run may begin: local runs take turns; as many runs of a sweep run at once as it says."""

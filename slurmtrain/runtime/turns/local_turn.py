@@ -1,6 +1,6 @@
 """The turn of a local run: node 0 takes a slot and GPUs, and tells the agents of the other nodes.
 
-``turn.json`` of the attempt has what it took: its GPUs and, in a sweep, its slot.
+``turn.json`` of the attempt has the resources that it took: its GPUs and, in a sweep, its slot.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ def gpus_of_account(host: str) -> Path | None:
 
 
 def used_by_ranks(run: RunDir, slots: Slots) -> set[Path]:
-    """The slots and GPUs of all runs but this one of which ranks, or what these have started, run on this machine.
+    """The slots and GPUs of all other runs with ranks, or processes that these have started, on this machine.
 
     Args:
-        run: the run whose own are not meant: what an earlier attempt of it has left is killed once it has its turn.
+        run: this run; an earlier attempt's processes do not count, since they are killed once it has its turn.
         slots: where the slots are.
     """
     root = run.path.parent
@@ -163,7 +163,7 @@ def _wait_for_node_0(attempt: AttemptDir, give_up: Callable[[], bool]) -> list[s
     node_0: Process | None = None
     while not give_up():
         node_0 = node_0 or agent_of_node_0(attempt)
-        # Looked at before what it writes, so that its last word counts.
+        # Looked at before its file, so that its last word counts.
         is_gone = time.monotonic() > deadline if node_0 is None else node_0.alive() is False
         turn = _read_turn(attempt)
         if turn is not None:

@@ -1,9 +1,9 @@
 """Slots: how many runs of a sweep may run at once on this machine, and which GPUs each of them has.
 
-A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root; those of GPUs, which the
-runs of all runs roots share, in the user's cache directory. The kernel releases them when their holder dies, however
-that happens: no slot is lost, and nothing waits for a run that is gone. The holder is an agent. If it is killed, its
-ranks may save for a while: what they use is not free until they have ended.
+A slot, a GPU and a place in the line are locked files, in ``.slots/<host>/`` of the runs root; GPUs, which the runs of
+all runs roots share, have theirs in the user's cache directory. The kernel releases them when their holder dies,
+however that happens: no slot is lost, and nothing waits for a run that is gone. The holder is an agent. If it is
+killed, its ranks may save for a while: their resources are not free until they have ended.
 
 Runs get slots in the order of their ids, as in the recipe for locks of ZooKeeper: each holds a file with its own id
 while it waits, and watches only the one before it; only the first in line tries the slots. If a run dies or is
@@ -30,9 +30,9 @@ _POLL_S = 0.5
 class Slots:
     """The slots of a sweep on a machine.
 
-    ``folder``: what the runs of this machine share. ``sweep``: its id; of single runs, a name that they share.
-    ``count``: how many of its runs may run at once; None: as many as there are GPUs for. ``gpus``: what the runs of all
-    runs roots share; None: there is only one.
+    ``folder``: directory that the runs of this machine share. ``sweep``: its id; for single runs, a name that they
+    share. ``count``: how many of its runs may run at once; None: as many as there are GPUs for. ``gpus``: directory
+    that the runs of all runs roots share; None: there is only one.
     """
 
     folder: Path
@@ -42,15 +42,15 @@ class Slots:
 
     @property
     def line(self) -> Path:
-        """The directory of those who wait, a file each."""
+        """The directory of the waiting runs, a file each."""
         return self.folder / self.sweep / "line"
 
     def slot(self, index: int) -> Path:
-        """What the holder of a slot has locked."""
+        """The file that the holder of a slot has locked."""
         return self.folder / self.sweep / str(index)
 
     def gpu(self, name: str) -> Path:
-        """What the run that uses a GPU has locked. ``name``: as CUDA_VISIBLE_DEVICES has it."""
+        """The file that the run that uses a GPU has locked. ``name``: as in CUDA_VISIBLE_DEVICES."""
         return self.gpu_folder / name.replace("/", "_")
 
     @property
@@ -61,7 +61,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """What a run needs to begin. ``run``: its id. ``gpus``: those it may use. ``needed``: how many of them it needs.
+    """A run's needs to begin. ``run``: its id. ``gpus``: GPUs that it may use. ``needed``: how many of them it needs.
 
     ``is_early``: whether a run that must begin before it is not in line yet, but will be. ``in_use``: the slots and
     GPUs that processes use, also those whose holder is dead.
@@ -100,7 +100,7 @@ def take_slot(
         note: called once, if the run has to wait.
 
     Returns:
-        What it has; None if it has given up.
+        Its slot and GPUs; None if it has given up.
 
     Raises:
         PathError: a lock cannot be opened.
@@ -129,7 +129,7 @@ def _nothing() -> None:
 
 
 def _run_ahead(slots: Slots, run: str) -> str | None:
-    """The last of those in line that are before a run; None: it is the first."""
+    """The last run in line before a run; None: it is the first."""
     earlier = sorted(path.name for path in slots.line.iterdir() if path.name < run and RUN_ID.fullmatch(path.name))
     return next((other for other in reversed(earlier) if _waits(slots.line / other)), None)
 

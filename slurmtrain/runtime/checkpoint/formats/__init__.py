@@ -1,1 +1,1 @@
-"""Formats in which trainers save checkpoints: what is complete, its step, its identity and what it holds."""
+"""Formats of checkpoints that trainers save: what is complete, its step, its identity and its contents."""

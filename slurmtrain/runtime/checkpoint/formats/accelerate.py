@@ -24,7 +24,7 @@ _OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin")
 _OPTIMIZER_FOLDER = re.compile(r"optimizer_\d+")
 # What automatic naming calls them. The number counts saves, not steps.
 _NAME = re.compile(r"checkpoint_\d+")
-# Those of models that a script's own hooks save.
+# Files of models that a script's own hooks save.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -110,7 +110,7 @@ def numbering_problems(tree: FileTree, pattern: re.Pattern[str], name: str, *, a
 
 
 def _own_weights(tree: FileTree) -> bool:
-    """Whether there are weights that a hook of the script has saved, as those of diffusers do."""
+    """Whether there are weights that a hook of the script has saved, as hooks of diffusers do."""
     states = {name for name in tree.top if _STATE.fullmatch(name)}
     return any(name.endswith(_WEIGHTS) for name in tree.sizes if name not in states)
 

@@ -14,7 +14,7 @@ from slurmtrain.system.owned_files import open_readable
 
 MAGIC = b"PK"
 _LOCAL_MAGIC = b"PK\x03\x04"
-# A local header: 26 bytes, the lengths of name and extra field, then those two (APPNOTE.TXT of PKWARE, 4.3.7).
+# A local header: 26 bytes, the lengths of name and extra field, then these two fields (APPNOTE.TXT of PKWARE, 4.3.7).
 _LOCAL_BYTES = 30
 _LENGTHS = struct.Struct("<HH")
 _ENCRYPTED = 1
@@ -42,7 +42,7 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
     members = sorted(archive.infolist(), key=lambda member: member.header_offset)
     if not members:
         return "the archive is empty"
-    # Otherwise bytes were lost or added: the offsets are then those of another file.
+    # Otherwise bytes were lost or added: the offsets then belong to another file.
     if members[0].header_offset != 0:
         return "the members of the archive are not where its directory says"
     if packed := next(filter(_is_packed, members), None):
@@ -56,7 +56,7 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
 
 
 def _is_packed(member: zipfile.ZipInfo) -> bool:
-    """Whether a member is not stored as it is: reading it may fail, or yield many times what it takes in the file."""
+    """Whether a member is compressed or encrypted: reading it may fail, or yield many times its size in the file."""
     return member.compress_type != zipfile.ZIP_STORED or bool(member.flag_bits & _ENCRYPTED)
 
 
@@ -98,7 +98,7 @@ def directory_of_archive(path: Path) -> bytes:
     """The names, sizes and checksums of an archive's members. Raises CheckpointError, OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
-            # The first part of each name is that of the file when it was written.
+            # The first part of each name is the name of the file when it was written.
             rows = [(each.filename.partition("/")[2], each.file_size, each.CRC) for each in archive.infolist()]
     except _UNREADABLE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

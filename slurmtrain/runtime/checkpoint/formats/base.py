@@ -14,7 +14,7 @@ Contents = dict[str, Callable[[], Any]]
 
 
 class Format(ABC):
-    """One format. All methods but :meth:`contents` work without torch; those that look into files raise OSError."""
+    """One format. All methods but :meth:`contents` work without torch; methods that look into files raise OSError."""
 
     NAME: ClassVar[str]
     """Its name in ``checkpoint.format``."""
@@ -55,5 +55,5 @@ class Format(ABC):
 
 
 def prefixes(names: Collection[str], candidates: Collection[str]) -> list[str]:
-    """Those of the candidates that are followed by a dot in one of the names."""
+    """The candidates that are followed by a dot in one of the names."""
     return [each for each in candidates if any(name.startswith(f"{each}.") for name in names)]

@@ -39,7 +39,7 @@ class DcpDirectory(Format):
         return is_dcp(tree)
 
     def problem(self, tree: FileTree, _ranks: int) -> str | None:
-        """Why the index, or what it names, is missing."""
+        """Why the index, or a file that it names, is missing."""
         return dcp_problem(tree)
 
     def step(self, tree: FileTree) -> int | None:

@@ -1,7 +1,7 @@
 """Checkpoints of DeepSpeed: a directory of tags, each a directory with files of all ranks, and ``latest``.
 
 ``latest`` names the tag that DeepSpeed loads. Rank 0 writes it as soon as its own files are written, so it can name a
-tag that lacks those of other ranks, or be empty (deepspeed/runtime/engine.py, 0.19.8).
+tag that lacks files of other ranks, or be empty (deepspeed/runtime/engine.py, 0.19.8).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Inert:
         self.items[key] = value
 
     def append(self, _: Any) -> None:
-        """Ignore an element: those of lists and sets are not needed."""
+        """Ignore an element: elements of lists and sets are not needed."""
 
     extend = add = append
 

@@ -26,7 +26,7 @@ from slurmtrain.runtime.checkpoint.formats.trees import FileTree, list_tree
 from slurmtrain.system.owned_files import open_readable
 
 OTHER = Other()
-# In the order in which they are tried: directories of trainers contain files of the simpler formats.
+# Tried in this order: directories of trainers contain files of the simpler formats.
 _FORMATS: tuple[Format, ...] = (
     HuggingFace(), Accelerate(), Lightning(), DeepSpeed(), DcpDirectory(), SafetensorsFiles(), TorchFiles(), OTHER,
 )  # fmt: skip

@@ -19,7 +19,7 @@ class SafetensorsFiles(Format):
     NAME = "safetensors"
 
     def recognizes(self, tree: FileTree) -> bool:
-        """Whether a name ends as those of such files do."""
+        """Whether a name ends like the names of safetensors files."""
         return bool(_files(tree))
 
     def problem(self, tree: FileTree, _ranks: int) -> str | None:

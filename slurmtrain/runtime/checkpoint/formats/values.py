@@ -57,7 +57,7 @@ def _path_or_file(source: Path | IO[bytes]) -> Any:
 
 def _inert_classes(source: Path | IO[bytes]) -> list[Any]:
     """A stand-in for each class or function that the pickle names and torch does not allow."""
-    with contextlib.suppress(ValueError):  # a file of before archives: torch refuses what it does not allow
+    with contextlib.suppress(ValueError):  # a file from before archives: torch refuses globals that it does not allow
         names = torch.serialization.get_unsafe_globals_in_checkpoint(_path_or_file(source))
         return [(type("Inert", (Inert,), {}), name) for name in names]
     return []

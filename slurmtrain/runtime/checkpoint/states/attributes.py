@@ -73,7 +73,7 @@ class Attributes:
 
 
 def _attributes(obj: object) -> dict[str, Any]:
-    """An object's attributes: what it says itself that its state is, if that is a dict; else those that are set."""
+    """An object's attributes: the state that it returns itself, if that is a dict; else all that are set."""
     state = obj.__getstate__() if _tells_its_state(obj) else None
     if isinstance(state, dict):
         return state
@@ -82,7 +82,7 @@ def _attributes(obj: object) -> dict[str, Any]:
 
 
 def _tells_its_state(obj: object) -> bool:
-    """Whether the object has a method for that; those of torch warn about process groups each time."""
+    """Whether the object has a method for that; torch's own warn about process groups each time."""
     return type(obj).__getstate__ is not object.__getstate__ and not type(obj).__module__.startswith("torch.")
 
 

@@ -1,9 +1,9 @@
-"""Objects of which each rank has a part, such as the stages of a pipeline, and their state as a whole.
+"""Objects that are divided over ranks, such as the stages of a pipeline, and their state as a whole.
 
-Tensors have names that are the same on all ranks, so the parts of modules and optimizers merge by themselves. What is
-not a dense tensor, and the options of parameter groups, rank 0 saves for all ranks if all have the same names.
-Otherwise, every rank saves its part, and restoring merges the parts. Of other shared objects, such as schedulers, each
-rank saves its own state if they are not equal, and gets that back.
+Tensors have names that are the same on all ranks, so the parts of modules and optimizers merge by themselves. Anything
+but dense tensors, and the options of parameter groups, rank 0 saves for all ranks if all have the same names.
+Otherwise, every rank saves its part, and restoring merges the parts. For other shared objects, such as schedulers, each
+rank saves its own state if they are not equal, and gets its own back.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from slurmtrain.runtime.job.process_group import RankGroup
 GROUPS, OPTIONS, OTHERS, MORE = "param_groups", "options", "others", "more"
 _PARAMETERS = "params"
 SPLIT = "split"
-"""The key in the manifest that marks objects of which each rank has a part."""
+"""The key in the manifest that marks objects that are divided over ranks."""
 SHARED = "shared"
 """The name, in the index, of the state that all ranks share."""
 MISSING = object()
 """What a rank has saved of an object that it had not registered; None is a state."""
 PARTS = "parts"
-"""The key, in a rank's own state, of what it has of the shared state of split objects."""
+"""The key, in a rank's own state, of its part of the shared state of split objects."""
 
 
 def own_name(rank: int) -> str:
@@ -116,7 +116,7 @@ def is_split(manifest: Manifest) -> bool:
 
 
 def read_shared(index: Index, manifest: Manifest) -> dict[str, Any]:
-    """The shared state of all objects of a checkpoint; of those that were split, all parts.
+    """The shared state of all objects of a checkpoint; for split objects, all parts.
 
     Raises KeyError, OSError, and whatever torch.load raises.
     """
@@ -125,9 +125,9 @@ def read_shared(index: Index, manifest: Manifest) -> dict[str, Any]:
 
 
 def read_own(index: Index, rank: int, name: str) -> Any:
-    """What ``rank`` saved of the object called ``name``, of which each rank has its own state, or :data:`MISSING`.
+    """The state that ``rank`` saved of an object with a state for each rank, or :data:`MISSING`.
 
-    ``index``: of the checkpoint. Raises OSError, and whatever torch.load raises.
+    ``index``: of the checkpoint. ``name``: the object's. Raises OSError, and whatever torch.load raises.
     """
     own = index.value(own_name(rank))
     places = [own["objects"], own.get(PARTS, {}), *([index.value(SHARED)] if rank == 0 else [])]

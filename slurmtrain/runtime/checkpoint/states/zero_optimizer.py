@@ -1,4 +1,4 @@
-"""The state of a ZeroRedundancyOptimizer, of which each rank has that of its share of the parameters.
+"""The state of a ZeroRedundancyOptimizer: each rank has the state of its share of the parameters.
 
 It is in the optimizer inside (``optim``): the outer one's ``state`` is empty, and its ``state_dict`` collects the
 states of all ranks on one. Saved by parameter, as other optimizers' states are, it fits any number of ranks, and any

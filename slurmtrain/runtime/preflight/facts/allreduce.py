@@ -126,7 +126,7 @@ def _describe_failure(code: int, last_line: str) -> str:
 
 
 def _run_rank(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Run one rank, and return the figures, which are the same on all ranks: the time is that of the slowest."""
+    """Run one rank, and return the figures, which are the same on all ranks: the time is the slowest rank's."""
     import torch
     import torch.distributed as dist
 

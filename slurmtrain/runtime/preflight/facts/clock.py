@@ -17,7 +17,7 @@ from slurmtrain.runtime.environment.variables import environment_of_tools
 # figures) and ``bound_ms`` (the largest error of the clock against true time, or None).
 Discipline = dict[str, Any]
 
-# adjtimex(2): what it returns for a clock that is not synchronised.
+# adjtimex(2): its result for a clock that is not synchronised.
 _TIME_ERROR = 5
 # NTP_PHASE_LIMIT of the kernel: its bound of the error grows by 500 ppm up to this when nothing keeps the clock.
 _UNKNOWN_US = 16_000_000

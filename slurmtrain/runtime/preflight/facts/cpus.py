@@ -21,9 +21,9 @@ _WORD_BITS = 64
 
 
 def set_binding(resources: ResourcesSpec, node: Node) -> None:
-    """Set what the ranks of this ``node`` inherit, so that each runs on CPUs of its own.
+    """Set the CPUs that the ranks of this ``node`` inherit, so that each runs on CPUs of its own.
 
-    ``resources``: those of the node.
+    ``resources``: the node's.
     """
     os.environ.pop(variables.CPUS, None)
     if resources.bind is None:
@@ -39,7 +39,7 @@ def set_binding(resources: ResourcesSpec, node: Node) -> None:
 
 
 def bound_cpus(ranks: Collection[int]) -> Mapping[str, str]:
-    """The CPUs of these ``ranks``, those of this node in their order, as the event ``workers`` has them."""
+    """The CPUs of these ``ranks``, this node's in their order, as the event ``workers`` has them."""
     parts = os.environ.get(variables.CPUS, "")
     return dict(zip(map(str, ranks), parts.split(";"), strict=True)) if parts else {}
 
@@ -79,7 +79,7 @@ def _near_gpus(ranks: int) -> list[set[int]]:
         try:
             for handle in gpus.open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
                 masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
-                # Words of 64 bits, that of the first CPUs first.
+                # Words of 64 bits, the first CPUs' word first.
                 bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))
                 near.append({cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1})
         finally:

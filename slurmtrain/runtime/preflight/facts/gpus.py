@@ -67,7 +67,7 @@ def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvm
 
     Args:
         requested: How many GPUs of this node the job requested.
-        environ: The environment of the ranks, which says what they can see.
+        environ: The environment of the ranks, which says which GPUs they can see.
         limit_s: Seconds for the matrix product.
         nvml: The module of nvidia-ml-py, or None.
     """

@@ -25,7 +25,7 @@ def list_gpus(inspected: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_cpus(requested: int) -> dict[str, Any]:
-    """``cpu``, the model, and ``cpus``: how many of those ``requested`` this process may use.
+    """``cpu``, the model, and ``cpus``: how many ``requested`` CPUs this process may use.
 
     Its affinity and its cgroups limit them; a limit of the time on CPUs may leave a fraction.
     """
@@ -35,7 +35,7 @@ def read_cpus(requested: int) -> dict[str, Any]:
 
 
 def compute_on_one_core() -> float:
-    """Seconds of a computation on one core, in which memory plays no part: a hash, the fastest of some rounds."""
+    """Seconds of a computation on one core without use of memory: a hash, the fastest of some rounds."""
 
     def seconds() -> float:
         began = time.perf_counter()

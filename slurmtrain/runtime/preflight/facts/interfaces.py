@@ -1,4 +1,4 @@
-"""The addresses of this machine that training could use, and those that it cannot, each with the reason."""
+"""The addresses of this machine that training could use, and addresses that it cannot, each with the reason."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def find_plugins(
 
     Args:
         levels: The spec's levels, by name.
-        reserved: Names that no plug-in may have: those of slurmtrain's own checks.
+        reserved: Names that no plug-in may have: the names of slurmtrain's own checks.
 
     Returns:
-        Entry points by name; facts with the error of those that cannot be used; and a description of names that clash.
+        Entry points by name; facts with the error of unusable ones; and a description of names that clash.
     """
     offered: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):

@@ -20,4 +20,4 @@ def _compress_to_fp16(state, bucket):  # type: ignore[no-untyped-def]
 
 
 CASTS = {BF16: _compress_to_bf16, FP16: _compress_to_fp16}
-"""The hooks, by the precision to which they compress."""
+"""The hooks, by the precision that they compress to."""

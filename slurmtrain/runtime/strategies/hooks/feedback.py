@@ -1,9 +1,9 @@
-"""Hooks with error feedback: what compression leaves out of a gradient is added to that of the next step.
+"""Hooks with error feedback: the compression error of a gradient is added to the gradient of the next step.
 
 So such a hook has a state, which checkpoints contain: each rank's error is its own, and as large as the gradients. It
 is saved with the names of the parameters, so that it does not matter which bucket their gradients are in.
 
-What a hook remembers of a bucket must stay that of the same gradients: buckets are made before the first step.
+A hook's state of a bucket must stay with the same gradients: buckets are made before the first step.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class FeedbackHook(ABC):
         return {}
 
     def _load_more(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (a hook may have nothing more)
-        """Set what :meth:`_more_state` has to that of ``state``."""
+        """Set the values that :meth:`_more_state` returns from ``state``."""
 
     def _names_in(self, index: int) -> tuple[str, ...]:
         """The names of the parameters in the bucket with this ``index``."""

@@ -1,9 +1,9 @@
 """Gradients are reduced by layers: first within each node, then across nodes, each process a part of them.
 
-The three collectives of a bucket follow each other, and those of all buckets have the same order on all ranks, which
-collectives need. With NCCL a stream of the GPU keeps it. Collectives of gloo are waited for by the thread that calls
+The three collectives of a bucket follow each other, and the collectives of all buckets have the same order on all
+ranks, as they must. With NCCL a stream of the GPU keeps it. Collectives of gloo are waited for by the thread that calls
 them, so there a thread of its own calls them, and the backward pass goes on meanwhile. Callbacks would not do: gloo
-runs those of several buckets in any order.
+runs the callbacks of several buckets in any order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Hierarchical:
     """The state of the communication hook :func:`reduce_by_layers`."""
 
     def __init__(self, mesh: DeviceMesh, device: torch.device) -> None:
-        """For the ranks of a ``mesh`` of nodes and their ranks, of which this one computes on ``device``."""
+        """For the ranks of a ``mesh`` of nodes and their ranks; this one computes on ``device``."""
         self._ranks = mesh.size()
         self._within = mesh[SHARD].get_group()
         self._across = mesh[REPLICATE].get_group()

@@ -52,8 +52,8 @@ class PowerSgd(FeedbackHook):
             first, second = (factor.to(buffer, copy=True) for factor in factors)
             self._state.p_memory_dict[index], self._state.q_memory_dict[index] = first, second
         future = powerSGD_hook(self._state, bucket)
-        # Its callbacks wait for collectives. With gloo these need the threads that run the callbacks: those of two
-        # buckets would wait for each other.
+        # Its callbacks wait for collectives. With gloo these need the threads that run the callbacks: the callbacks of
+        # two buckets would wait for each other.
         return future if has_nccl(buffer.device) else completed(future.wait())
 
     def _more_state(self) -> dict[str, Any]:

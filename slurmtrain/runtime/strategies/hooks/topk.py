@@ -1,4 +1,4 @@
-"""Top-k: of each bucket of gradients, only the largest are sent; the rest is added to those of the next step."""
+"""Top-k: only the largest gradients of each bucket are sent; the rest is added to the gradients of the next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INDEX = torch.int32
 
 
 class TopK(FeedbackHook):
-    """The hook, and what it has not sent yet."""
+    """The hook, and the gradients that it has not sent yet."""
 
     def __init__(self, module: nn.Module, spec: StrategySpec) -> None:
         """For the gradients of a ``module``, with the density of ``spec``. Raises StrategyError as its base does."""

@@ -22,12 +22,12 @@ def accumulated(
     """Compute the gradients of a step; returns the mean loss of this rank's part of the batch.
 
     Args:
-        gradients: Those of the step.
-        model: What is called.
+        gradients: The gradients of the step.
+        model: The model to call.
         loss_of: The mean loss of a microbatch, of the model's output and the targets.
         batch: Inputs, a tensor or several in a tuple, and targets, with as many rows.
         step: The number of finished steps.
-        sizes: How many rows each microbatch has.
+        sizes: The number of rows of each microbatch.
     """
     inputs, targets = batch
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)

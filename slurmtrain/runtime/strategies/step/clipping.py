@@ -24,7 +24,7 @@ def clip_grad_norm_(
     """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``.
 
     Args:
-        parameters: Those of the whole model, or of this rank's part of it.
+        parameters: The parameters of the whole model, or of this rank's part of it.
         max_norm: The greatest norm.
         norm_type: Which norm; infinity for the greatest absolute value.
         device: Where this rank computes.

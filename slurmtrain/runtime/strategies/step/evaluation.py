@@ -15,7 +15,7 @@ from slurmtrain.runtime.strategies.sharded import is_sharded
 
 @contextlib.contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which ``modules`` are in eval mode and gradients are off; what it leaves is as it was before."""
+    """A context where ``modules`` are in eval mode and gradients are off; both are restored at its end."""
     inner = list({id(each): each for module in modules for each in module.modules()}.values())
     modes = [(module, module.training) for module in inner]
     for module in modules:

@@ -26,9 +26,9 @@ class Gradients:
         """The gradients of steps with ``microbatches`` of equal size, unless :meth:`divide` says otherwise.
 
         Args:
-            microbatches: How many a step has.
+            microbatches: The number of microbatches in a step.
             scaler: Of the loss; None if it needs no scale.
-            differ: Whether ranks may have different numbers of them, so that each step has to be divided.
+            differ: Whether ranks may have different numbers of microbatches, so that each step has to be divided.
         """
         self.sync = True
         """Whether the next optimizer step has all gradients: not before the last microbatch."""
@@ -41,15 +41,15 @@ class Gradients:
         self._finished = 0
         self._step = 0
         self._is_inside = False
-        # In the order in which the script has made them, which is the same on all ranks.
+        # In the script's order of creation, which is the same on all ranks.
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        # Those whose parameters may have gradients that they have not used yet.
+        # Optimizers whose parameters may have unused gradients.
         self._ready: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     # --- microbatches -------------------------------------------------------------------------------------------------
 
     def divide(self, sizes: Sequence[int]) -> None:
-        """The next microbatches are those of a whole step, and have these ``sizes`` in samples.
+        """The next microbatches make a whole step, and have these ``sizes`` in samples.
 
         Raises StrategyError if the ones before do not make a whole step.
         """
@@ -89,7 +89,7 @@ class Gradients:
         self.scaled(self._of_step(loss) if self._is_inside else loss).backward(**options)
 
     def _of_step(self, loss: Tensor) -> Tensor:
-        """What the mean ``loss`` of the current microbatch adds to that of the step."""
+        """The share of the mean ``loss`` of the current microbatch in the step's loss."""
         count, own = len(self._sizes), self._sizes[self._finished]
         if count == 1:
             return loss
@@ -185,7 +185,7 @@ def _scaled_step(
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """A context in which the backward passes of a ``model`` add to its gradients, but do not reduce them over ranks."""
+    """A context where backward passes of a ``model`` add to its gradients, but do not reduce them over ranks."""
     replica: Any = model
     if hasattr(model, "set_requires_gradient_sync"):
         replica.set_requires_gradient_sync(False)

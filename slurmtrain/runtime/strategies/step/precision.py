@@ -32,7 +32,7 @@ def hardware_of(device: torch.device) -> tuple[str, bool]:
 
 
 def autocast(dtype: torch.dtype | None, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which operations on ``device`` compute in ``dtype`` where that is safe; None: as they are."""
+    """A context where operations on ``device`` compute in ``dtype`` if that is safe; None: in their own dtype."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
@@ -45,7 +45,7 @@ def wrap_forward(module: nn.Module, function: Callable[..., Any]) -> None:
     """Replace the forward pass of a ``module``: ``function`` gets it, and its arguments.
 
     The names of parameters and the class of the module stay as they are, and a copy of it computes with its own
-    parameters, since a bound method is copied with what it is bound to.
+    parameters, since a bound method is copied together with its object.
     """
     forward = module.forward
     module.forward = update_wrapper(partial(function, forward), forward)

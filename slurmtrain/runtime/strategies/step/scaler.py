@@ -47,7 +47,7 @@ class LossScaler(torch.amp.GradScaler):
         own[device] = anywhere
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As GradScaler's: ``args`` and ``kwargs`` are those of the ``optimizer``. Call it on all ranks."""
+        """As GradScaler's: ``args`` and ``kwargs`` are for the ``optimizer``. Call it on all ranks."""
         self.unscale_(optimizer)
         result = super().step(optimizer, *args, **kwargs)
         self._has_stepped = True

@@ -1,7 +1,8 @@
-"""The lines of a run's metrics files, as far as possible from its history, to which new ones are added.
+"""The lines of a run's metrics files, as far as possible from its history, followed by new ones.
 
 A history is read by whoever needs it, and grows when enough has been logged since: no process of a job knows it, and no
-other command waits for it. What does not fit the metrics files any more, since these were replaced, is made anew.
+other command waits for it. A history that does not fit the metrics files any more, since these were replaced, is made
+anew.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _tail(file: JournalFile, end: int) -> int:
 def _read(
     stack: contextlib.ExitStack, path: Path, history: HistoryFile | None, request: _Request
 ) -> dict[str, list[Block]]:
-    """The blocks of the history, then those of what was logged since, which are stored."""
+    """The blocks of the history, then the blocks of the lines logged since, which are stored."""
     result: dict[str, list[Block]] = {}
     unread: list[tuple[JournalFile, int]] = []
     for file in request.files:

@@ -31,12 +31,12 @@ class HistoryDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """What is stored in front of the arrays of a block.
+    """The header in front of the arrays of a block.
 
     ``key``: the directory of the attempt whose lines these are, from byte ``begin`` of its metrics to ``end``;
-    ``tail``: the CRC of the last of these bytes; ``rows``: how many lines; ``even``: the first step and the distance
-    of equidistant steps; ``columns``: of each metric, the type of its values and how many there are, None: one in each
-    row; ``crcs``: those of the arrays.
+    ``tail``: the CRC of the last of these bytes; ``rows``: how many lines; ``even``: the first step and the distance of
+    equidistant steps; ``columns``: for each metric, the type of its values and how many there are, None: one in each
+    row; ``crcs``: of the arrays.
     """
 
     key: str
@@ -49,9 +49,9 @@ class BlockHeader:
     crcs: Sequence[int]
 
     def arrays(self) -> Iterator[tuple[str, str, int]]:
-        """The arrays in the order in which they are stored: name, type, and number of values.
+        """The arrays in the order of storage: name, type, and number of values.
 
-        Those of the rows of a metric precede its values.
+        The row numbers of a metric precede its values.
         """
         if self.even is None:
             yield "steps", "q", self.rows

@@ -1,7 +1,7 @@
-"""The file with the history of a run: blocks one behind the other, to which further ones are appended.
+"""The file with the history of a run: blocks one behind the other; further ones are appended.
 
-Whatever its writer left behind when it was killed, blocks up to the first incomplete one count, and what follows is
-overwritten. Nothing is synchronised to the disk: what is lost, or was never written, is read from the metrics again.
+Whatever its writer left behind when it was killed, blocks up to the first incomplete one count, and the rest is
+overwritten. Nothing is synchronised to the disk: lost or missing blocks are read from the metrics again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StoredBlock:
 
 @dataclass(slots=True)
 class HistoryFile:
-    """The blocks of an open file, by the directory of their attempt, in the order in which they were stored.
+    """The blocks of an open file, by the directory of their attempt, in the order of storage.
 
     ``end``: where the next block goes; ``size``: of the file, all in bytes.
     """

@@ -1,4 +1,4 @@
-"""Packages of a repository that are installed as editable: which of them a snapshot can precede on the import path.
+"""Packages of a repository that are installed as editable: which ones a snapshot can precede on the import path.
 
 Python imports from ``PYTHONPATH`` before it looks into site-packages, and so before directories that ``.pth`` files
 name, and before finders that are appended to ``sys.meta_path``, as setuptools does. The finders of meson-python and
@@ -25,7 +25,7 @@ _MAPPING = re.compile(r"^MAPPING(?:\s*:[^=]+)?\s*=\s*(\{.*\})\s*$", re.MULTILINE
 class Editable:
     """Editable installs of a repository's packages.
 
-    ``import_roots``: the directories, relative to the repository, that must precede them. ``notes``: on those that
+    ``import_roots``: the directories, relative to the repository, that must precede them. ``notes``: on packages that
     cannot be preceded.
     """
 

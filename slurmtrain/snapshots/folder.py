@@ -46,7 +46,7 @@ _TIMEOUT_S = 30.0
 
 
 def why_no_project(directory: Path) -> str:
-    """Why a directory is certainly not that of a project, as the end of a sentence; empty if it may be."""
+    """Why a directory is certainly no project's, as the end of a sentence; empty if it may be."""
     # HOME may be anything, or there may be no place for temporary files.
     with contextlib.suppress(PathError, OSError):
         home = expand_home("~").resolve()

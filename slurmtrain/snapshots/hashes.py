@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 def hash_files(root: Path, files: Mapping[str, os.stat_result], cache: Path) -> CodeManifest:
-    """The manifest of files, those read that have changed since it was made last.
+    """The manifest of files; only files that have changed since it was made last are read.
 
     Args:
         root: The directory that they are below.

@@ -1,6 +1,6 @@
-"""The files of a git repository that are code: what git tracks, and what it neither tracks nor ignores.
+"""The files of a git repository that are code: files that git tracks, and files that it neither tracks nor ignores.
 
-Their contents are those of the work tree. Neither the index nor anything else of the repository is written to.
+Their contents are read from the work tree. Neither the index nor anything else of the repository is written to.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _UNFINISHED = {
     "REVERT_HEAD": "a revert",
     "MERGE_HEAD": "a merge",
 }
-# Of files that a commit lacks: those of a first commit, say, need not all be named.
+# At most so many files that a commit lacks are named: a first commit, say, may lack any number.
 _MOST_ADDED = 1000
 
 
 def find_root(directory: Path) -> Path:
-    """The outermost work tree that a directory is in: that of a submodule is part of another one. Raises NoGit."""
+    """The outermost work tree that a directory is in: a submodule's is part of another one. Raises NoGit."""
     if not any((parent / ".git").exists() for parent in (directory, *directory.parents)):
         raise NoGit("")
     root = directory
@@ -45,9 +45,9 @@ def find_root(directory: Path) -> Path:
 
 
 class Listing(NamedTuple):
-    """The files of a work tree: those that git tracks, and others; and the submodules that are not there.
+    """The files of a work tree: files that git tracks, and others; and the submodules that are not there.
 
-    ``repositories``: that of the work tree, and those in it, relative to it: the first is an empty text.
+    ``repositories``: the work tree's, and repositories inside it, relative to it: the first is an empty text.
     """
 
     tracked: list[str]

@@ -35,11 +35,11 @@ _CURE = "set 'code: none' to run whatever is there when the job starts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSource:
-    """What a snapshot is to be taken of.
+    """The source of a snapshot.
 
     ``workdir``: where the command runs. ``spec``: which of its files are code. ``by_default``: whether the user has not
-    asked for a snapshot; there is none then of a directory that is not that of a project. ``no_code``: files and
-    directories, absolute, that are no code unless there are programs in them: what the command writes to, and the spec.
+    asked for a snapshot; a directory that is no project's then has none. ``no_code``: files and directories, absolute,
+    that are no code unless there are programs in them: the command's outputs, and the spec.
     """
 
     workdir: Path
@@ -53,8 +53,8 @@ class CodeSelection:
     """The files of a snapshot that is to be taken.
 
     ``root``: the directory that they are below, absolute. ``files``: their paths relative to it, with their status.
-    ``beside``: the names of what else is next to them, by directory. ``notes``: for the user. ``repositories``: those
-    that the files are in, relative to the root; none without git.
+    ``beside``: the names of all else next to them, by directory. ``notes``: for the user. ``repositories``: the
+    repositories that the files are in, relative to the root; none without git.
     """
 
     root: Path
@@ -120,7 +120,7 @@ def _notes_on(root: Path, listing: repository.Listing) -> Iterator[str]:
 
 
 def _without_litter(paths: Sequence[str]) -> list[str]:
-    """Those of the files that git neither tracks nor ignores that are no results and no environments."""
+    """The files that git neither tracks nor ignores, without results and environments."""
     if not paths:
         return []
     from pathspec import GitIgnoreSpec
@@ -133,7 +133,7 @@ def _without_litter(paths: Sequence[str]) -> list[str]:
 
 
 def _rules(root: Path, exclude: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a path is excluded by these patterns, or by those of the file for all specs."""
+    """Whether a path is excluded by these patterns, or by the patterns of the file for all specs."""
     lines = [*exclude, *_lines_of(root / IGNORE_FILE)]
     if not lines:
         return lambda _path: False

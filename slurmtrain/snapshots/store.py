@@ -35,12 +35,12 @@ _ISIZE = 4
 
 
 def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
-    """Take a snapshot of the code in a working directory; returns what plans say about it, and notes for the user.
+    """Take a snapshot of the code in a working directory; returns its record for plans, and notes for the user.
 
     Args:
         root: Where it is stored.
-        source: What it is to be taken of.
-        python: What the word ``python`` in the command stands for, whose installed packages are looked at.
+        source: The source of the snapshot.
+        python: The ``python`` of the command, whose installed packages are looked at.
 
     Raises:
         NoSnapshot: There is too much, or it is not a project's.
@@ -115,7 +115,7 @@ def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
 
 
 def _is_stored(root: RunsRoot, manifest: CodeManifest) -> bool:
-    """Whether a snapshot is there already; then its time is that of now, so that ``clean`` knows that it is needed.
+    """Whether a snapshot is there already; then it gets the present time, so that ``clean`` knows that it is needed.
 
     A damaged one is moved out of the way of the one that replaces it.
     """

@@ -20,7 +20,7 @@ from slurmtrain.model.spec.values import check_command
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
-# Options whose values are those of a key of the spec.
+# Options that correspond to a key of the spec.
 _KEYS = {
     "chdir": "workdir",
     "cpus-per-task": "resources.cpus_per_proc",

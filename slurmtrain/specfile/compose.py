@@ -1,8 +1,8 @@
 """A spec that extends others: ``extends: [base.yaml, more.yaml]``, relative to the file that says so.
 
-The files are merged in order, the extending one last: mappings merge key by key, anything else replaces what was there,
-and null takes a key away that another file has. Each key remembers its file and line. Like an override, a value such as
-``checkpoint.every`` or that of a swept key is replaced as a whole.
+The files are merged in order, the extending one last: mappings merge key by key, anything else replaces the value that
+was there, and null takes a key away that another file has. Each key remembers its file and line. Like an override, a
+value such as ``checkpoint.every`` or a swept key's is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Com
 
 
 class _Layers:
-    """The documents that a spec consists of, in the order in which they are merged."""
+    """The documents of a spec, in the order of merging."""
 
     def __init__(self) -> None:
         self.documents: list[YamlDocument] = []
@@ -93,7 +93,7 @@ class _Layers:
         return listed
 
     def _add_base(self, path: Path, name: str, chain: Sequence[str]) -> None:
-        """Add a base and what it extends. Raises PathError, and ValueError with why it cannot be extended."""
+        """Add a base and all that it extends. Raises PathError, and ValueError with why it cannot be extended."""
         resolved = os.path.realpath(path)
         if resolved in chain:
             files = " -> ".join(Path(each).name for each in (*chain[chain.index(resolved) :], resolved))
@@ -152,7 +152,7 @@ def _overlay(
 
 
 def _below(path: KeyPath, lines: Mapping[KeyPath, int], value: Any) -> list[KeyPath]:
-    """A key and those inside its value, as far as they have lines."""
+    """A key and the keys inside its value, as far as they have lines."""
     if isinstance(value, dict | list):
         return [each for each in lines if each[: len(path)] == path]
     return [path] if path in lines else []

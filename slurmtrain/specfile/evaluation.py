@@ -37,7 +37,7 @@ class Evaluation:
 
         Args:
             template: the spec; the next one may share values with it, which must not have changed.
-            keys: those of the values.
+            keys: keys of the values.
             report: receives what is wrong.
         """
         self._set({key: value for key, value in template.items() if key not in SHELL_KEYS}, report)

@@ -52,7 +52,7 @@ def write_assignments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _on_a_line(value: Any, key: str, mistakes: list[Mistake]) -> str:
-    """A plain value as YAML, in which no text looks like anything else: as JSON, but for YAML's characters."""
+    """A plain value as YAML whose texts cannot be taken for anything else: as JSON, but for YAML's characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Interpolator:
-    """Evaluates the interpolations of specs that differ in a few keys, as those of the runs of a sweep do."""
+    """Evaluates the interpolations of specs that differ in a few keys, like the specs of the runs of a sweep."""
 
     def __init__(self) -> None:
         self._evaluation: Evaluation | None = None
@@ -21,7 +21,7 @@ class Interpolator:
         """The template as plain data, its interpolations replaced; a failed one is reported, and its value is None.
 
         References to other runs, such as ``${run.pretrain.checkpoint}``, stay as they are. ``setup`` holds lines of
-        shell, in which ``${NAME}`` belongs to the shell: it is left alone.
+        shell, whose ``${NAME}`` belongs to the shell: it is left alone.
 
         Args:
             template: a spec; the next call may pass one that shares values with it, which must not have changed.

@@ -30,7 +30,7 @@ _INSTEAD = "write it to a file, and name that file here"
 
 
 def excesses(spec: Spec, plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Keys whose values are too long for what they are passed to, each with a message.
+    """Keys whose values are too long for their use, each with a message.
 
     ``plain``: the spec as plain data, which may lack the values of secrets.
     """

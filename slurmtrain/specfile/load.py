@@ -59,13 +59,12 @@ _SAYS_LITTLE = frozenset(
 class PlannedRun:
     """A run that has not been submitted yet.
 
-    ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
+    ``overrides``: from the command line and from the sweep, without secrets. ``secrets``: environment variables that
     must not be written to any file. ``varies``: this run's values of the keys that the sweep varies, without secrets.
-    ``parents``: the runs that it comes from. ``upstreams``: the ids of those that it starts after, by what its spec
-    calls them, where that is decided, as for a run that is submitted again.
-    ``has_code``: whether it is decided which code it executes, as for a run that is submitted again.
-    ``point``: what the sweep sets in this run, with secrets. ``trial``: its number in a search; None: in none.
-    ``search``: what that search is for.
+    ``parents``: the runs that it comes from. ``upstreams``: the ids of the runs that it starts after, by their names in
+    its spec, where that is decided, as for a run that is submitted again. ``has_code``: whether it is decided which
+    code it executes, as for a run that is submitted again. ``point``: the values that the sweep sets in this run, with
+    secrets. ``trial``: its number in a search; None: in none. ``search``: the objective of that search.
     """
 
     plan: Plan
@@ -84,11 +83,10 @@ class PlannedRun:
 class SpecFile:
     """The runs of a spec, and its text without secrets.
 
-    ``warnings``: what in it is allowed but unwise. ``path``: the file, absolute; None if there is none. ``bases``: the
-    files that it extends. ``parallel``: how many of the runs of its sweep may run at once; None: it does not say.
-    ``pack``: how they share jobs; None: each has its own. ``inputs``: what the plans were made from; None: a plan that
-    exists already. ``search``: how the values of runs are chosen, of which the only one here
-    is an example; None: these are the runs.
+    ``warnings``: allowed but unwise settings. ``path``: the file, absolute; None if there is none. ``bases``: the files
+    that it extends. ``parallel``: how many of the runs of its sweep may run at once; None: it does not say. ``pack``:
+    how they share jobs; None: each has its own. ``inputs``: the inputs of the plans; None: a plan that exists already.
+    ``search``: how the values of runs are chosen; the only run here is then an example; None: these are the runs.
     """
 
     text: str
@@ -278,7 +276,7 @@ def replan(
     Args:
         plan: The old plan.
         overrides: ``a.b=c``.
-        read_options: The options of sbatch here; those that the plan has already are not looked for.
+        read_options: The options of sbatch here; options that the plan has already are not looked for.
         renames: Whether an override may change the name.
 
     Raises:
@@ -352,7 +350,7 @@ def _plan_all(
     for key in sweep.search.space if sweep.search is not None else ():
         if recorded_value(key, None) is not None:
             mistakes.add(("sweep", key), "the values of a search are recorded, which those of secrets must not be")
-    # After a mistake one run is enough to find those in the rest of the spec.
+    # After a mistake one run is enough to find the mistakes in the rest of the spec.
     points = [sweep.first()] if mistakes else sweep.expand()
     varying = varying_keys(points)
     runs = []
@@ -412,7 +410,7 @@ def _plan_one(
     for key in resolved.keys() - {*PLACES, *SHELL_KEYS}:
         for reference in dict.fromkeys(references(resolved[key])):
             mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
-    # This and the contradictions below are checked here, in new plans: those of earlier versions, and of other sites,
+    # This and the contradictions below are checked here, in new plans: plans of earlier versions, and of other sites,
     # must stay readable.
     for at, message in _refused_options(spec, machine):
         mistakes.add(at, message)
@@ -474,7 +472,7 @@ def _with_counts(spec: Spec, template: Mapping[str, Any]) -> Spec:
 
 
 def _refused_options(spec: Spec, machine: _Machine) -> Iterator[tuple[KeyPath, str]]:
-    """Options of Slurm that are not passed on, each with its place and a message; not those that a run has already."""
+    """Options of Slurm that are not passed on, each with its place and a message; not a run's present options."""
     before = {} if machine.planned is None else machine.planned.slurm
     changed = {key: value for key, value in spec.slurm.items() if key not in before or before[key] != value}
     # A wrong number of nodes is None.

@@ -54,7 +54,7 @@ class Mistakes:
         return sorted(self._mistakes, key=self._order)
 
     def _order(self, mistake: Mistake) -> tuple[bool, bool, str, int]:
-        """Those of the spec's own file first, then those of files that it extends, then those of the command line."""
+        """Mistakes in the spec's own file come first, then in files that it extends, then on the command line."""
         if mistake.where.startswith("command line"):
             return True, True, "", 0
         file, _, line = mistake.where.rpartition(":")

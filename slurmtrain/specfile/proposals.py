@@ -23,9 +23,9 @@ NAMED = re.compile(
     r"\b(?:write|use|did you mean|put it in quotes|keep one of|leave|remove|belongs (?:under|at)|set|pass it|give it"
     r"|goes into|the keys here are)\b|expected one of "
 )
-# Messages that say which values are right, but not which of them is meant.
+# Messages that say which values are right, but not which one is meant.
 _BOUNDS = re.compile(r"of at least |from \d+ to |true or false|number of at least ")
-# What keys hold whose kinds have no example.
+# Values of keys whose kinds have no example.
 _EXAMPLES: Mapping[KeyPath, object] = {
     ("command",): "python train.py",
     ("name",): "exp-1",

@@ -1,4 +1,4 @@
-"""Keep secrets out of everything that is recorded: those with names that say so, and passwords in URLs."""
+"""Keep secrets out of everything that is recorded: values whose names say so, and passwords in URLs."""
 
 from __future__ import annotations
 

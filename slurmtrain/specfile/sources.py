@@ -20,7 +20,7 @@ KeyPath = tuple[str, ...]
 class ValueSource:
     """Where a value of a plan comes from.
 
-    ``key``: that of the value, with dots. ``origin``: ``file``, ``override``, ``sweep``, ``default``, or ``derived``
+    ``key``: key of the value, with dots. ``origin``: ``file``, ``override``, ``sweep``, ``default``, or ``derived``
     from other values. ``place``: ``FILE:LINE``, or the argument of the command line, without secrets; empty for
     defaults and derived values.
     """
@@ -38,9 +38,9 @@ class ValueSource:
 
 @dataclass(frozen=True, slots=True)
 class SpecInputs:
-    """What the plans of a spec were made from.
+    """The inputs that the plans of a spec were made from.
 
-    ``document``: the file, with all that it extends. ``overrides``, ``swept``: those of the command line.
+    ``document``: the file, with all that it extends. ``overrides``, ``swept``: from the command line.
     """
 
     document: YamlDocument

@@ -1,4 +1,4 @@
-"""The sweep of a file and that of the command line, as one."""
+"""The sweep of a file and the sweep of the command line, as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurmtrain.specfile.overrides import Override, check_path
 def merge_sweeps(
     in_file: object, data: Mapping[str, Any], swept: Sequence[Override], mistakes: Mistakes, *, max_runs: int
 ) -> Sweep:
-    """The sweep of the file and that of the command line, which wins key by key.
+    """The sweep of the file merged with the sweep of the command line, which wins key by key.
 
     Args:
         in_file: The section ``sweep`` of the file; None: there is none.
@@ -28,7 +28,7 @@ def merge_sweeps(
     new = {".".join(override.path): override.value for override in swept}
 
     def check_key(key: str) -> None:
-        # Those of the command line have been checked, and may be parameters that the file does not have.
+        # Keys of the command line have been checked, and may be parameters that the file does not have.
         if key not in new:
             _check_key(key, data)
 

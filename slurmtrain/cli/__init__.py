@@ -18,7 +18,7 @@ from slurmtrain.version import __version__
 
 INTERRUPTED = 130
 
-# name: (module, short help). A test compares these texts with those of the commands, which --help must not import.
+# name: (module, short help). A test compares these texts with the commands' own, which --help must not import.
 COMMANDS = {
     "submit": ("submit", "Submit the runs of a spec."),
     "render": ("render", "Print what submit would submit."),

@@ -49,7 +49,7 @@ def command(
     where: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Print the best run by the newest value of a metric, with the parameters in which the runs differ.
+    """Print the best run by the newest value of a metric, with the parameters that differ among the runs.
 
     RUN is a name, for all runs of that name, a pattern such as 'cnn*', or a sweep; without it, all runs are compared.
     METRIC may also be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step. Exits with 1 if
@@ -114,7 +114,7 @@ def _print_groups(name: str, groups: Sequence[RankedGroup], params: Sequence[str
     Args:
         name: The field.
         groups: The groups.
-        params: The parameters in which all runs differ.
+        params: The parameters that differ among all runs.
     """
     columns = [Column("BEST"), Column("RUNS"), Column("NAME", room=20), Column(f"mean {name.removeprefix('metrics.')}")]
     run_table.print_rows(

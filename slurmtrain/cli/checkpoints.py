@@ -28,8 +28,8 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
     SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
-    that no rule keeps (KEPT) is deleted after the next save. Those that the script saves have a FORMAT. FORKS, if there
-    are any, are runs that began with a checkpoint, and have their own copy of it.
+    that no rule keeps (KEPT) is deleted after the next save. Checkpoints that the script saves have a FORMAT. FORKS, if
+    there are any, are runs that began with a checkpoint, and have their own copy of it.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import check_readable, observe

@@ -71,7 +71,7 @@ def command(
     as_csv: bool,
     as_json: bool,
 ) -> int:
-    """Compare runs: the settings in which they differ, and their metrics, the best run first.
+    """Compare runs: the settings that differ among them, and their metrics, the best run first.
 
     RUN may also be a pattern such as 'cnn*', or a sweep; a single name stands for all runs of that name. Settings are
     the keys of the spec, the commit of the code, and the versions that the preflight saw. Runs that differ only in a
@@ -164,7 +164,7 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
 
 
 def _columns(answer: Answer) -> list[Column]:
-    """The columns: on a narrow terminal those of what runs are sorted by, and of their settings, are shown first."""
+    """The columns: on a narrow terminal the sort criterion, and the settings of runs, are shown first."""
     by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
     settings = [
         Column(name.removeprefix("params."), rank=3 if name in answer.comparison.over else 1, room=8)

@@ -51,7 +51,7 @@ def command(
 ) -> int:
     """Write a module of a checkpoint of RUN to one file, which loads without slurmtrain, on any number of processes.
 
-    Names are those of the module's own state_dict. The export needs as much memory as the module.
+    Names are as in the module's own state_dict. The export needs as much memory as the module.
     """
     from slurmtrain.cli.shared.progress import byte_progress
     from slurmtrain.ops.export import ExportRequest, export

@@ -60,11 +60,11 @@ def command(
     workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
     as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], **shown: Any,
 ) -> int:  # fmt: skip
-    """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list those there are.
+    """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list the metrics.
 
-    Steps that were trained again after an interruption count once, with what was logged last. Dotted lines show where
-    the attempts of a single run began. Values that are not a number are gaps. With --over, a line is the mean of runs,
-    between their least and largest values.
+    Steps that were trained again after an interruption count once, with the values that were logged last. Dotted lines
+    show where the attempts of a single run began. Values that are not a number are gaps. With --over, a line is the
+    mean of runs, between their least and largest values.
     """
     from slurmtrain.errors import UserError
     from slurmtrain.ops.plot import (

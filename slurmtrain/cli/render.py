@@ -45,7 +45,7 @@ def command(
 ) -> int:
     """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
 
-    Of a sweep, the runs and what they may cost are printed first.
+    For a sweep, the runs and their possible cost are printed first.
 
     With --sources it prints each value of the plan with the file and line, the argument, or the key of the sweep that
     sets it.

@@ -50,8 +50,8 @@ def command(
 
     KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, apply to this and later attempts.
 
-    With --failed, RUN may be a sweep or a pattern, and there may be several: those that have failed start again, on
-    Slurm as one job array if they request the same. Those without a checkpoint begin again.
+    With --failed, RUN may be a sweep or a pattern, and there may be several: runs that have failed start again, on
+    Slurm as one job array if they request the same. Runs without a checkpoint begin again.
     """
     if failed:
         if from_start or code or step is not None:

@@ -35,7 +35,7 @@ _INDENT = 12
 def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> int:
     """Show all about RUN: attempts and why they ended, checkpoints, metrics.
 
-    Nodes that have something in common share a line. Networks and clocks are those of the newest attempt.
+    Nodes that have something in common share a line. Networks and clocks are the newest attempt's.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
@@ -148,7 +148,7 @@ def _print_lineage(run: dict[str, Any]) -> None:
 
 
 def _without_chain(relatives: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are not merely before or after a run, which lines of their own say."""
+    """The relatives that are not merely before or after a run, which lines of their own say."""
     return [relative for relative in relatives if relative["relation"] != AFTER]
 
 

@@ -52,7 +52,7 @@ def command(
     as_csv: bool,
     as_json: bool,
 ) -> int:
-    """List runs: those that may still change first, then the newest.
+    """List runs: first the runs that may still change, then the newest.
 
     RUN may also be a pattern such as 'cnn*', or the id of a sweep. If nothing is asked, a sweep is one line: how many
     of its runs are in each state, and the best values of its metrics. Fields in --where, --sort and --columns have the
@@ -60,13 +60,13 @@ def command(
 
     On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
     only reads journals and checks processes; it never starts or ends anything. --all also lists archived runs and,
-    where a group shares the runs root, those of the others.
+    where a group shares the runs root, the other users' runs.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
     from slurmtrain.ops.unmirrored import describe_unmirrored
 
-    # Other programs want all runs, people those that matter now.
+    # Other programs want all runs, people the runs that matter now.
     for_programs = as_csv or as_json
     folds = not (unfolded or for_programs)
     question = replace(question, names=names, all_runs=all_runs, for_programs=for_programs, folds=folds, tree=tree)

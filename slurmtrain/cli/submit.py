@@ -73,7 +73,7 @@ def command(
     Several SPECs are submitted together: each may name others in its key 'after', whose runs it starts after.
 
     Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
-    ids printed are those of the runs that exist all the same.
+    ids of the runs that exist all the same are printed.
     """
     from slurmtrain.ops.submit import load_all, merge_specs, split_words, submit_specs
     from slurmtrain.ops.unmirrored import describe_next

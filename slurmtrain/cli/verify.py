@@ -28,7 +28,7 @@ _HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
 def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
     """Compare the files of RUN's checkpoints with the sizes and hashes of their manifests.
 
-    Those that the script saves by itself are compared with what their formats say of their files.
+    Checkpoints that the script saves by itself are checked as far as their formats describe their files.
 
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """

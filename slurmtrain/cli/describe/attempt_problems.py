@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 def describe_time(seconds: Mapping[str, float], goodput: float | None = None) -> str:
-    """``seconds`` by kind, omitting those under half a second, and ``goodput``, the useful share."""
+    """``seconds`` by kind, omitting kinds under half a second, and ``goodput``, the useful share."""
     times = [f"{kind} {formatting.duration(round(s))}" for kind in KINDS if (s := seconds.get(kind, 0.0)) >= 0.5]
     return ", ".join([*times, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])])
 

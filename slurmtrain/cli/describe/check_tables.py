@@ -35,7 +35,7 @@ def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
 
 
 def finding_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each finding that needs attention, with its nodes and, of several attempts, those that had it.
+    """A line for each finding that needs attention, with its nodes and, if there are several attempts, its attempts.
 
     Args:
         attempts: ATTEMPT of the JSON contract, the oldest first.

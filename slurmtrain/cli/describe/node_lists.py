@@ -13,7 +13,7 @@ from slurmtrain.model.preflight.election import natural_sort_key
 _LONGEST = 60
 # So many clocks are listed one by one.
 _CLOCKS_LISTED = 4
-# Measured figures: numbers with a unit, but not those of names, versions and addresses.
+# Measured figures: numbers with a unit, but not the numbers in names, versions and addresses.
 _FIGURE = re.compile(
     r"(?<![\w.:-])([+-]?\d+(?:\.\d+)?(?:e[+-]\d+)?)"
     r"(?= ?(?:ms|s|min|h|days|times|%|[kKMGT]i?B(?:/s)?|[MG]bit/s|TFLOP/s)(?!\w))"
@@ -81,10 +81,10 @@ def pattern(text: str) -> str:
 
 
 def merge(texts: Sequence[tuple[str, str]]) -> str:
-    """Sentences of one pattern as one, in which figures that differ are ranges.
+    """Sentences of one pattern as one, with ranges for the figures that differ.
 
     Args:
-        texts: Each with its node, of which the one with the largest figure is named.
+        texts: Each with its node; the node with the largest figure is named.
     """
     first = texts[0][1]
     figures = [[float(figure) for figure in _FIGURE.findall(text)] for _, text in texts]

@@ -35,7 +35,7 @@ Candidates = Callable[[click.Context, str], Iterable[CompletionItem]]
 
 
 def _completing(candidates: Candidates) -> Complete:
-    """A function for click that offers those of the candidates that begin as the word does, and fails silently."""
+    """A function for click that offers the candidates that begin as the word does, and fails silently."""
 
     @wraps(candidates)
     def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -74,7 +74,7 @@ def _config(context: click.Context) -> Config:
 
 
 def _glimpses(context: click.Context) -> list[Glimpse]:
-    """The runs that the registry knows, newest first, and before them those that no command has read yet."""
+    """The runs that the registry knows, newest first, and before them runs that no command has read yet."""
     from slurmtrain.registry.glance import Glimpse, glance
 
     config = _config(context)
@@ -119,7 +119,7 @@ def _tag_items(context: click.Context, _incomplete: str) -> list[CompletionItem]
 
 
 def _metric_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Metrics by their own names, or as fields or in measures for those who type them as such."""
+    """Metrics by their own names, or as fields or in measures for users who type them as such."""
     from slurmtrain.model.query.measures import KINDS
 
     prefixes = ("metrics.", *(f"{kind}:" for kind in KINDS))
@@ -151,7 +151,7 @@ def _unique(words: Iterable[str]) -> list[CompletionItem]:
 
 
 def _spec_items(_context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
-    """Files of YAML, and directories, in which there may be some."""
+    """Files of YAML, and directories, which may contain some."""
     folder, slash, _ = incomplete.rpartition("/")
     for path in sorted(expand_home(f"{folder}{slash}" or ".").iterdir()):
         if path.is_dir() and not path.name.startswith("."):
@@ -174,7 +174,7 @@ def _spec_or_override_items(context: click.Context, incomplete: str) -> list[Com
 
 
 def _spec(context: click.Context) -> Mapping[str, Any]:
-    """The spec that the command line names, or that of the run that it names; empty if it cannot be read."""
+    """The spec that the command line names, or the spec of the run that it names; empty if it cannot be read."""
     path = context.params.get("spec")
     if path is None and "spec" in context.params:
         # Click has stopped at an option whose value is being typed, before it named the words in front of it.

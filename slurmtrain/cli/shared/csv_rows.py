@@ -42,6 +42,6 @@ def _cell(value: Any) -> Any:
     """Text as it is, nothing for null, lists separated by blanks, everything else as JSON."""
     if value is None or isinstance(value, str):
         return value
-    # For programs, which may not know all ways in which people write numbers.
+    # For programs, which may not know all forms of numbers that people write.
     value = plain_numbers(value)
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)

@@ -15,8 +15,8 @@ _LEAST = 4
 class Column:
     """A column of a table whose rows are one line each.
 
-    ``room``: how many cells it needs to be worth showing if its content is wider, which is then cut; None: all of its
-    content. ``rank``: columns of a lower rank get their room first; those of rank 0 are shown on any terminal.
+    ``room``: least width that makes it worth showing if its content is wider, which is then cut, in cells; None: all of
+    its content. ``rank``: columns of a lower rank get their room first; columns of rank 0 are shown on any terminal.
     """
 
     header: str
@@ -28,7 +28,7 @@ def fit(columns: Sequence[Column], content: Sequence[int], width: int) -> dict[i
     """The widths of the columns that are shown, by their index, in cells.
 
     Args:
-        columns: The columns, in the order in which they are shown.
+        columns: The columns, from left to right.
         content: How wide the widest cell of each is, with its header; 0: it is empty, and left out.
         width: How wide the terminal is.
     """
@@ -46,11 +46,11 @@ def fit(columns: Sequence[Column], content: Sequence[int], width: int) -> dict[i
 
 
 def fit_wrapped(content: Sequence[int], least: int, width: int) -> list[int]:
-    """The widths of columns of which the last is wrapped, and the widest others are cut if there is no other way.
+    """The widths of columns; the last is wrapped, and the widest others are cut if there is no other way.
 
     Args:
         content: How wide the widest cell of each column is, with its header, in cells.
-        least: What the last column needs to be readable.
+        least: Least readable width of the last column, in cells.
         width: How wide the terminal is.
     """
     *others, last = content

@@ -144,7 +144,7 @@ def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def precisions(hardware: Mapping[str, Any] | None) -> str:
-    """In which precision the ranks of an attempt compute, from the data of its ``hardware`` event; empty without it."""
+    """The precision of an attempt's ranks, from the data of its ``hardware`` event; empty without it."""
     if not hardware:
         return ""
     counts = Counter(zip(hardware["precisions"], hardware["names"], strict=False))

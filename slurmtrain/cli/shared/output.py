@@ -69,14 +69,14 @@ def attach_streams() -> None:
 
 
 def _encoding_of(stream: TextIO) -> str:
-    """That of a standard stream: a terminal's is its locale's, also where Python uses UTF-8 for everything else."""
+    """The encoding of a standard stream: a terminal's is its locale's, even if Python uses UTF-8 elsewhere."""
     if is_utf8_by_option() and stream.isatty() and "PYTHONIOENCODING" not in os.environ:
         return locale.getencoding()
     return stream.encoding
 
 
 def discard_output() -> None:
-    """If standard output cannot be written, discard what it still holds, which Python would try to write at exit.
+    """If standard output cannot be written, discard its buffer, which Python would try to write at exit.
 
     A watch, for example, goes on if its output cannot be written.
     """
@@ -122,7 +122,7 @@ def paragraph(text: str, indent: str) -> None:
 
 
 def _indent_below(line: str) -> str:
-    """What precedes the lines on which a line goes on that is too wide."""
+    """The indent of continuation lines of a line that is too wide."""
     return " " * (len(line) - len(line.lstrip())) + _INDENT
 
 
@@ -181,7 +181,7 @@ def warn(messages: Iterable[str]) -> None:
 
 
 def warn_about(observed: Observed) -> None:
-    """Warn about failed queries, unreadable runs, and unreadable lines of journals; 'show --json' has those lines."""
+    """Warn about failed queries, unreadable runs, and unreadable lines of journals, which 'show --json' has."""
     warn(observed.warnings())
 
 
@@ -213,9 +213,9 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """How many columns the terminal has; of a narrower one, those that lines need to be readable.
+    """How many columns the terminal has; of a narrower one, as many as lines need to be readable.
 
-    ``stream``: what is a terminal if standard output is none.
+    ``stream``: the terminal if standard output is none.
     """
     if page := _page.get():
         return page.width
@@ -232,7 +232,7 @@ def is_too_narrow() -> bool:
 
 
 def _wrapped(line: str, stream: TextIO, indent: str) -> list[str]:
-    """A line as it is printed to ``stream``: wrapped between words on a terminal, in which a path stays whole."""
+    """A line as it is printed to ``stream``: on a terminal wrapped between words, but not inside paths."""
     line = printable(line)
     if not is_terminal(stream) or len(line) <= (columns := width(stream)):
         return [line]

@@ -11,7 +11,7 @@ import re
 # Select Graphic Rendition: colours and the like (ECMA-48, 8.3.117).
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _RESETS = ("\x1b[m", "\x1b[0m")
-# Whole sequences of other kinds: control sequences, and strings such as those that set a title (ECMA-48, 5.4 and 5.6).
+# Whole sequences of other kinds: control sequences, and strings that set a title and the like (ECMA-48, 5.4 and 5.6).
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)")
 # Controls (C0 but for tabs, C1), characters that reorder or hide text, line separators, and halves of characters.
 _UNSAFE = re.compile(

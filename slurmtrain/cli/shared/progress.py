@@ -78,7 +78,7 @@ def count_progress(unit: str) -> Iterator[ShowCount]:
 
 
 def describe(run: Mapping[str, Any]) -> str:
-    """How far a run has come, and what it waits for, as far as that is known."""
+    """How far a run has come, and its reason for waiting, as far as that is known."""
     eta = "" if run["eta_seconds"] is None else f"ETA {formatting.duration(run['eta_seconds'])}"
     cells = (formatting.steps(run), formatting.rate(run), eta, formatting.metrics(run), times.localized(run["reason"]))
     return "  ".join(cell for cell in cells if cell not in ("-", ""))

@@ -75,7 +75,7 @@ def print_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
     """Print a table, a line for each row.
 
     Args:
-        columns: The columns, of which those that do not fit on a terminal are left out.
+        columns: The columns; on a terminal, columns that do not fit are left out.
         rows: Their cells.
     """
     if not output.is_terminal(sys.stdout):
@@ -97,7 +97,7 @@ def screen(
     fields: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Any:
-    """Runs, a line each, and a line that counts those that are not shown: a rich renderable.
+    """Runs, a line each, and a line that counts the runs that are not shown: a rich renderable.
 
     Args:
         runs: RUN of the JSON, the most important first.
@@ -145,7 +145,7 @@ def _field_table(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tup
 
 
 def _run_row(run: Mapping[str, Any], params: Sequence[str]) -> tuple[str, ...]:
-    """A run as a row of :data:`COLUMNS`. ``params``: the names of those that differ among the runs."""
+    """A run as a row of :data:`COLUMNS`. ``params``: the names of parameters that differ among the runs."""
     return (
         run["id"],
         run["name"],

@@ -1,4 +1,4 @@
-"""The runs of a sweep before they are submitted: what varies, and what they may cost."""
+"""The runs of a sweep before they are submitted: the varying keys, and the possible cost."""
 
 from __future__ import annotations
 

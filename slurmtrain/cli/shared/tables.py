@@ -35,7 +35,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def console(*, stderr: bool = False) -> Any:
-    """Where rich draws: the terminal, or that of standard error."""
+    """Where rich draws: the terminal of standard output, or of standard error."""
     from rich.console import Console
 
     if output.is_collected():
@@ -62,10 +62,10 @@ def _wrapped_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Any:
-    """A rich table with one line for each row, which is never wider than the terminal.
+    """A rich table with one line for each row, never wider than the terminal.
 
     Args:
-        columns: The columns; those that do not fit, or are empty, are left out.
+        columns: The columns; columns that do not fit, or are empty, are left out.
         rows: The cells.
         width: How wide the terminal is, in cells.
     """

@@ -26,7 +26,7 @@ def draw(chart: Chart, width: int, height: int, *, colour: bool, unicode: bool) 
         width: How many columns it may have.
         height: How many lines it may have, the legend included; fewer than eight cannot be read.
         colour: Whether it may have colours.
-        unicode: Whether it may have other characters than those of ASCII.
+        unicode: Whether it may have characters outside ASCII.
     """
     legend = list(_legend(chart, width, colour=colour, unicode=unicode))
     text = _plot(chart, width, max(_LEAST_LINES, height - len(legend)), colour=colour, unicode=unicode)

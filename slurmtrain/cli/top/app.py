@@ -264,7 +264,7 @@ class TopApp(App[int]):
         self.call_after_refresh(self._show_runs)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether a key may act: those of the page only while nothing covers it, and no words are typed.
+        """Whether a key may act: keys of the page only while nothing covers it, and no words are typed.
 
         Args:
             action: The name of the action.
@@ -343,7 +343,7 @@ class TopApp(App[int]):
         self._follows.wake()
 
     def action_live_only(self) -> None:
-        """Show all runs, or only those that have not ended."""
+        """Show all runs, or only runs that have not ended."""
         self._see(replace(self._view, live_only=not self._view.live_only))
 
     def action_order(self) -> None:
@@ -374,7 +374,7 @@ class TopApp(App[int]):
         self.table.focus()
 
     def _filter(self, text: str) -> None:
-        """Show the runs that a filter chooses; those of the last one if this one is wrong, or not complete yet."""
+        """Show the runs that a filter chooses; the last filter's runs if this one is wrong, or not complete yet."""
         all_rows = list(self._snapshot.rows.values()) if self._snapshot else []
         try:
             view, self._mistake = self._view.filtered(text, all_rows), ""

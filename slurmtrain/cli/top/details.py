@@ -16,7 +16,7 @@ _METRICS_SHOWN = 12
 
 
 def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What is known about a run, by worth: (name, text) each, without those that are empty.
+    """The known facts about a run, by worth: (name, text) each, without empty ones.
 
     Args:
         run: RUN of the JSON contract.

@@ -26,7 +26,7 @@ _LONGEST = 4_000
 
 @dataclass(frozen=True, slots=True)
 class FollowedRun:
-    """What to follow: the run, how many ``lines`` of its logs to begin with, and whether those of all its ranks."""
+    """The run to follow, how many ``lines`` of its logs to begin with, and whether to follow the logs of all ranks."""
 
     run_id: str
     lines: int
@@ -67,7 +67,7 @@ class Follower:
         self._current: FollowedRun | None = None
         self._run: Run | None = None
         self._read_at = 0.0
-        # The logs of rank 0 and those of all ranks, until one of them has lines.
+        # The logs of rank 0 and the logs of all ranks, until one of them has lines.
         self._readers: dict[bool, LogReader] = {}
         self._problem = ""
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len
 
-# By worth: (key, word in the last line, what it does).
+# By worth: (key, word in the last line, its effect).
 PAGE_KEYS = (
     ("?", "help", "this help"),
     ("q", "quit", "leave; runs continue"),

@@ -49,7 +49,7 @@ class LinesView(ScrollView, can_focus=True):
         self.refresh()
 
     def set_lines(self, lines: Iterable[str]) -> None:
-        """Show these ``lines`` instead; those that are the same are not drawn again."""
+        """Show these ``lines`` instead; unchanged ones are not drawn again."""
         new = list(lines)[-MOST_LINES:]
         before, self._lines = list(self._lines), deque(new, maxlen=MOST_LINES)
         self._widest = max(map(_width, new), default=0)

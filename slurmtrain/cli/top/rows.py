@@ -1,4 +1,4 @@
-"""The rows of the page: what their cells say, which are shown, and in which order. Pure."""
+"""The rows of the page: the text of their cells, which are shown, and their order. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
     """A run as a line of the table.
 
     ``run``: RUN of the JSON contract. ``cells``: of :data:`COLUMNS`, printable. ``widths``: theirs on a terminal, 0 for
-    those that show that there is nothing to show. A row is replaced only if its run or a cell has changed.
+    placeholders. A row is replaced only if its run or a cell has changed.
     """
 
     run: Mapping[str, Any]
@@ -94,7 +94,7 @@ def aged(row: Row) -> Row:
 
 
 class Params:
-    """Adds to rows the parameters in which the runs that are shown differ; remembers the rows that it has made."""
+    """Adds to rows the parameters that differ among the shown runs; remembers the rows that it has made."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -102,7 +102,7 @@ class Params:
         self._made: dict[str, tuple[Row, Row]] = {}
 
     def add_to(self, rows: Sequence[Row]) -> list[Row]:
-        """The ``rows`` with their parameters: the same objects as last time for those that are the same."""
+        """The ``rows`` with their parameters: unchanged rows are the same objects as last time."""
         if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
             names = differing([row.run["params"] for row in rows])
             if names != self._names:
@@ -220,7 +220,7 @@ def _contains(row: Row, words: Sequence[str]) -> bool:
 
 
 def column_widths(rows: Sequence[Row], width: int) -> dict[int, int]:
-    """The widths of the columns that are shown on a terminal, by index; ``width``: that of the terminal, in cells."""
+    """The widths of the columns that are shown on a terminal, by index; ``width``: the terminal's, in cells."""
     content = [max(column, default=0) for column in zip(*(row.widths for row in rows), strict=True)]
     content = content or [cell_len(column.header) if not column.rank else 0 for column in COLUMNS]
     headers = [cell_len(column.header) for column in COLUMNS]
@@ -237,7 +237,7 @@ def cut(text: str, width: int) -> str:
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """How many runs there are in each state, those that may change first."""
+    """How many runs there are in each state, first the states that may change."""
     counts = Counter(str(row.run["state"]) for row in rows)
     live_first = sorted(
         counts, key=lambda state: (state in ENDED, RUN_STATES.index(state) if state in RUN_STATES else 0)

@@ -97,8 +97,8 @@ class Settings:
 class Config:
     """The effective settings, with absolute paths.
 
-    ``shared_root``: the directory that a group shares, in which ``runs`` is the user's own; None: nobody else uses it.
-    ``notes``: what the user should know about where the settings come from.
+    ``shared_root``: the directory that a group shares, where ``runs`` is the user's own; None: nobody else uses it.
+    ``notes``: facts for the user about where the settings come from.
     """
 
     runs: Path
@@ -296,7 +296,7 @@ def _checked(
     Args:
         data: The source's keys.
         report: Adds to the mistakes.
-        mistakes: Those that are known already.
+        mistakes: Mistakes that are known already.
         base: Paths are relative to this directory.
         secrets: Whether only the user can read the source, so that it may hold a password.
     """

@@ -11,7 +11,7 @@ SlurmtrainError            something failed                                     
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
-|   +-- NoSnapshot         code of which no snapshot can be taken: too much, or no project's
+|   +-- NoSnapshot         code that no snapshot can be taken of: too much, or no project's
 |   +-- PathError          a file or directory that cannot be used
 |   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
 |   |   +-- RunUnreadable  a run whose journals cannot be read
@@ -19,7 +19,7 @@ SlurmtrainError            something failed                                     
 |   +-- RegistryUnusable   a file that is not a registry
 |       +-- RegistryNewer  a registry that was made by a newer version
 |       +-- RegistryDamaged
-|                          a registry of which not everything can be read
+|                          a registry that can only be read in part
 +-- SubmitFailed           a submission that failed after runs were created; names them
 |   +-- SubmitInterrupted  one that was interrupted                              exit code 130
 +-- LaunchError            a job that could not be started
@@ -30,7 +30,7 @@ SlurmtrainError            something failed                                     
 +-- StrategyError          a model that cannot be distributed as the spec demands
 +-- OutputError            standard output could not be written
 +-- WaitTimedOut           runs that had not ended when a wait was to
-+-- TrackingError          the MLflow store did not accept what it was sent
++-- TrackingError          the MLflow store did not accept the sent data
 
 A message is a sentence that names what is wrong, where, and what to do. What is no failure, but should be known, the
 Python interface reports as a SlurmtrainWarning.
@@ -211,7 +211,7 @@ class WaitTimedOut(SlurmtrainError, TimeoutError):
 
 
 class TrackingError(SlurmtrainError):
-    """The tracking store did not accept what it was sent; the next ``sync`` sends it again."""
+    """The tracking store did not accept the sent data; the next ``sync`` sends it again."""
 
 
 class SlurmtrainWarning(UserWarning):

@@ -150,13 +150,12 @@ class Registry:
         """Submit the runs of a spec: one, or all of a sweep, in its order.
 
         Args:
-            spec: A YAML file, or what would be in it; then it has a ``name``. Of several, the runs of each start after
-                those that its ``after`` names.
+            spec: A YAML file, or its contents as data; then it has a ``name``. With several, the runs of each start
+                after the specs that its ``after`` names.
             overrides: Keys of the spec to change, such as ``{"params.lr": 0.1}``.
-            sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value. What else the section
-                ``sweep`` may have, such as ``zip``, is possible here too.
-            after: Runs that must have completed first, also names and ``afterany:NAME``, in addition to those of the
-                spec.
+            sweep: Keys to vary, such as ``{"params.lr": [0.03, 0.1]}``: a run for each value. The other keys of the
+                section ``sweep``, such as ``zip``, are possible here too.
+            after: Runs that must have completed first, also names and ``afterany:NAME``, in addition to the spec's.
             from_: Another run, whose newest checkpoint the runs begin with, or ``RUN:STEP`` or ``RUN:best``.
             weights_only: Take only the weights of that checkpoint, and begin at step 0.
             executor: ``slurm`` or ``local``; None: as configured, else slurm if sbatch is found.
@@ -211,7 +210,7 @@ class Registry:
             return handles_of(self._config, call, submitted.run_ids)
 
     def wait(self, runs: Sequence[RunHandle], timeout: float | None = None) -> list[RunHandle]:
-        """Wait until all these runs have ended, restarting those that are interrupted, and return them.
+        """Wait until all these runs have ended, restarting interrupted ones, and return them.
 
         Args:
             runs: The runs.

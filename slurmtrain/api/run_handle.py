@@ -260,13 +260,13 @@ class RunHandle:
         attempt: int | None = None,
         grep: str | None = None,
     ) -> list[Line]:
-        """What its ranks have printed, line by line: each with ``text``, ``origin`` and ``attempt``.
+        """The output of its ranks, line by line: each with ``text``, ``origin`` and ``attempt``.
 
         Args:
             lines: Only this many, from the end of each log.
             rank: Only this rank.
             attempt: This attempt; None: the newest.
-            grep: Only lines in which this regular expression is found.
+            grep: Only lines that match this regular expression.
 
         Raises:
             UserError: ``grep`` is no regular expression.
@@ -279,12 +279,12 @@ class RunHandle:
     def follow_logs(
         self, *, lines: int | None = None, rank: int | None = None, grep: str | None = None
     ) -> Iterator[Line]:
-        """What its ranks print, as it comes, until it has ended: of the newest attempt, and of later ones.
+        """The output of its ranks, as it comes, until it has ended: of the newest attempt, and of later ones.
 
         Args:
             lines: Begin with this many, from the end of each log; None: with all.
             rank: Only this rank.
-            grep: Only lines in which this regular expression is found.
+            grep: Only lines that match this regular expression.
 
         Raises:
             UserError: ``grep`` is no regular expression.

@@ -9,7 +9,7 @@ from slurmtrain.runtime.training.loop import Loop
 def check_world(loop: Loop, size: int, advice: str) -> None:
     """Raise UserError if a trainer does not train on all ranks: each would train alone, and save to the same place.
 
-    ``loop``: that of this process. ``size``: on how many processes the trainer trains. ``advice``: what to do.
+    ``loop``: this process's. ``size``: how many processes the trainer trains on. ``advice``: what to do.
     """
     ranks = loop.worker.world_size
     if loop.is_active and size != ranks:

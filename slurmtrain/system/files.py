@@ -86,7 +86,7 @@ def durable_together(folder: Path) -> Iterator[None]:
     end, what was written survives a kill, but not a power failure.
 
     Args:
-        folder: A directory of the file system on which they are written.
+        folder: A directory of the file system that they are written on.
 
     Raises:
         OSError: The block has not failed, but the files cannot be made durable.

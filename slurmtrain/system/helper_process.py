@@ -28,10 +28,11 @@ class HelperProcess:
 
         Args:
             module: Its program.
-            orders: What it reads first, a line.
+            orders: The line that it reads first.
             environ: Its environment.
             blocked: Signals that it begins with blocked, since its last work comes after them.
-            answers: Whether somebody reads what it prints; otherwise, that goes where the output of this process goes.
+            answers: Whether somebody reads its output; otherwise, the output goes where the output of this process
+                goes.
 
         Raises:
             OSError: It cannot be started.
@@ -56,7 +57,7 @@ class HelperProcess:
 
     @property
     def answers(self) -> IO[bytes]:
-        """What it prints, unbuffered."""
+        """Its output, unbuffered."""
         assert self._process.stdout is not None
         return self._process.stdout
 

@@ -18,8 +18,8 @@ from slurmtrain.errors import PathError
 PRIVATE = 0o077
 UMASK_VARIABLE = "SLURMTRAIN_UMASK"
 """Carries the user's umask, in octal, from a command through the job to its ranks."""
-# Shell lines around those of a spec's setup, which run with the user's umask, and may set one for the ranks. Wherever
-# they go, the agent starts in a directory of the run: "python -m" imports what it finds in the current one first.
+# Shell lines around the lines of a spec's setup, which run with the user's umask, and may set one for the ranks.
+# Wherever they go, the agent starts in a directory of the run: "python -m" searches the current directory first.
 BEFORE_SETUP = f'SLURMTRAIN_CWD="$PWD"; umask "${{{UMASK_VARIABLE}:-$(umask)}}"'
 AFTER_SETUP = f'export {UMASK_VARIABLE}="$(umask)"; umask {PRIVATE:03o}; cd "$SLURMTRAIN_CWD"; unset SLURMTRAIN_CWD'
 
@@ -30,7 +30,7 @@ _replacing = threading.Lock()
 
 @contextlib.contextmanager
 def private_umask() -> Iterator[None]:
-    """Within this context, new files and directories are accessible to their owner alone: those of all threads."""
+    """Within this context, new files and directories of all threads are accessible to their owner alone."""
     _replace_umask()
     try:
         yield

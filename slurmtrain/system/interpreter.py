@@ -1,4 +1,4 @@
-"""How slurmtrain's own processes run Python: in UTF-8, and with less garbage collection, most of which is needless."""
+"""How slurmtrain's own processes run Python: in UTF-8, and with less garbage collection, since most is needless."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class JournalFile(NamedTuple):
 
 
 def folder_times(run: Path | str) -> tuple[int, ...]:
-    """Modification times (ns) of the folders in which new files appear; empty if the run directory is gone.
+    """Modification times (ns) of the folders that get new files; empty if the run directory is gone.
 
     Journals grow only while their writer lives, so for a run whose writers are all dead these reveal every change.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # What flock(2) and fcntl(2) fail with where a file system has no locks.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
-# How SQLite opens files without any lock (a "VFS" of its), for those who have a lock of their own. Its option "nolock"
+# How SQLite opens files without any lock (a "VFS" of its), for code that has a lock of its own. Its option "nolock"
 # does not suffice: where a killed process has left a journal, SQLite still asks for a lock, and reports an I/O error
 # (sqlite3OsCheckReservedLock).
 SQLITE_WITHOUT_LOCKS = "unix-none"

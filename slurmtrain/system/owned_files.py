@@ -44,9 +44,9 @@ def check_owned(status: os.stat_result, path: Path | str, *, owner: int | None =
     """Raise UntrustedPath, which says whose it is and what to do, unless an object can be trusted.
 
     Args:
-        status: The object's status, from ``fstat``: that of a path may be another object's by the time it is opened.
+        status: The object's status, from ``fstat``: a path may name another object by the time it is opened.
         path: Its path, for the message.
-        owner: The user id that it must belong to, if not to root; by default that of this process.
+        owner: The user id that it must belong to, if not to root; by default this process's.
     """
     check_owner(status, path, owner=owner)
     writers = _other_writers(status, path)
@@ -61,7 +61,7 @@ def check_owned(status: os.stat_result, path: Path | str, *, owner: int | None =
 def check_owner(status: os.stat_result, path: Path | str, *, owner: int | None = None) -> None:
     """Judge an object by its owner alone, whoever may write to it: for what users' own programs create.
 
-    ``status``, ``path`` and ``owner`` are those of :func:`check_owned`. Raises UntrustedPath.
+    ``status``, ``path`` and ``owner`` are as for :func:`check_owned`. Raises UntrustedPath.
     """
     if owner is None:
         owner = os.geteuid()
@@ -139,8 +139,8 @@ def open_directory(path: Path | str, *, check: Check = check_owned) -> int:
 def open_checked(path: Path, flags: int = os.O_RDONLY, *, check: Check = check_owned) -> int:
     """Like :func:`open_regular`, but first check the directory that the file is in, and open it relative to that.
 
-    For files that are not read in bulk, and for those that are created: a new file is always one's own, also in a
-    directory of somebody else. ``path``, ``flags`` and ``check`` are those of :func:`open_regular`.
+    For files that are not read in bulk, and for files that are created: a new file is always one's own, also in a
+    directory of somebody else. ``path``, ``flags`` and ``check`` are as for :func:`open_regular`.
     """
     directory = open_directory(path.parent, check=check)
     try:
@@ -169,7 +169,7 @@ def check_entry(path: Path) -> None:
 def check_directory(path: Path | str, *, check: Check = check_owned) -> None:
     """Check a directory in one that has been checked, in a single system call, unless it is a link.
 
-    ``path`` and ``check`` are those of :func:`open_directory`. Raises UntrustedPath; PathError for too many links;
+    ``path`` and ``check`` are as for :func:`open_directory`. Raises UntrustedPath; PathError for too many links;
     OSError, such as NotADirectoryError.
     """
     status = os.lstat(path)
@@ -294,7 +294,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
     # them, which does not list them either, would look as if it were somebody's own.
     if (account.pw_gid, account.pw_name) != (gid, group.gr_name) or not set(group.gr_mem) <= {account.pw_name}:
         return False
-    # A group does not list those whose primary group it is.
+    # A group does not list its members whose primary group it is.
     return all(other.pw_uid == uid for other in pwd.getpwall() if other.pw_gid == gid)
 
 

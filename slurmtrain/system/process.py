@@ -29,7 +29,7 @@ class Process:
     start: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The form in which journals store it."""
+        """Its form in journals."""
         return {"host": self.host, "boot": self.boot, "pid": self.pid, "start": self.start}
 
     @classmethod
@@ -98,7 +98,7 @@ def _own_start(pid: int) -> int:
 
 
 def descendants(process: Process) -> list[Process]:
-    """All descendants of a process on this machine, except those whose parent has ended and that init has adopted."""
+    """All descendants of a process on this machine, except orphans that init has adopted."""
     if not process.alive():
         return []
     return [identity_of(entry) for entry in descend(read_table(), process.pid) if not entry.ended]

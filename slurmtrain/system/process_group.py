@@ -31,7 +31,7 @@ class ProcessGroup:
     def __init__(self, command: Sequence[str], *, environ: Mapping[str, str], cwd: Path, output: IO[bytes]) -> None:
         """Start ``command`` in ``cwd``, without input.
 
-        ``environ``: its whole environment; ``output``: gets what it prints. Raises OSError.
+        ``environ``: its whole environment; ``output``: the file for its output. Raises OSError.
         """
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "slurmtrain.system.process_group", *command],

@@ -1,4 +1,4 @@
-"""All processes of this machine as /proc shows them (proc(5)): who started whom, in which session, with what."""
+"""All processes of this machine as /proc shows them (proc(5)): the parent, session and command of each."""
 
 from __future__ import annotations
 

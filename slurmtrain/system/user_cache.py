@@ -1,7 +1,7 @@
 """Answers that cost a moment and rarely change, kept in the user's cache directory: ``$XDG_CACHE_HOME/slurmtrain``.
 
-A file holds one answer, and what it depends on: its key. Nothing may rely on it: where the directory cannot be used,
-nothing is kept.
+A file holds one answer, and its key: all that the answer depends on. Nothing may rely on it: where the directory cannot
+be used, nothing is kept.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ _PLAIN_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 class YamlDocument:
     """A YAML mapping as plain data.
 
-    ``lines``: the line of each key, counted from 1. ``files``: what messages call the file of a key, if not ``name``.
-    ``spans``: where its value begins and ends, as character offsets. ``mistakes``: those that did not prevent reading.
+    ``lines``: the line of each key, counted from 1. ``files``: the name of a key's file in messages, if not ``name``.
+    ``spans``: where its value begins and ends, as character offsets. ``mistakes``: mistakes that did not prevent
+    reading.
     """
 
     name: str
@@ -211,9 +212,9 @@ def write_yaml(data: Any, *, flow: bool = False) -> str:
 
 
 def _cut_value(node: yaml.ScalarNode) -> str:
-    """What YAML has cut off the value of a node as a comment, though it is none; mostly empty.
+    """The part of a node's value that YAML has cut off as a comment, though it is none; mostly empty.
 
-    That is a colour, or follows an option that has no value yet. Other comments are what they look like.
+    That is a colour, or follows an option that has no value yet. Other comments are genuine.
     """
     mark = node.end_mark
     if node.style is not None or mark.buffer is None:

@@ -24,7 +24,7 @@ class DeletionWatch:
 
         Args:
             directory: an existing directory. It is kept open, so moving it is no deletion.
-            file: the name of a file in it that nobody keeps open: network file systems keep those that are.
+            file: the name of a file in it that nobody keeps open: network file systems keep open files.
 
         Raises:
             OSError: the directory cannot be opened.

@@ -30,7 +30,7 @@ class Holder:
     since: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The form in which lock files have it."""
+        """Its form in lock files."""
         return {**self.process.to_dict(), "command": self.command, "user": self.user, "since": self.since}
 
     def __str__(self) -> str:

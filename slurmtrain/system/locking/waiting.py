@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-# How long commands wait for a lock: what they lock takes less than a second, unless a file server or Slurm is slow.
+# How long commands wait for a lock: locked operations take less than a second, unless a file server or Slurm is slow.
 LIMIT_S = 60.0
 # Shorter waits are normal where several commands work at once, and not worth a line.
 NOTICE_S = 2.0

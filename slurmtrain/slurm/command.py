@@ -45,7 +45,7 @@ def run_command(
         command: the command's name and arguments.
         stdin: its standard input.
         timeout_s: seconds that it may run, 60 by default.
-        environ: its environment, by default that of :func:`command_environment`. sbatch hands its own on to the job.
+        environ: its environment, by default the one of :func:`command_environment`. sbatch hands its own on to the job.
 
     Raises:
         SlurmDown: it does not exist, did not end in time, or failed; includes the errors that it printed.
@@ -83,12 +83,12 @@ def extract_errors(lines: Sequence[str]) -> str:
 
 
 def read_options(option: str, program: str = "sbatch") -> frozenset[str]:
-    """The long options of one of Slurm's programs, without dashes: its own and those of plug-ins.
+    """The long options of one of Slurm's programs, without dashes: its own and its plug-ins'.
 
     There are none if there is no such program, or it prints no help.
 
     They are remembered in the user's cache. As plug-ins come and go without a change of the program itself, they are
-    asked for again if ``option`` is not among those that are remembered.
+    asked for again if ``option`` is not among the remembered ones.
     """
     path = shutil.which(program)
     if path is None:

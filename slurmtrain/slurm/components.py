@@ -22,8 +22,8 @@ def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:
     """The lines of a batch script that request components after the first, which precede all of its commands.
 
     Args:
-        others: what each of these components requests.
-        run_id: the run's id, in which the names of its jobs end.
+        others: the requests of these components.
+        run_id: the run's id, which the names of its jobs end in.
     """
     lines = []
     for number, spec in enumerate(others, start=1):
@@ -58,11 +58,11 @@ def _lines(options: Mapping[str, Any]) -> list[str]:
 
 
 def step_parts(others: Sequence[Sequence[str]], folder: Path) -> list[str]:
-    """For each component after the first, what precedes the command of its tasks in the srun over all components.
+    """For each component after the first, the text before the command of its tasks in the srun over all components.
 
     Args:
-        others: the options of srun for each of these components, with those of :func:`part_options`.
-        folder: that of the logs.
+        others: the options of srun for each of these components, including the ones from :func:`part_options`.
+        folder: the directory of the logs.
     """
     log = f'{shlex.quote(str(folder))}/"${{SLURM_JOB_ID}}_%t_log.out"'
     return [f"{shlex.join([*options, '--unbuffered'])} --output {log}" for options in others]

@@ -22,5 +22,5 @@ def describe_after(job_ids: Sequence[str]) -> str:
 
 
 def join_dependencies(*dependencies: str) -> str:
-    """The dependency on all of these, some of which may be empty."""
+    """The dependency on all of these; empty ones are ignored."""
     return ",".join(filter(None, dependencies))

@@ -14,14 +14,14 @@ def job_name(name: str, identifier: str) -> str:
     """The name of the jobs of a run, or of a job array.
 
     Args:
-        name: that of the spec.
-        identifier: that of the run, or of the array.
+        name: the spec's name.
+        identifier: the id of the run, or of the array.
     """
     return f"{name}-{identifier}"
 
 
 def is_named_after(job: Job, run_id: str, name: str) -> bool:
-    """Whether a job has the name of those of a run.
+    """Whether a job has the name of a run's jobs.
 
     Args:
         job: the job.
@@ -32,7 +32,7 @@ def is_named_after(job: Job, run_id: str, name: str) -> bool:
 
 
 def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, name: str, claimed: Collection[str]) -> str | None:
-    """The id of a job that has the name of those of a run, and belongs to no known submission.
+    """The id of a job that has the name of a run's jobs, and belongs to no known submission.
 
     Args:
         jobs: the jobs to search, by id.
@@ -45,7 +45,7 @@ def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, name: str, claimed:
 
 
 def job_arrays(jobs: Mapping[str, Job]) -> dict[str, str]:
-    """The ids of job arrays by the last word of their names, which for those of slurmtrain is an id of its own.
+    """The ids of job arrays by the last word of their names, which in slurmtrain's arrays is an id of its own.
 
     Args:
         jobs: jobs, by id; elements that ended before they began share one, with the array's id.

@@ -80,7 +80,7 @@ class LaunchRequest:
 class ArrayRequest:
     """The submission of several runs to Slurm as one job array.
 
-    ``plan``: that of any of them, as they request the same. ``array``: the directory with the links to them.
+    ``plan``: plan of any of the runs, as they request the same. ``array``: the directory with the links to them.
     ``locks``: the handles of the runs' locks, as for a :class:`LaunchRequest`; there is an element for each.
     ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
     ``pack``: how the runs of an element share its job; None: there is an element for each.
@@ -159,9 +159,9 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
 
 
 def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
-    """Submit a job array with one call of sbatch, and return its id; that of an element is ``<id>_<index>``.
+    """Submit a job array with one call of sbatch, and return its id; an element's id is ``<id>_<index>``.
 
-    ``environment`` and what is raised are those of :func:`launch`.
+    ``environment`` and the errors are as for :func:`launch`.
     """
     with _launcher(request.array.submitit, request.locks, environment) as launcher:
         job = make_array_request(
@@ -189,7 +189,7 @@ def _launcher(folder: Path, locks: Sequence[int], environment: Mapping[str, str]
     Args:
         folder: where submitit keeps its files: is_submitting() looks for it.
         locks: the handles of the locks that it inherits.
-        environment: variables for the job, in addition to those of this process.
+        environment: variables for the job, in addition to this process's.
 
     Raises:
         LaunchError: it cannot be started.

@@ -40,7 +40,7 @@ class NodeChoice:
 def rejection_reason(plan: Plan, partitions: Partitions) -> str | None:
     """Why none of the plan's partitions, or the default partition, can ever run it; None if one might.
 
-    Of a heterogeneous job, that of the first component that has one.
+    For a heterogeneous job, the reason of the first component that has one.
     """
     if plan.spec.resources.components:
         reasons = enumerate(_rejection_reason(part, partitions) for part in plan.components)

@@ -21,7 +21,7 @@ class PackQueue:
     """The queue of one run of a pack (``slurmtrain.runtime.agent.finish.JobQueue``)."""
 
     def __init__(self, submission: SubmissionDir) -> None:
-        """``submission``: that of the run."""
+        """``submission``: directory of the run's submission."""
         self._submission = submission
         self._queue = SlurmQueue()
 

@@ -57,7 +57,7 @@ class Job:
     elements: tuple[range, ...] = ()
 
     def has_element(self, index: int) -> bool:
-        """Whether it is a row for several elements of an array, of which this is one."""
+        """Whether it is a row for several elements of an array, this one among them."""
         return any(index in indices for indices in self.elements)
 
 
@@ -69,10 +69,11 @@ def queue_format() -> str:
 def read_queue(text: str) -> dict[str, Job]:
     """Jobs by id, from ``squeue --noheader --Format``; lines that are too short are skipped.
 
-    The name of a job may have line breaks: what follows one is shorter than what precedes the name in any row.
+    The name of a job may have line breaks: the lines after a break are shorter than the fields before the name in any
+    row.
 
-    Ids of an array's elements are ``ARRAY_INDEX``. A heterogeneous job has a row for each component, ``LEADER+0`` being
-    that of its leader: it is one job, whose state is that of the leader, on the nodes of all.
+    Ids of an array's elements are ``ARRAY_INDEX``. A heterogeneous job has a row for each component, the leader's being
+    ``LEADER+0``: it is one job, in the leader's state, on the nodes of all.
     """
     jobs: dict[str, Job] = {}
     nodes: dict[str, dict[int, str]] = {}
@@ -132,7 +133,7 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             if not component:
                 starts.setdefault(job_id, []).append(start)
             elif starts.get(job_id):
-                # The rows of a start follow one another, that of the leader first.
+                # The rows of a start follow one another, the leader's first.
                 leader = starts[job_id][-1]
                 starts[job_id][-1] = replace(leader, nodes=_joined({0: leader.nodes, 1: start.nodes}))
         elif base(row["State"]) == "OUT_OF_MEMORY" and starts.get(job_id):
@@ -250,7 +251,7 @@ def _start(job_id: str, row: Mapping[str, str]) -> Job:
 
 
 def _component(job_id: str) -> tuple[str, int]:
-    """The id of a job, and of which component of a heterogeneous job: ``7+1`` is component 1 of job 7."""
+    """The id of a job, and the number of its component of a heterogeneous job: ``7+1`` is component 1 of job 7."""
     leader, _, number = job_id.partition("+")
     return leader, int(number) if number.isdecimal() else 0
 

@@ -68,7 +68,7 @@ def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now:
 
 
 def _queued(newest: Attempt, queue: Queue, accounting: Accounting | None, starts: Sequence[Job]) -> Job | None:
-    """What squeue says about the attempt's job: its own row, or that of the elements that ended before they began."""
+    """Squeue's answer about the attempt's job: its own row, or the row of the elements that ended before they began."""
     job = queue.job(newest.job_id)
     if job is not None or accounting is None or not accounting.answered or not _never_began(newest, starts):
         return job

@@ -32,8 +32,8 @@ _LEAST_LEAD_S = 15
 # Seconds after the end of the first task after which srun kills the others (srun(1), --wait): agents need less to
 # save.
 _LAST_TASKS_S = 120
-# Which limits of the submitting shell Slurm hands on. Those of open files and of core dumps are a person's wish; the
-# others are a login node's, where CPU time, processes or memory are scarce: a job has those of its nodes.
+# The limits of the submitting shell that Slurm hands on. Open files and core dumps are a person's wish; the others are
+# a login node's, where CPU time, processes or memory are scarce: a job has the limits of its nodes.
 _PROPAGATED = "NOFILE,CORE"
 # Options that submitit's executor knows by name, with underscores; the others are passed through literally.
 _NAMED = frozenset(
@@ -78,10 +78,10 @@ def make_request(
     singleton: bool = False,
     after: Sequence[str] = (),
 ) -> Request:
-    """What a plan requests from Slurm: one task per node, which runs the node agent.
+    """The request of a plan to Slurm: one task per node, which runs the node agent.
 
     Args:
-        plan: what to run.
+        plan: the plan to run.
         submission: the directory for its files.
         excluded_nodes: nodes that the job must not get, in addition to those that the plan excludes.
         singleton: whether the run had an earlier job; whatever its state, the two must not run at once.
@@ -90,7 +90,7 @@ def make_request(
     run = submission.run
     # The run's id in the job's name is how the job of a killed submission is found.
     first, *others = plan.components
-    # sbatch reads its options up to the first command: those of other components must precede the prologue.
+    # sbatch reads its options up to the first command: options of other components must precede the prologue.
     lines = sbatch_lines([each.spec for each in others], run.id)
     name = job_name(plan.spec.name, run.id)
     job = _Job(name, run.path, lines + prologue(plan, submission), epilogue(plan, submission))
@@ -129,14 +129,14 @@ def make_array_request(
     restrictions: Restrictions = _UNRESTRICTED,
     pack: Pack | None = None,
 ) -> Request:
-    """What a job array requests from Slurm, each element of which is the job of a run, or of a pack of runs.
+    """The request of a job array to Slurm; each element is the job of a run, or of a pack of runs.
 
     Args:
         plan: the plan of any of the runs, which request the same.
         array: the directory of its files, with a link for each run.
         count: how many elements it has.
         at_once: how many of them may run at once; None: all.
-        restrictions: those of its elements, in addition to those of the plan.
+        restrictions: restrictions of its elements, in addition to the plan's.
         pack: how the runs of an element share its job; None: each element has one run.
     """
     job = _Job(
@@ -186,7 +186,7 @@ class _Job:
 
 
 def _parameters(plan: Plan, job: _Job, options: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of submitit's executor. ``options``: the plan's own for sbatch, with those of the attempt."""
+    """The parameters of submitit's executor. ``options``: the plan's own for sbatch, with the attempt's."""
     resources = plan.spec.resources
     parameters: dict[str, Any] = {
         "job_name": job.name,
@@ -236,7 +236,7 @@ def dependency_of(plan: Plan, after: Sequence[str], *, singleton: bool = False) 
 
 
 def _options(plan: Plan, excluded_nodes: Collection[str], dependency: str) -> dict[str, Any]:
-    """The plan's own sbatch options, by their long names, with those that an attempt adds."""
+    """The plan's own sbatch options, by their long names, with options that an attempt adds."""
     options = named_options(plan.spec.slurm)
     if dependency:
         options["dependency"] = dependency
@@ -258,7 +258,7 @@ def _srun_options(plan: Plan) -> list[str]:
     """Options of the srun that starts the node agents."""
     resources = plan.spec.resources
     return [
-        # The last of two options wins: those of the spec come first.
+        # The last of two options wins: the spec's come first.
         *plan.spec.slurm.get(SRUN, ()),
         # Variables exported by setup reach the tasks even if a site's sbatch exports nothing, which srun would inherit
         # (sbatch(1), --export).
@@ -377,5 +377,5 @@ def pack_command(python: str, array: ArrayDir) -> str:
 
 
 def _pack_folder(array: ArrayDir) -> str:
-    """In the shell: where submitit keeps the files of a pack's job. The array's own folder has those of all jobs."""
+    """In the shell: where submitit keeps the files of a pack's job. The array's own folder has files of all jobs."""
     return f'{shlex.quote(str(array.elements))}/"${{SLURM_ARRAY_TASK_ID:-}}.0"/submitit'

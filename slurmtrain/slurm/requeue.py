@@ -119,7 +119,7 @@ class SlurmQueue:
 
 
 def _queued_of(job_ids: Sequence[str]) -> list[str]:
-    """Those of these jobs of this user that are in the queue, or run; none if Slurm does not answer."""
+    """The jobs of this user among these that are in the queue, or run; none if Slurm does not answer."""
     if not job_ids:
         return []
     with contextlib.suppress(SlurmDown):
@@ -215,7 +215,7 @@ def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequen
 
 
 def inherited_options(job: Mapping[str, str], script: str) -> list[str]:
-    """Options of sbatch with which another job asks for the same nodes as this one, besides those in its script.
+    """Options of sbatch that make another job ask for the same nodes as this one, besides the options in its script.
 
     Args:
         job: The fields of the job's record.

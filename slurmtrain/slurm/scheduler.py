@@ -89,7 +89,7 @@ class Accounting:
         return [start for start in self.starts.get(array, ()) if start.has_element(int(index))]
 
     def knows_array_of(self, job_id: str) -> bool:
-        """Whether this job is an element of an array of which sacct knows any element."""
+        """Whether this job is an element of an array, and sacct knows any element of that array."""
         array, underscore, _ = job_id.partition("_")
         return bool(underscore) and array in self._arrays
 
@@ -101,8 +101,8 @@ class Accounting:
 class Scheduler:
     """Answers of squeue and sacct, each queried at most once per ``max_age_s``.
 
-    ``cache``: a file in which polling commands share squeue's answer; None for commands that query once.
-    ``patience_s``: how long squeue and sacct may take together, for commands that only look; None: as long as needed.
+    ``cache``: a file where polling commands share squeue's answer; None for commands that query once. ``patience_s``:
+    how long squeue and sacct may take together, for commands that only look; None: as long as needed.
     """
 
     def __init__(self, max_age_s: float, cache: Path | None, patience_s: float | None = None) -> None:

@@ -112,7 +112,7 @@ def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:
 
 
 def read_config(text: str) -> dict[str, str]:
-    """Names and values of ``scontrol show config``; other lines, such as those of daemons, are skipped.
+    """Names and values of ``scontrol show config``; other lines, such as lines about daemons, are skipped.
 
     Sections of plug-ins follow and may repeat names: the first occurrence counts.
     """

@@ -121,7 +121,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
     if extension is not None:
         if os.environ.get(SETUP_FAILED):
             sys.exit(f"slurmtrain: 'setup' failed: {os.environ[SETUP_FAILED]}")
-        # They lead to node 0 of this job, not to that of the attempt.
+        # They lead to node 0 of this job, not to the attempt's.
         pop_coordinator_endpoints()
         admission = wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
         if admission is None:
@@ -153,7 +153,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
         if agent.tear_down_node() and node.index == 0 and outcome.node_report.cause not in (EARLY, UPSTREAM):
-            # Slurm would end their agents with this one. Those that have met in rounds have waited there.
+            # Slurm would end their agents with this one. Agents that have met in rounds have waited there.
             wait_for_others(attempt, node.count, lambda: flag.raised is not None)
         # Ended rounds have left nothing, but one that failed in an unforeseen way may have.
         RankProcesses().kill()
@@ -212,7 +212,7 @@ class _Agent:
         return outcome
 
     def _run_stage(self, stage: Stage) -> AttemptOutcome | Stage:
-        """Run a part of the attempt in which the same nodes take part. Raises SlurmtrainError."""
+        """Run a part of the attempt with an unchanging set of nodes. Raises SlurmtrainError."""
         self._at = self._node.at(stage)
         attempt = replace(self._attempt, round=stage.round)
         preflight = run_preflight(attempt, self._at, self._plan, self._journal, self._flag, self._refusals)
@@ -229,7 +229,7 @@ class _Agent:
         return self._train(stage, preflight, preflight.master)
 
     def _without_newcomers(self, stage: Stage) -> Stage:
-        """The stage that follows one in which newcomers were unfit, or left."""
+        """The stage that follows a stage whose newcomers were unfit, or left."""
         if self.growth is not None:
             note_unfit(self._journal, self.growth, stage)
         return stage.without_newcomers()
@@ -319,7 +319,7 @@ class _Agent:
         return outcome
 
     def find_checkpoint(self) -> tuple[str | None, Newest]:
-        """The checkpoint that ranks of the next round resume from, None for the beginning, and what it is."""
+        """The checkpoint that ranks of the next round resume from, None for the beginning, and its description."""
         self._rounds_begun += 1
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
         from_start = self._node.from_start and self._rounds_begun == 1
@@ -363,8 +363,8 @@ class _Agent:
     def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: with what they begin.
-        ``board``: the path of the board for heartbeats.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: the state that they
+        begin with. ``board``: the path of the board for heartbeats.
         """
         assert self._preflight is not None
         place = self._place(meeting, self._preflight)

@@ -158,7 +158,7 @@ class Beginning:
                 waits = ", ".join(describe_wait(each.name, "has not ended", None) for each in stands.waits)
                 cause = UPSTREAM if stands.problem else EARLY
                 return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
-            # What it has waited for is no part of its time limit.
+            # Its time of waiting is no part of its time limit.
             self.at = time.monotonic() if local else self.at
         try:
             if upstreams:

@@ -1,4 +1,4 @@
-"""The checkpoint that ranks resume from, and the newest one: slurmtrain's, or those that a script saves by itself."""
+"""The checkpoint that ranks resume from, and the newest one: slurmtrain's, or one that a script saves by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointFinder:
-    """Finds the checkpoints of a run on behalf of its agent, and journals those of a script."""
+    """Finds the checkpoints of a run on behalf of its agent, and journals a script's own."""
 
     def __init__(self, attempt: AttemptDir, plan: Plan, journal: Journal, since: float | None) -> None:
         """For an ``attempt`` of a run with this ``plan``.
@@ -56,9 +56,10 @@ class CheckpointFinder:
         return Search.from_plan(self._plan, self._attempt.run, self._since)
 
     def choose(self) -> tuple[str | None, Newest]:
-        """What the next ranks resume from: the path, None for the beginning or if the script looks itself; what it is.
+        """The checkpoint that the next ranks resume from: its path, and its description.
 
-        Of a script's own checkpoints, those that are passed over and the chosen one are journaled.
+        The path is None for the beginning, or if the script looks itself. For a script's own checkpoints, the chosen
+        one and those that are passed over are journaled.
         """
         if self._search is None:
             published = newest_published(self._attempt.run.checkpoints) or start_point(self._attempt.run)
@@ -95,7 +96,7 @@ class CheckpointFinder:
         return Newest(checkpoint_step(start.name) or 0)
 
     def newest(self) -> Newest:
-        """The newest checkpoint, of those that are not passed over."""
+        """The newest checkpoint that is not passed over."""
         if self._search is None:
             published = newest_published(self._attempt.run.checkpoints)
             if published is None:
@@ -121,9 +122,9 @@ class CheckpointFinder:
         return self._select()[0]
 
     def _select(self) -> tuple[ExternalCheckpoint | None, list[tuple[ExternalCheckpoint, str | None, str]]]:
-        """The newest complete checkpoint to resume from, and those that are passed over for it, with the reasons.
+        """The newest complete checkpoint to resume from, and the ones that are passed over for it, with the reasons.
 
-        If all are suspected, the newest of them, and nothing is passed over.
+        If all are suspected, the newest of them is returned, and none is passed over.
         """
         from slurmtrain.runtime.checkpoint.external import find_all
 
@@ -141,7 +142,7 @@ class CheckpointFinder:
         return (complete[0] if complete else None), []
 
     def _note(self, checkpoint: ExternalCheckpoint | None) -> Newest:
-        """Journal a checkpoint that was found; returns what it is."""
+        """Journal a checkpoint that was found; returns its description."""
         self.resumed_at = checkpoint.saved_at if checkpoint is not None else None
         newest = _describe(checkpoint)
         if checkpoint is not None:

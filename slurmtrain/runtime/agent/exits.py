@@ -42,8 +42,8 @@ class RankExits:
     def read(self, number: int, process: Any, at: float) -> Exit:
         """How a ``process`` ended, which has ended.
 
-        ``number``: its number among those that agents have started on all nodes, the rank. ``at``: when it ended,
-        in seconds since 1970.
+        ``number``: its number among the processes that agents have started on all nodes: the rank. ``at``: when it
+        ended, in seconds since 1970.
         """
         events = read_events(self._attempt.rank_journal(number), "")
         raised = _find_exception(events)
@@ -75,13 +75,13 @@ class CommandExits(RankExits):
         self._ends: dict[int, RankEnd | None] = {}
 
     def code(self, process: Any) -> int | None:
-        """As :meth:`RankExits.code` for this ``process``, but of the rank because of which it has ended, if any."""
+        """As :meth:`RankExits.code` for this ``process``, but of the rank that made it end, if any."""
         code = super().code(process)
         end = self._end(process) if code else None
         return code if end is None else end.code
 
     def read(self, number: int, process: Any, at: float) -> Exit:
-        """As :meth:`RankExits.read`, with its ``process`` and ``at``. ``number``: the node's among those that train."""
+        """As :meth:`RankExits.read`, with its ``process`` and ``at``; ``number``: the node's among training nodes."""
         ranks = self._ranks.ranks_of(number)
         events = {rank: read_events(self._attempt.rank_journal(rank), "") for rank in ranks}
         raised = {rank: error for rank in ranks if (error := _find_exception(events[rank]))}
@@ -129,7 +129,7 @@ def _blamed(raised: Mapping[int, tuple[float, str]], reported: int | None) -> in
 
 
 def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
-    """Time and text of the exception that the session journaled, if it did. ``events``: those of the rank's journal."""
+    """Time and text of the exception that the session journaled, if any. ``events``: the rank's journal."""
     for event in select(events, ExceptionRaised):
         return event.time, redact(f"{event.payload.type}: {event.payload.message}")
     return None

@@ -11,9 +11,9 @@ Any process may be killed between two steps, so the order matters.
   this job trains again, and commands start the run once Slurm says that the job is over, or once a later start of the
   job has said that it is surplus.
 * The end is final: journal ``end``, close the lease, forbid Slurm to start the job again. Slurm 24.05 and later may do
-  that by themselves: a preemption whose job was requeued within its grace is remembered, and the job's next normal end
-  is taken for that of the grace (seen on 24.11 and 26.05). After a kill before the lease is closed, the agents of such
-  a start find the final ``end`` in the journal of the start before (:func:`state_of_finished_run`).
+  that by themselves: a preemption whose job was requeued within its grace is remembered, and the job's next normal
+  end is taken for the end of the grace (seen on 24.11 and 26.05). After a kill before the lease is closed, the agents
+  of such a start find the final ``end`` in the journal of the start before (:func:`state_of_finished_run`).
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class AttemptFinish:
         return self._queue is not None and not report.slurm_ends_it
 
     def _put_back(self, queue: JobQueue) -> bool:
-        """Put the job back into the queue, behind those of its upstreams.
+        """Put the job back into the queue, behind the jobs of its upstreams.
 
         If they have none, because a command must submit it first, it looks again later, and that command moves it.
         """

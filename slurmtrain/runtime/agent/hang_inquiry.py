@@ -1,9 +1,9 @@
 """Before ranks are ended because one hangs: what are all ranks of the run doing?
 
-A rank that computes for long, in an evaluation for example, finishes no step, and neither do those that wait for it,
-on this node and on others. So the node on which ranks have exceeded their limit asks all nodes to look at theirs.
-Node 0 collects the answers, finds the ranks that all others wait for, and decides: if these compute, all nodes raise
-their limits, and otherwise the run hangs.
+A rank that computes for long, in an evaluation for example, finishes no step, and neither do ranks that wait for it, on
+this node and on others. So the node whose ranks have exceeded their limit asks all nodes to look at theirs. Node 0
+collects the answers, finds the ranks that all others wait for, and decides: if these compute, all nodes raise their
+limits, and otherwise the run hangs.
 
 Inquiries of a round are numbered. Each is a few messages among the agents: ``inquiry/<n>`` by the first node that
 asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0. If node 0 does not decide, since its ranks have ended,

@@ -6,7 +6,7 @@ Slurm sends the same SIGTERM for a preemption, a cancel, a requeue, a time limit
 * Preemption with a grace period: RUNNING, PreemptTime is set, and EndTime is the end of the grace period.
 * Time limit: COMPLETING, Reason=TimeLimit, EndTime is now; some seconds to a minute after the limit.
 * Cancel: COMPLETING (not CANCELLED, which it is afterwards), EndTime is now, no PreemptTime.
-* Requeue: COMPLETING, but the fields are those of the next start: EndTime lies a whole time limit ahead, and
+* Requeue: COMPLETING, but the fields are for the next start: EndTime lies a whole time limit ahead, and
   PreemptTime is gone. A user may have requested it, a preemption's grace period may be over, or another node may have
   failed.
 * ``scancel --signal``, or a plain kill: RUNNING, and nothing else.
@@ -103,7 +103,7 @@ class JobQuery:
         return self._began_for_others + budget(None, self._grace_s)
 
     def forget_others(self) -> None:
-        """Those nodes take no part any more: the next such signal has a time of its own."""
+        """The other job's nodes take no part any more: the next such signal has a time of its own."""
         self._began_for_others = None
 
     def _ask(self) -> None:

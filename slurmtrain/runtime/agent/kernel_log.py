@@ -48,7 +48,7 @@ class KernelState:
 class MemoryEvents:
     """Processes killed for lack of memory, and the memory limit in bytes (None: no known limit).
 
-    ``kills`` counts those in this process's own cgroup, and so in its job. If the kernel does not count these, it is
+    ``kills`` counts kills in this process's own cgroup, and so in its job. If the kernel does not count these, it is
     the count of the whole machine (``own`` is False), and None if there is neither.
     """
 

@@ -61,7 +61,7 @@ class LiveMetrics:
         self._wait_until: float | None = None
 
     def wait_for_run(self, *, give_up: Callable[[], bool]) -> str | None:
-        """The id of the run on the server; None if that is not known after a moment, in which ranks do not start.
+        """The id of the run on the server; None if it is still unknown after a moment; ranks do not start meanwhile.
 
         Args:
             give_up: Called repeatedly; True ends the wait.

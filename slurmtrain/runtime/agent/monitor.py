@@ -34,7 +34,7 @@ from slurmtrain.system.journal import Journal
 _COMPARE_S = 10.0
 # What was found out about the ranks this long ago is still true when the run is stopped for it.
 _RECENT_S = 60.0
-# A pause that is longer is journaled: those who wait want to know.
+# A longer pause is journaled, since waiting users want to know.
 _LASTING_S = 10.0
 
 
@@ -72,7 +72,7 @@ class MonitorConfig:
 
 
 class RankMonitor:
-    """Watches the ranks of one node. Node 0 also compares those of all nodes."""
+    """Watches the ranks of one node. Node 0 also compares the ranks of all nodes."""
 
     def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
         """Watch the ranks in ``config`` by their heartbeats on ``board``.
@@ -166,11 +166,11 @@ class RankMonitor:
         return self.states
 
     def _processes(self, beats: Mapping[int, Beat]) -> dict[int, int]:
-        """The process of each rank: that of its last heartbeat, or else what was started for it."""
+        """The process of each rank: the one of its last heartbeat, or else the one started for it."""
         return {rank: beats[rank].pid or pid for rank, pid in self._pids.items() if rank in beats}
 
     def _measure_slow_ranks(self) -> None:
-        """Measure ranks that have used half of their time, to know later what they have computed in the other half."""
+        """Measure ranks that have used half of their time, to know later how much they compute in the other half."""
         slow = self._watchdog.half_over()
         self._used = {rank: use for rank, use in self._used.items() if rank in slow}
         if len(self._used) == len(slow):
@@ -219,9 +219,9 @@ class RankMonitor:
         return Suspicion(node=self._config.node, why=_describe(hang), limit_s=hang.limit_s, most_s=hang.most_s)
 
     def _raise_limits(self, verdict: HangVerdict) -> None:
-        """Give ranks more time, on all nodes, since those that others wait for compute."""
+        """Give ranks more time, on all nodes, since the ranks that others wait for compute."""
         self._watchdog.raise_limits()
-        # What they compute from now on decides the next time.
+        # Their computing from now on decides the next time.
         self._used = {}
         if self._config.node == 0:
             suspicion = verdict.suspicion
@@ -238,7 +238,7 @@ class RankMonitor:
     # --- which ranks slow down the others -----------------------------------------------------------------------------
 
     def _compare_paces(self) -> None:
-        """Tell node 0 how fast the ranks are here; on node 0, journal those that slow down the others."""
+        """Tell node 0 how fast the ranks are here; on node 0, journal ranks that slow down the others."""
         config, paces = self._config, self._watchdog.paces()
         self._control.publish(f"pace/{config.node}", {str(rank): pace for rank, pace in paces.items()})
         if config.node != 0:

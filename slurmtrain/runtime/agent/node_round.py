@@ -93,8 +93,8 @@ class RoundConfig:
 class MeetingPoint:
     """Where the nodes of an attempt meet.
 
-    Rank 0 opens the store at which the ranks of a round meet; node 0 keeps its port free until then. The agents do not
-    use it: what they tell each other is authenticated (:mod:`slurmtrain.runtime.peers`), a store is not.
+    Rank 0 opens the store where the ranks of a round meet; node 0 keeps its port free until then. The agents do not use
+    it: their messages are authenticated (:mod:`slurmtrain.runtime.peers`), a store is not.
 
     ``link``: the agents' messages. ``address``: node 0's. ``port``: where ranks meet in the first round; ``reserved``:
     the socket that keeps it free for rank 0, on node 0; None on other nodes.
@@ -136,7 +136,7 @@ class RoundHost(Protocol):
         """On node 0 of a run that can grow, what gets more nodes for it; else None."""
 
     def find_checkpoint(self) -> tuple[str | None, Newest]:
-        """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
+        """The checkpoint that the ranks of the next round resume from: its path, None for the start; and details."""
 
     def resumed_at(self) -> float | None:
         """When the script's own checkpoint that :meth:`find_checkpoint` returned last was saved; None without one."""
@@ -148,10 +148,10 @@ class RoundHost(Protocol):
         """The id of the run on an MLflow server; None if it has none, or that is unknown after a moment."""
 
     def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
-        """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
+        """Prepare the environment that ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: with what they begin.
-        ``board``: the path of the board for heartbeats.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: the state that they
+        begin with. ``board``: the path of the board for heartbeats.
         """
 
     def set_up_node(self) -> ExitReport | None:
@@ -209,9 +209,9 @@ class Round:
     """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
 
     def __init__(self, context: Context, number: int, members: Sequence[int], begin: Begin) -> None:
-        """``context``: what all rounds use. ``number``: from 0 on. ``members``: the nodes that have ranks.
+        """``context``: shared by all rounds. ``number``: from 0 on. ``members``: the nodes that have ranks.
 
-        ``begin``: with what they begin.
+        ``begin``: the state that the ranks begin with.
         """
         config = context.config
         self._context = context

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 
 
 def _bind(lists: str) -> None:
-    """Run on the CPUs of this rank. ``lists``: those of each rank of the node, such as ``0-3;4-7``; empty: anywhere."""
+    """Run on the CPUs of this rank. ``lists``: CPUs of each rank of the node, such as ``0-3;4-7``; empty: anywhere."""
     if not lists:
         return
     spans = [span.partition("-") for span in lists.split(";")[int(os.environ["LOCAL_RANK"])].split(",")]

@@ -1,4 +1,4 @@
-"""All processes that the ranks of a node have started: which of them hear a stop signal, and how all of them are ended.
+"""All processes that the ranks of a node have started: which ones hear a stop signal, and how all of them are ended.
 
 The agent is a child subreaper, so whatever a rank starts remains a descendant of the agent, even a daemon whose parents
 have ended. Each rank begins a session, and no process can join an existing session, so descendants in the agent's own
@@ -9,7 +9,8 @@ Who hears a stop signal:
 * The ranks themselves, but not their children: if a worker of torch's data loader ends, it raises an exception in its
   rank, perhaps in the middle of a save; and a launcher such as torchrun passes the signal on by itself.
 * The children of a shell: ``bash -c 'prepare && python train.py | tee log'`` does not pass signals on.
-* Orphans: a rank that does not handle the signal dies of it, and what it leaves behind may be the actual training.
+* Orphans: a rank that does not handle the signal dies of it, and the processes that it leaves may be the actual
+  training.
 
 Of a pipeline only the first process hears it at once, the next one when nothing writes into its input any more: a
 program whose ``tee`` has ended would fail as soon as it prints something.
@@ -37,7 +38,7 @@ from slurmtrain.system.process_table import (
     read_table,
 )
 
-# Programs that wait for what they have started, and do not pass signals on.
+# Programs that wait for their children, and do not pass signals on.
 SHELLS = frozenset(("ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"))
 _POLL_S = 0.02
 # How often to look for orphans to reap, at most: looking at all processes costs milliseconds.
@@ -110,8 +111,8 @@ class RankProcesses:
     def kill(self, *, spare: Callable[[Entry], bool] = lambda _entry: False) -> tuple[list[str], list[str]]:
         """Kill all of them, in passes until a pass finds none: any of them may start others meanwhile.
 
-        ``spare``: which are not killed. Returns descriptions of those that were killed, and of those that still run:
-        they are in a system call that cannot be interrupted, and end as soon as it returns.
+        ``spare``: the processes that are not killed. Returns descriptions of the killed processes, and of processes
+        that still run: these are in a system call that cannot be interrupted, and end as soon as it returns.
         """
         killed: dict[tuple[int, int], str] = {}
         deadline = time.monotonic() + _KILL_S

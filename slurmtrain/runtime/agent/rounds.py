@@ -67,7 +67,7 @@ _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
 # How long an agent waits for the others at the end: they get node 0's last message from it.
 _LEAVING_S = 30.0
-# How much longer than that of node 0 the commands of other nodes may run before that is worth a sentence.
+# How much longer than node 0's command the commands of other nodes may run before that is worth a sentence.
 _LONG_S = 30.0
 
 
@@ -126,7 +126,7 @@ class Rounds:
                 if self._number == self._config.stage.round:
                     self._set_up()
                 # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
-                # would wait for those of a node that a signal may be stopping right now.
+                # would wait for the ranks of a node that a signal may be stopping right now.
                 self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
                 if self._context.flag.raised is not None and self._number == self._config.stage.round:
                     self._publish_stopped()
@@ -212,7 +212,7 @@ class Rounds:
         """The port where the ranks of the next round meet, which is kept free for rank 0.
 
         Each round has a port of its own. Torch keeps the addresses of a process group in the store, and ranks must not
-        see those of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
+        see addresses of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
         """
         config = self._config
         if self._number != config.stage.round or self._reserved_port is None:
@@ -328,7 +328,7 @@ class Rounds:
         return results, sorted({*missing, *control.silent_nodes()})
 
     def _note_completed(self, at: float, missing: Collection[int]) -> None:
-        """Journal once that the command of this node has completed, and those of others go on; ``at``: when it has."""
+        """Journal once that the command of this node has completed, while others go on; ``at``: when it has."""
         if self._completed_before is None and self._config.spec.per_node:
             names = [self._config.hosts.get(node, f"node {node}") for node in sorted(missing)]
             self._completed_before = NodeZeroCompleted(at=at, names=names)
@@ -351,7 +351,7 @@ class Rounds:
         )
 
     def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, NodeResult]) -> Collection[int]:
-        """The nodes on which ranks failed, or hang while ranks of other nodes wait for them."""
+        """The nodes whose ranks failed, or hang while ranks of other nodes wait for them."""
         blamed = {
             node for node, result in results.items() if result.report is attempt_report or result.report.gpu_failed
         }
@@ -445,7 +445,7 @@ class Rounds:
         return stage.places_of_job(stage.job_of(stop["node"]))
 
     def _go_on_without(self, report: ExitReport, reached: int | None, lost: Sequence[int]) -> list[int] | None:
-        """The nodes of the next round, after those of another job have left; None if there are too few."""
+        """The nodes of the next round, after another job's nodes have left; None if there are too few."""
         spec, config = self._config.spec, self._config
         members = choose_members(config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
         if members is None:
@@ -461,7 +461,7 @@ class Rounds:
     def _grow(
         self, report: ExitReport, reached: int | None, lost: Sequence[int]
     ) -> tuple[list[int] | None, Stage | None]:
-        """The next stage, in which newcomers take part; or, if they have left meanwhile, the nodes of the next round.
+        """The next stage, with newcomers; or, if they have left meanwhile, the nodes of the next round.
 
         Both are None if the attempt has to end now.
         """

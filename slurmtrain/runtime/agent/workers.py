@@ -63,13 +63,13 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 class WorkersConfig:
     """How to start the ranks of one node.
 
-    ``argv``: the command of each rank. ``ranks``: how many of these each of the ``members`` has. ``tasks``: the same as
-    tasks of Slurm. ``per_node``: the command is started only once, and starts the ranks itself. ``attempt`` names the
-    round. ``node``: this node; ``members``: the nodes that have ranks in the round, this one among them. ``master``:
-    address and port at which rank 0 opens the store where the ranks meet. ``stop_signal``: what asks them to stop.
-    ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask for a
-    stop because of the time limit, by the monotonic clock; None: never. ``directory``: whether that of the run is
-    still there.
+    ``argv``: the command of each rank. ``ranks``: the number of ranks of each of the ``members``. ``tasks``: the same
+    as tasks of Slurm. ``per_node``: the command is started only once, and starts the ranks itself. ``attempt`` names
+    the round. ``node``: this node; ``members``: the nodes that have ranks in the round, this one among them.
+    ``master``: address and port of rank 0's store where the ranks meet. ``stop_signal``: the signal that asks them to
+    stop. ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask
+    for a stop because of the time limit, by the monotonic clock; None: never. ``directory``: whether the run's
+    directory is still there.
     """
 
     argv: Sequence[str]
@@ -93,8 +93,8 @@ class Supervisor(Protocol):
     def started(self, pids: Mapping[int, int]) -> None:
         """Called when the ranks have started; ``pids`` are their process ids by global rank.
 
-        With a command that starts the ranks itself, ``pids`` are those of the commands by node, as the nodes are
-        counted in the round.
+        With a command that starts the ranks itself, ``pids`` are the process ids of the commands by node, as the nodes
+        are counted in the round.
         """
 
     def find_hang(self) -> StopRequest | None:
@@ -141,7 +141,7 @@ class Workers:
         attempt = config.attempt
         self._exits = CommandExits(attempt, config.node, config.ranks) if config.per_node else RankExits(attempt)
         self._ranks = RankProcesses(besides=config.besides)
-        # By rank; with a command that starts the ranks itself, by the node's place among those that train.
+        # By rank; with a command that starts the ranks itself, by the node's place among the training nodes.
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._died_at: dict[int, float] = {}
 
@@ -203,7 +203,7 @@ class Workers:
     def _may_follow_a_signal(self, codes: Sequence[int | None]) -> bool:
         """Whether ranks may have ended because of a signal, so far unknown to this agent, to all processes of the job.
 
-        ``codes``: the ranks' exit codes; None for those still running.
+        ``codes``: the ranks' exit codes; None for a rank that still runs.
         """
         if -signal.SIGTERM in codes or STOPPED in codes:
             return True
@@ -226,7 +226,7 @@ class Workers:
         return self._supervisor.find_hang() or self._control.stop_request() or self._supervisor.find_growth()
 
     def _end_workers(self, failed: bool) -> None:
-        """Tell the other nodes, ask the ranks to stop, wait, and kill those that remain."""
+        """Tell the other nodes, ask the ranks to stop, wait, and kill the ones that remain."""
         request, node = self.request, self._config.node
         if failed and request is None:
             first = min((exited for exited in self.exits() if exited.failed), key=lambda exited: exited.blame)
@@ -237,7 +237,7 @@ class Workers:
         if request is not None:
             self._supervisor.stopping(request)
         if self._config.directory.deleted:
-            # Not asked: a save would make the directory again, with nothing in it that says what it is.
+            # Not asked: a save would make the directory again, with nothing in it that identifies it.
             self._wait_or_kill(_seconds_from_now(0.0), ask=False)
         else:
             self._wait_or_kill(self._grace(request, failed and not self._may_be_saving(request)), ask=True)
@@ -321,7 +321,7 @@ class Workers:
             self._supervisor.left_behind(killed, remaining)
 
     def _exit_codes(self) -> list[int | None]:
-        """Exit codes of this node's ranks, or of the command that starts them; None for those still running."""
+        """Exit codes of this node's ranks, or of the command that starts them; None for a process that still runs."""
         return [self._exits.code(process) for process in self._processes.values()]
 
     def _note_death(self, pid: int) -> None:

@@ -1,4 +1,4 @@
-"""A second job of a run, for nodes that it could use in addition to those of its own job.
+"""A second job of a run, for nodes that it could use in addition to its own job's.
 
 It is submitted from node 0 of the run, with the batch script and the options of the run's job, so that it gets nodes of
 the same kind: only the number of nodes, the time limit and the name differ. It is never requeued: node 0 requests
@@ -41,15 +41,15 @@ class SlurmNodes:
     ) -> str:
         """Submit a second job like ``job_id``, and return its id. Raises SlurmDown.
 
-        ``extension``: what it is for. ``nodes``: how many it should get at most. ``limit_s``: its time limit; None:
-        that of ``job_id``. ``without``: nodes that it must not get, besides those that ``job_id`` has or excludes.
+        ``extension``: its purpose. ``nodes``: how many it should get at most. ``limit_s``: its time limit; None: the
+        limit of ``job_id``. ``without``: nodes that it must not get, besides nodes that ``job_id`` has or excludes.
         """
         script = run_command("scontrol", "write", "batch_script", job_id, "-")
         job = read_job(run_command("scontrol", "show", "job", job_id))
         # A node may have room for two jobs.
         excluded = add_nodes(job.get("ExcNodeList", ""), [*expanded(job.get("NodeList", "")), *without])
         soft = soft_limit_of_ranks()
-        # Options of the command line win over those in the script.
+        # Options of the command line win over options in the script.
         options = [
             *inherited_options(job, script),
             f"--job-name={self._name}",

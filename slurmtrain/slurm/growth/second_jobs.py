@@ -1,6 +1,6 @@
 """The names of second jobs, which wait for more nodes of a run (:mod:`.more_nodes`): they carry the run's id.
 
-They do not end with it, as those of the run's own jobs do, so that none is ever taken for the job of a run.
+They do not end with it, unlike the names of the run's own jobs, so that none is ever taken for the job of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def second_jobs(jobs: Collection[Job], name: str = "") -> dict[str, list[Job]]:
 
     Args:
         jobs: a person's jobs.
-        name: that of the run, if there is only one; empty: those of any run.
+        name: the run's name, if there is only one; empty: any run's.
     """
     result: dict[str, list[Job]] = {}
     for job in jobs:

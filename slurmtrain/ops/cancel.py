@@ -70,9 +70,9 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
 def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs, from any terminal of the machine or cluster that they run on; returns their final state.
 
-    Runs that have already ended, and those that cannot be read, are left unchanged. The request is journaled first: if
-    this is killed, ``sync`` finishes it. A run whose request cannot be journaled is ended all the same. Runs that wait
-    for one of them to complete are ended too.
+    Ended and unreadable runs are left unchanged. The request is journaled first: if this is killed, ``sync`` finishes
+    it. A run whose request cannot be journaled is ended all the same. Runs that wait for one of them to complete are
+    ended too.
 
     Args:
         workspace: where the runs are.
@@ -91,7 +91,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
         _check_reachable(run)
     unrecorded = {run_id: _DELETED for run_id in run_ids if run_id not in loaded}
     for run in runs.values():
-        # A rank that ignores signals may outlive its attempt, and what it has started an agent that was killed.
+        # A rank that ignores signals may outlive its attempt, and its children may outlive a killed agent.
         if run.ended:
             _kill_processes(run)
         elif why := _request(workspace, run.id):
@@ -105,7 +105,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
 
 
 def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
-    """End runs whose cancellation was requested: ask first, then kill those that have not ended in time.
+    """End runs whose cancellation was requested: ask first, then kill runs that have not ended in time.
 
     Args:
         workspace: where the runs are.
@@ -147,7 +147,7 @@ def _is_being_started(workspace: Workspace, run: Run) -> bool:
 
 
 def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
-    """Wait for runs that were asked to end, and kill those that have not ended in time."""
+    """Wait for runs that were asked to end, and kill the ones that have not ended in time."""
     runs = _wait(workspace, run_ids, until=time.monotonic() + (0.0 if force else PATIENCE_S))
     while any(alive(run) for run in _local(runs.values())):
         for run in _local(runs.values()):

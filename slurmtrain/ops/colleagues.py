@@ -1,6 +1,6 @@
-"""The runs of the others who share a runs root: read to be shown, and for nothing else.
+"""The runs of other users of a runs root: read to be shown, and for nothing else.
 
-Their files may say anything. Nothing is done because of what they say, nothing is written to their directories, and
+Their files may say anything. No action follows from their contents, nothing is written to their directories, and
 nothing of them enters this user's registry. Each of their files must belong to the account whose directory it is in.
 """
 

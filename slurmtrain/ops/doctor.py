@@ -31,8 +31,9 @@ _NO_RUN = "RUN-ID"
 class DoctorReport:
     """The outlook for a run in each partition that it may go to.
 
-    ``name``: of the run; empty if there is no spec. ``findings``: those not about a single partition. ``config``: the
-    relevant settings of the site, as Slurm prints them. ``unknown``: what could not be asked, and why.
+    ``name``: of the run; empty if there is no spec. ``findings``: findings that are not about a single partition.
+    ``config``: the relevant settings of the site, as Slurm prints them. ``unknown``: questions without an answer, and
+    why.
     """
 
     executor: str

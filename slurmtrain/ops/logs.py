@@ -22,7 +22,7 @@ from slurmtrain.system.owned_files import open_readable
 # How often files are checked while following, in seconds.
 _POLL_S = 0.3
 _CHUNK_BYTES = 1 << 20
-# In the order in which they are shown.
+# In the order of display.
 _WRITERS = ("setup", "setup_node", "sidecar", "node", "rank", "teardown")
 _LOG = re.compile(rf"({'|'.join(_WRITERS)})(?:-([\w.]+))?-(\d+)\.log")
 
@@ -31,7 +31,7 @@ _LOG = re.compile(rf"({'|'.join(_WRITERS)})(?:-([\w.]+))?-(\d+)\.log")
 class Line:
     """One line of a log.
 
-    ``origin``: the rank or other process that wrote it. ``text``: what it wrote, decoded with ``surrogateescape``.
+    ``origin``: the rank or other process that wrote it. ``text``: its text, decoded with ``surrogateescape``.
     """
 
     attempt: int
@@ -43,10 +43,10 @@ class Line:
 class Choice:
     """Which lines to read.
 
-    ``rank``: only those of this rank. ``attempt``: only those of this attempt, counted from 1; by default the newest
+    ``rank``: only lines of this rank. ``attempt``: only lines of this attempt, counted from 1; by default the newest
     and, when following, later ones too. ``newest``: only this many at the end of each log that exists already.
-    ``pattern``: only those in which it is found. ``since``: only those written since then, in seconds since 1970, as
-    far as agents have noted how long logs were at what time, and of all attempts that had not ended by then.
+    ``pattern``: only lines that match it. ``since``: only lines written since then, in seconds since 1970, as far as
+    agents have noted how long logs were at what time, and of all attempts that had not ended by then.
     """
 
     rank: int | None = None
@@ -119,7 +119,7 @@ class _Tail:
 
 
 class LogReader:
-    """What was added to the logs of a run since they were last read, for those who decide themselves when to look."""
+    """The lines added to the logs of a run since they were last read, for callers that decide when to look."""
 
     def __init__(self, workspace: Workspace, choice: Choice, *, follows: bool = True) -> None:
         """Nothing has been read so far.
@@ -259,7 +259,7 @@ def _choose(run: Run, choice: Choice, *, follow: bool, started: bool) -> Sequenc
 
 
 def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
-    """The logs of the ranks, or of the commands that start them, and, if nothing was started, those of the agents.
+    """The logs of the ranks, or of the commands that start them, and, if nothing was started, the agents' logs.
 
     ``rank``: only that rank's.
     """

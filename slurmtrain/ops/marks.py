@@ -104,14 +104,14 @@ def _mark(
     change: tuple[str, Payload],
     changes: Callable[[Listed], bool],
 ) -> list[str]:
-    """Journal an event in each of these runs that it changes; returns their ids.
+    """Journal an event in each of these runs that the event changes; returns their ids.
 
     The registry takes it in with the next command.
 
     Args:
         workspace: where the runs are.
         observed: all runs.
-        run_ids: those to change.
+        run_ids: the runs to change.
         change: the name of the command, and the event.
         changes: whether the event changes a run.
     """

@@ -17,7 +17,7 @@ COLUMNS = 2000
 
 
 def write_picture(path: Path, charts: Sequence[Chart]) -> None:
-    """Write charts, one below the other, to a file whose suffix says in which format: ``.png`` or ``.svg``.
+    """Write charts, one below the other, to a file whose suffix names its format: ``.png`` or ``.svg``.
 
     An existing file is replaced.
 
@@ -70,7 +70,7 @@ def _draw(chart: Chart, axes: object) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text in which nothing is a formula, which matplotlib finds between dollar signs, or has no place in XML.
+    """A text without formulas, which matplotlib finds between dollar signs, and without characters that XML forbids.
 
     A label that begins with an underscore would be left out of the legend.
     """

@@ -118,7 +118,7 @@ def read_plots(workspace: Workspace, subject: Subject, *, keep_superseded: bool)
 
 
 def chart_of(plotted: Sequence[Plotted], metric: str, view: View) -> Chart:
-    """The chart of a ``metric`` in this ``view``, of those ``plotted`` runs that have it."""
+    """The chart of a ``metric`` in this ``view``, with the ``plotted`` runs that have it."""
     having = [each for each in plotted if metric in each.history.curves]
     labels = _labels([each.run for each in having])
     return make_chart(metric, [_series(each, metric, label) for each, label in zip(having, labels, strict=True)], view)
@@ -132,7 +132,7 @@ class Repetitions:
     label: str
 
     def mean(self, metric: str) -> MeanCurve:
-        """The mean of a ``metric`` over those that have it."""
+        """The mean of a ``metric`` over the runs that have it."""
         having = [each for each in self.plotted if metric in each.history.curves]
         return mean_curve([(each.history.curves[metric].kept, _since(each, metric)) for each in having])
 
@@ -180,7 +180,7 @@ def means_json(groups: Sequence[Repetitions], metrics: Sequence[str], over: Sequ
     Args:
         groups: Runs that repeat each other.
         metrics: The names of the metrics.
-        over: The params in which runs of a group differ, with ``params.``.
+        over: The params that may differ between runs of a group, with ``params.``.
     """
     return {
         "schema": SCHEMA,

@@ -30,7 +30,7 @@ def submit_preflight(
 ) -> tuple[str, list[str]]:
     """Submit a run that ends after its preflight.
 
-    It excludes no node in the ledger, to show which of them work again. Its findings are added to the ledger.
+    It excludes no node in the ledger, to show which nodes work again. Its findings are added to the ledger.
 
     Args:
         workspace: Where the run is kept.

@@ -31,8 +31,8 @@ from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 
-# Temporary directories are named after their attempt, and the sweep skips those of the active attempt; a run that
-# is over has no active attempt.
+# Temporary directories are named after their attempt, and the sweep skips the active attempt's; a run that is over has
+# no active attempt.
 _NO_ATTEMPT = ""
 
 

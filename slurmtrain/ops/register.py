@@ -30,7 +30,7 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """By which MLflow's tools find it."""
+        """Its URI for MLflow's tools."""
         return f"models:/{self.name}/{self.version}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Rendered:
 
 
 class Rendering(NamedTuple):
-    """All runs of a spec, and what they are together; ``notes``: what submit would print too."""
+    """All runs of a spec, and a preview of them together; ``notes``: the notes that submit would print too."""
 
     runs: list[Rendered]
     preview: Preview

@@ -172,8 +172,8 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
 
     Args:
         directory: the run's directory.
-        run: what is known of it.
-        plan: that of its next attempt.
+        run: the run's state.
+        plan: the plan of its next attempt.
     """
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
@@ -200,7 +200,7 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
         return
     from slurmtrain.runtime.checkpoint.external import Search, find_all
 
-    # Those in the run's own directory are put aside.
+    # Checkpoints in the run's own directory are put aside.
     outside = [
         each.path
         for each in find_all(Search.from_plan(plan, directory))
@@ -264,8 +264,8 @@ def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: in
     if not later:
         return
     aside = make_directory(_aside(directory, run), private=True)
-    # Journaled first, and the newest moved first: if this is killed in between, the run goes on from what is newest
-    # then, and the next observation of the disk reverts the events of those that were not moved.
+    # Journaled first, and the newest moved first: if this is killed in between, the run goes on from the newest one
+    # then, and the next observation of the disk reverts the events of checkpoints that were not moved.
     with workspace.journal(directory, "resume") as journal:
         for path in later:
             why = f"the run goes on from step {step}"

@@ -1,7 +1,7 @@
-"""Resuming all runs of a sweep that have failed: on Slurm with one job array for those that request the same.
+"""Resuming all runs of a sweep that have failed: on Slurm with one job array for runs that request the same.
 
 Each run is locked before it is looked at, and started as :mod:`slurmtrain.ops.shared.arrays.start_array` describes: if
-this is killed, what it has started is adopted, and the others are as they were, to be resumed by the same command.
+this is killed, the started attempts are adopted, and the others are as they were, to be resumed by the same command.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Resumed:
 
 
 def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool = False) -> list[str]:
-    """The ids of those runs that have failed or are lost.
+    """The ids of the runs that have failed or are lost.
 
     Args:
-        workspace: where they are.
+        workspace: where the runs are.
         names: sweeps, patterns, and names of runs.
-        cancelled: also those that a person has cancelled; not those that a search has pruned.
+        cancelled: also runs that a person has cancelled; not runs that a search has pruned.
 
     Raises:
         RunNotFound: a name refers to no run.
@@ -83,7 +83,7 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
 
 
 def _pruned(workspace: Workspace, run_ids: Sequence[str]) -> set[str]:
-    """Those of these cancelled runs that a search has ended."""
+    """The cancelled runs among these that a search has ended."""
     ends = workspace.store.events_of(run_ids, CancelRequested) if run_ids else {}
     return {run_id for run_id, events in ends.items() if any(event.payload.reason for event in events)}
 
@@ -102,7 +102,8 @@ def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Seque
         UserError: an override is wrong, or a secret's value is missing; nothing was started.
         RunBusy: other commands are at work on all of them.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`; nothing was started.
-        SubmitFailed: the job of some runs could not be submitted, or no run can be started; it names those that were.
+        SubmitFailed: the job of some runs could not be submitted, or no run can be started; it names the submitted
+            ones.
     """
     make_room(len(run_ids))
     with contextlib.ExitStack() as locks:
@@ -176,11 +177,11 @@ def _problem(run_ids: Sequence[str], error: SlurmtrainError) -> str:
 
 
 def _startable(workspace: Workspace, elements: Sequence[Element], problems: list[str]) -> list[Element]:
-    """Those that their executor can start, in the same order. Raises LaunchError if Slurm does not answer.
+    """The elements that their executor can start, in the same order. Raises LaunchError if Slurm does not answer.
 
     Args:
         workspace: provides the scheduler to ask.
-        elements: what is to be started.
+        elements: the attempts to start.
         problems: receives why others cannot be.
     """
     refused: set[RunDir] = set()
@@ -239,7 +240,7 @@ def _has_checkpoint(directory: RunDir, run: Run, attempt: NewAttempt) -> bool:
 
 
 def _start_all(workspace: Workspace, elements: Sequence[Element], notes: list[str], problems: list[str]) -> Resumed:
-    """Start attempts; those whose last job is about to end by themselves: a job waits for one of the same name.
+    """Start attempts, each by itself if its run's last job is about to end: a job waits for one of the same name.
 
     Args:
         workspace: where they are.
@@ -249,7 +250,7 @@ def _start_all(workspace: Workspace, elements: Sequence[Element], notes: list[st
 
     Raises:
         LaunchError, RequestRefused: nothing was started.
-        SubmitFailed: Slurm did not take the jobs of some, and was not asked for those after them.
+        SubmitFailed: Slurm did not take the jobs of some, and was not asked for the jobs after them.
     """
     alone: list[Element] = []
     together: list[Element] = []

@@ -46,9 +46,9 @@ _UNBORN_S = 5.0
 
 @dataclass(slots=True)
 class Synced:
-    """What a sync found and did, by run id.
+    """The findings and actions of a sync, by run id.
 
-    ``searched``: all runs of the searches that it looked at. ``pruned``: those of them that were pruned.
+    ``searched``: all runs of the searches that it looked at. ``pruned``: the runs among them that were pruned.
     """
 
     observed: Observed
@@ -153,9 +153,9 @@ def _end_second_jobs(workspace: Workspace, only: Collection[str] | None, synced:
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """Start runs whose submission was killed between creating the run and starting its job.
 
-    On Slurm those that request the same share a job array.
+    On Slurm, runs that request the same share a job array.
     """
-    # Oldest first: a run is created after those that it waits for.
+    # Oldest first: a run is created after the runs that it waits for.
     created = sorted(
         run_id
         for run_id, listed in _open_runs(synced, only)
@@ -281,7 +281,7 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
 
 
 def _finish_chains(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """End runs that wait for one that will not complete, and let those start whose turn it is."""
+    """End runs that wait for one that will not complete, and start runs whose turn it is."""
     waiting = {
         run_id: listed
         for run_id, listed in _open_runs(synced, only)

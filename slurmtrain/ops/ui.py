@@ -154,7 +154,7 @@ def _mirror_again(workspace: Workspace) -> Sequence[str]:
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:
-    """Whether this session has a screen on which a browser can open a page of this machine."""
+    """Whether this session has a screen where a browser can open a page of this machine."""
     return "SSH_CONNECTION" not in environ and any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 

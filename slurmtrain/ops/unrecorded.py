@@ -81,7 +81,7 @@ def _outcome(run_id: str, run: Run | None, why: str, live: Collection[str]) -> R
 
 
 def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bool) -> dict[str, list[str]]:
-    """Cancel the jobs of these runs, and return those of each that had not ended. Raises SlurmDown."""
+    """Cancel the jobs of these runs, and return each run's jobs that had not ended. Raises SlurmDown."""
     if not runs or (not is_installed("squeue") and not any(runs.values())):
         return {}
     jobs = {
@@ -96,7 +96,7 @@ def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force:
 
 
 def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Wait for cancelled jobs to end; returns those that have not."""
+    """Wait for cancelled jobs to end; returns the jobs that have not."""
     deadline = time.monotonic() + _PATIENCE_S
     while any(jobs.values()):
         queue = workspace.scheduler.queue()

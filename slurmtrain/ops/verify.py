@@ -69,7 +69,7 @@ class Verified:
 
     @property
     def bad(self) -> list[Checked]:
-        """Those that differ from what was written."""
+        """The checkpoints that differ from their records."""
         return [checked for checked in self.checked if checked.result == "bad"]
 
     @property
@@ -108,7 +108,7 @@ def verify(
 ) -> Verified:
     """Compare the files of a run's checkpoints with their manifests, and journal the results.
 
-    Those that a script saved by itself are compared with what their formats say: whether they are complete and, with
+    Checkpoints that a script saved by itself are checked by their formats: whether they are complete and, with
     ``hashes``, the checksums of archives. Nothing is renamed: a run that continues from its checkpoints moves damaged
     ones aside itself.
 
@@ -142,7 +142,7 @@ def verify(
 
 def _note(journal: Journal, checked: Checked, path: str, *, hashes: bool) -> list[str]:
     """Journal the result for the checkpoint at ``path``; returns the problem with that, if there is one."""
-    # A checkpoint of which only the sizes were compared does not count as verified.
+    # A checkpoint does not count as verified if only its sizes were compared.
     if checked.result == "bad" or (checked.result == "good" and hashes):
         try:
             journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))

@@ -11,8 +11,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.choice.listed import Listed
 
-# After this many seconds in which it could not be read once, a run is no longer waited for: a file server that does not
-# answer for a moment must not end the wait.
+# A run that could not be read for this many seconds is no longer waited for: a file server that does not answer for a
+# moment must not end the wait.
 PATIENCE_S = 10.0
 # Seconds between two checks: short at first, for runs that end soon, then longer, since checking a local run takes CPU
 # time from it.

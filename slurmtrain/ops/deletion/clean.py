@@ -1,9 +1,9 @@
-"""Removing what no run needs any more: old logs, files of submitit, snapshots of code, job arrays, caches, keys.
+"""Removing files that no run needs any more: old logs, files of submitit, snapshots of code, job arrays, caches, keys.
 
-What says what a run was and did is never removed, nor anything of a run that has not ended: everything that commands
-answer, and a rebuilt registry, is the same before and after. Of what runs share, a part goes only once no run can need
-it: each part is looked at again just before it is removed, since a command may have begun to use it meanwhile. A
-command that is killed has removed a part of what it would have; the next one removes the rest.
+Records of what a run was and did are never removed, nor anything of a run that has not ended: all answers of commands,
+and a rebuilt registry, are the same before and after. A part that runs share goes only once no run can need it: each
+part is looked at again just before it is removed, since a command may have begun to use it meanwhile. A killed command
+has removed only some of its parts; the next one removes the rest.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Part:
 class Cleaned:
     """What was removed or, with ``dry``, would be.
 
-    ``bytes``: by kind. ``parts``: what it consists of. ``problems``: what stays, and why.
+    ``bytes``: by kind. ``parts``: the removed parts. ``problems``: the parts that stay, and why.
     """
 
     dry: bool
@@ -188,7 +188,7 @@ def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
 
 
 def _ended_runs(workspace: Workspace, oldest: float) -> tuple[set[str], set[str]]:
-    """The ids of runs that ended before ``oldest`` and that nothing can write to, and those of all runs."""
+    """The ids of runs that ended before ``oldest`` and that nothing can write to, and the ids of all runs."""
     observed = observe(workspace)
     settled = [run_id for run_id, row in observed.runs.index.items() if row.ended and row.settled]
     over = {

@@ -5,8 +5,8 @@ and ``status`` says so; no other command does, since nothing is deleted on the w
 
 1. The ``delete`` event: from now on the run is deleted, and never resumed.
 2. A ``pruned`` event for each checkpoint in the run directory.
-3. The files go, except those that :func:`~slurmtrain.model.run.files.kinds.outlives_deletion` names.
-4. What trackers have written of it elsewhere goes, under their lock: ``sync`` sends them nothing of it any more.
+3. The files go, except files that :func:`~slurmtrain.model.run.files.kinds.outlives_deletion` names.
+4. Its traces at trackers elsewhere go, under their lock: ``sync`` sends them nothing of it any more.
 5. The ``deleted`` event.
 
 On a full disk 1 and 2 come after 3.
@@ -65,7 +65,7 @@ class Deletable:
 
 @dataclass(slots=True)
 class Deleted:
-    """What became of runs: those that are deleted, by id, and what was not, with the reasons."""
+    """The result of a deletion: the deleted runs, by id, and the remaining parts, with the reasons."""
 
     removed: dict[str, Removal] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -198,7 +198,7 @@ def _plans(directory: RunDir) -> Iterator[bytes]:
 
 
 def _chain_files(directory: RunDir) -> Iterator[bytes]:
-    """What a run has of those that it starts after: their ids until it begins, then what it has got from them."""
+    """The files of a run about the runs that it starts after: their ids until it begins, then their results."""
     path = directory.upstream_facts if directory.upstream_facts.exists() else directory.upstreams
     with contextlib.suppress(OSError, PathError):
         yield read_checked(path)

@@ -130,7 +130,7 @@ class _Tree:
 
         Args:
             handle: the directory.
-            names: the entries; those that do not exist are passed over.
+            names: the entries; missing ones are passed over.
             prefix: its path relative to the tree, with a slash at its end.
         """
         device = os.fstat(handle).st_dev

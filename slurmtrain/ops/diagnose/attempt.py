@@ -23,7 +23,7 @@ class AttemptDiagnosis:
     """Why an attempt failed, as far as its files show.
 
     ``attempt``: None if the run was never started. ``read``: the number of logs that were read. ``partly``: paths of
-    logs of which only the beginning and end were read. ``problems``: logs that could not be read, and why.
+    logs that were read only at their beginning and end. ``problems``: logs that could not be read, and why.
     """
 
     run: Run

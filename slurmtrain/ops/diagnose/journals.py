@@ -63,10 +63,10 @@ class FailedRank:
 
 
 class AttemptJournals:
-    """What the journals of an attempt say: where its ranks ran, when they ended, and what the agents saw.
+    """The facts in the journals of an attempt: where its ranks ran, when they ended, and what the agents saw.
 
-    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled; that of a command that
-    was to start ranks is under None.
+    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled; the failure of a
+    command that was to start ranks is under None.
     """
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:

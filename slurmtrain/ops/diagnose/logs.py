@@ -48,7 +48,7 @@ class AttemptLogs:
     """The logs of an attempt, read within bounds. The public attributes are filled by :meth:`hits`."""
 
     def __init__(self, journals: AttemptJournals, attempts: Sequence[Attempt]) -> None:
-        """``journals``: those of the attempt. ``attempts``: all of its run."""
+        """``journals``: the attempt's. ``attempts``: all of its run."""
         self._journals = journals
         self._since, self._until = _span(journals.attempt, attempts)
         # Programs log local time without naming the zone; nodes and this machine are assumed to share it.
@@ -81,7 +81,8 @@ class AttemptLogs:
             for offset, text in parts:
                 yield from self._hits_in(text, log, offset)
         for rank, failure in self._journals.failures.items():
-            # The log is gone, but the agent has journaled its last lines. A node's log has those of all of its ranks.
+            # The log is gone, but the agent has journaled its last lines. A node's log has the lines of all of its
+            # ranks.
             if rank not in legible and failure.get("node") is None:
                 lines = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
                 yield from self._hits_in(lines, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
@@ -141,7 +142,7 @@ class AttemptLogs:
     def _is_ours(self, own: float | None, near: float | None) -> bool:
         """Whether a line of a shared log may belong to this attempt; a line without any time may.
 
-        ``own``: the time in the line. ``near``: the same, or that of the nearest earlier line that has one.
+        ``own``: the time in the line. ``near``: the same, or the time of the nearest earlier line that has one.
         """
         if near is None:
             return True

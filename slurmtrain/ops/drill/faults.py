@@ -27,7 +27,8 @@ from slurmtrain.system.process import Process, descendants
 # The signals that ask the agents to stop.
 _ANNOUNCED = {"preempt": signal.SIGTERM, "timeout": signal.SIGUSR2}
 _TO_RANK = {"rank": signal.SIGKILL, "hang": signal.SIGSTOP}
-# A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals those on its own node.
+# A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals the processes on its own
+# node.
 _ON_A_NODE = 'n=$1; shift; IFS=,; for w; do case $w in "$SLURMD_NODENAME":*) kill -s "$n" -- ${w#*:};; esac; done'
 # A step inside an allocation starts within seconds, or not at all.
 _STEP_S = 60.0
@@ -81,7 +82,7 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
         if agent.process is not None:
             nodes = max(nodes, agent.nodes)
             hosts[agent.node], agents[agent.node] = agent.host, Process.from_dict(agent.process)
-    # Only those of the newest attempt: an earlier one of the same job has its own journals.
+    # Only the newest attempt's: an earlier one of the same job has its own journals.
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
     for started in _events_of_attempt(workspace, run, newest, WorkersStarted):
         if started.source in by_source:

@@ -17,7 +17,7 @@ from slurmtrain.runtime.checkpoint.formats.registry import OTHER
 # How much of a directory of checkpoints is looked at, in search of a save that has begun.
 _DEPTH = 3
 _ENTRIES = 5000
-# Names that scripts give to what they have not finished writing begin or end like this.
+# Names that scripts give to unfinished files begin or end like this.
 _TEMPORARY_START = (".", "tmp", "_tmp")
 _TEMPORARY_END = (".tmp", ".temp", ".part", ".partial", ".incomplete", "~")
 
@@ -35,7 +35,7 @@ class OwnCheckpoints:
 
     @property
     def saves(self) -> list[OwnCheckpoint]:
-        """Those seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
+        """The checkpoints seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
         # Times of files are as coarse as the kernel's ticks: of two saves within a tick the higher step is newer.
         return sorted(self._saves.values(), key=lambda save: (save.saved_at, -1 if save.step is None else save.step))
 
@@ -78,7 +78,7 @@ class SaveWatch:
         return sorted(path for path in unfinished if any(_is_within(each, path) for each in changed))
 
     def still_half_written(self, paths: Sequence[str]) -> list[str]:
-        """Those of ``paths``, which were half-written when their writers were killed, that were not finished before."""
+        """The ``paths``, half-written when their writers were killed, that had not been finished before."""
         # Nothing in a file of an unknown format says that there was more to come.
         unfinished = self._unfinished(paths, only_unknown=True)
         return [path for path in paths if Path(path).exists() and (_is_temporary(path) or path in unfinished)]

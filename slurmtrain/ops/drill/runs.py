@@ -99,7 +99,7 @@ def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> 
 class _DrillPlan:
     """The specs of all runs of a drill, by the fault of each. They are read before the first run is submitted.
 
-    ``plan``: that of the user's spec. ``faults``: the names of those to try, in order.
+    ``plan``: plan of the user's spec. ``faults``: the names of the faults to try, in order.
     """
 
     plan: Plan
@@ -155,7 +155,7 @@ class _DrillRuns:
     look: Look
 
     def undisturbed(self, name: str) -> tuple[Baseline, Findings]:
-        """Submit a run, inject nothing, and return what it shows once it has ended."""
+        """Submit a run, inject nothing, and return its findings once it has ended."""
         run_id = self._submitted(name, "; nothing is done to it")
         observer = RunObserver(self.workspace, run_id, self.drill_plan.plan)
         self._wait(run_id, observer, None)

@@ -61,7 +61,7 @@ def text_of(collection: Collection, labels: Mapping[str, str]) -> str:
 
 
 def check_textfile(path: Path) -> None:
-    """Raise UserError if the node exporter ignores files of such names as that of ``path``."""
+    """Raise UserError if the node exporter ignores files with the suffix of ``path``."""
     if path.suffix != SUFFIX:
         raise UserError(f"{path}: the node exporter reads only files whose names end in {SUFFIX}; choose such a name")
 

@@ -75,7 +75,7 @@ class Families:
         return self._families[name]
 
     def add_states(self, counts: Mapping[tuple[str, Placement], int]) -> None:
-        """Add how many runs there are in which state and at which place: all states of each, so that none vanishes."""
+        """Add the numbers of runs by state and place: all states of each place, so that none vanishes."""
         for place in {place for _, place in counts}:
             for state in RUN_STATES:
                 self["runs"].add(counts.get((state, place), 0), state=state, **place._asdict())
@@ -93,7 +93,7 @@ class Families:
                     spent = sums.get(f"{name}:{kind}", 0.0)
                     self[f"{resource}_unproductive_seconds_total"].add(spent, kind=kind, **at)
             counts = {name.removeprefix(INTERRUPTED): n for name, n in sums.items() if name.startswith(INTERRUPTED)}
-            # Also those of which there were none: an increase is only noticed in a series that existed before.
+            # Also causes without any: an increase is only noticed in a series that existed before.
             for cause in dict.fromkeys([*(each for each in CAUSES if each not in PLANNED), *counts]):
                 self["interruptions_total"].add(counts.get(cause, 0.0), cause=cause, **at)
 

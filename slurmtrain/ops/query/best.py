@@ -36,9 +36,9 @@ _PARAMS = "params."
 class Ranking:
     """Runs, the best first.
 
-    ``runs``: RUN of the JSON; of thousands only the best. ``params``: the names of those that differ among them.
+    ``runs``: RUN of the JSON; of thousands only the best. ``params``: the names of params that differ among them.
     ``without``: how many runs have no value. ``groups``: runs that repeat each other, if the question says which do,
-    that of the best mean first.
+    the group with the best mean first.
     """
 
     criterion: Criterion
@@ -50,7 +50,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class RankedGroup:
-    """Runs that repeat each other, the best first. ``params``: those that all of them share."""
+    """Runs that repeat each other, the best first. ``params``: the params that all of them share."""
 
     runs: Sequence[Mapping[str, Any]]
     spread: Spread
@@ -133,8 +133,8 @@ def _groups(
 
     Args:
         ordered: The runs, the best first.
-        params: The names of those parameters that differ.
-        criterion: What they are ranked by.
+        params: The names of the parameters that differ.
+        criterion: The criterion that they are ranked by.
         over: The parameters that may differ, with ``params.``.
     """
     repeated = {name.removeprefix(_PARAMS) for name in over}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.shared.observe import ListedRuns
 
 _METRICS = "metrics."
-# If no metrics are named, so many of those are compared whose names show what is better.
+# If no metrics are named, at most so many are compared whose names show what is better.
 _MOST_METRICS = 3
 # What a run has of its own, or what stands elsewhere.
 _NOT_COMPARED = ("name", "params", "resources", "command", "sweep")
@@ -35,8 +35,8 @@ _NOT_COMPARED = ("name", "params", "resources", "command", "sweep")
 class Answer:
     """Runs side by side.
 
-    ``criterion``: what they are sorted by, if anything. ``metrics``: the names of those that are compared, and of
-    measures. ``ranged``: those that have a best value beside their newest. ``notes``: what cannot be read.
+    ``criterion``: the criterion that they are sorted by, if any. ``metrics``: the names of compared metrics and
+    measures. ``ranged``: metrics that have a best value beside their newest. ``notes``: what cannot be read.
     """
 
     comparison: SideBySide
@@ -202,7 +202,7 @@ def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _versions(workspace: Workspace, run: Run) -> Iterator[tuple[str, Any]]:
-    """Versions of what it ran with, as the preflight of its first node found them."""
+    """Versions of the software that it ran with, as the preflight of its first node found them."""
     for findings in findings_json(workspace, run).values():
         for finding in findings:
             evidence = finding.get("evidence")

@@ -74,9 +74,9 @@ class CheckpointEquality:
 class RunDifference:
     """How two runs differ.
 
-    ``runs``: RUN of both. ``spec``: values by key, where they differ. ``environment``: by kind. ``result``: all that is
-    compared, also what is equal. ``metrics``: where those that both have logged begin to differ. ``notes``: what cannot
-    be read.
+    ``runs``: RUN of both. ``spec``: values by key, where they differ. ``environment``: by kind. ``result``: all
+    compared values, also equal ones. ``metrics``: where the metrics that both have logged begin to differ. ``notes``:
+    what cannot be read.
     """
 
     runs: tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -115,7 +115,7 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
         workspace: Where they are.
         first: A run, by id, a prefix of it, name or ``@last``.
         second: Another one.
-        lines: Also the lines in which text files of the code differ.
+        lines: Also the differing lines of text files of the code.
 
     Raises:
         RunNotFound: A name refers to no run.
@@ -233,7 +233,7 @@ def _gpu_seconds(workspace: Workspace, run: Run) -> float:
 
 
 def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, Pair]:
-    """The newest values of all metrics, and the best ones of those whose names show what is better."""
+    """The newest values of all metrics, and the best ones of metrics whose names show what is better."""
     summaries = workspace.store.surviving_metrics([record["id"] for record in records])
     result: dict[str, Pair] = {}
     for name in dict.fromkeys(name for record in records for name in record["metrics"]):
@@ -247,7 +247,7 @@ def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str
 
 
 def _divergences(workspace: Workspace, runs: tuple[Run, Run], notes: list[str]) -> dict[str, Divergence]:
-    """Where the metrics that both runs have logged begin to differ, those first that do so first."""
+    """Where the metrics that both runs have logged begin to differ, the earliest first."""
     from slurmtrain.ops.history import read_history
 
     names = [name for name in runs[0].metrics if name in runs[1].metrics]
@@ -272,7 +272,7 @@ def _divergences(workspace: Workspace, runs: tuple[Run, Run], notes: list[str]) 
 
 
 def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEquality:
-    """Whether the newest checkpoints of a step of which both have one are equal, by the hashes in their manifests."""
+    """Whether the newest checkpoints of a step that both have saved are equal, by the hashes in their manifests."""
     from slurmtrain.runtime.checkpoint.files import published, read_manifest
 
     paths = [

@@ -26,8 +26,8 @@ def attach_measures(workspace: Workspace, records: Iterable[Mapping[str, Any]], 
 
     Args:
         workspace: Where the runs are.
-        records: The runs; those of colleagues are passed over.
-        names: Names of fields, of which some may be measures.
+        records: The runs; colleagues' runs are passed over.
+        names: Names of fields; some may be measures.
     """
     measures = {name: measure for name in names if (measure := read_measure(name)) is not None}
     if not measures:

@@ -1,4 +1,4 @@
-"""How fast runs were, and what they needed for it, from what their directories hold."""
+"""How fast runs were, and which resources they needed for it, from the files in their directories."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _rank_events(journals: Iterable[JournalFile], restarts: int) -> Iterator[Any
 
 
 def _memory(measured: Iterable[RankMeasured], figures: _Figures) -> tuple[int | None, str | None]:
-    """The peak of the rank or GPU that needed the most, and what it is of."""
+    """The peak of the rank or GPU that needed the most, and the kind of memory."""
     noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
     on_gpu = [each for each in noted if each[1] == "gpu"]
     if on_gpu or not figures.memory:

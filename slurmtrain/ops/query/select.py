@@ -1,4 +1,4 @@
-"""Which runs a question is about, and in which order."""
+"""Which runs a question is about, and their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.shared.observe import ListedRuns
     from slurmtrain.registry.choice.index import IndexRow
 
-# How many runs are listed if nothing is asked, apart from those that have not ended.
+# How many runs are listed if nothing is asked, apart from runs that have not ended.
 NEWEST = 20
 # So many runs most often show all fields that there are.
 _EXAMPLES = 200
@@ -26,7 +26,7 @@ _EXAMPLES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Which runs to list. Without names and conditions: those that have not ended, and the newest."""
+    """Which runs to list. Without names and conditions: runs that have not ended, and the newest."""
 
     names: Sequence[str] = ()
     """Names, patterns and sweeps; empty: all runs."""
@@ -47,21 +47,21 @@ class Question:
     node: str | None = None
     """Its newest attempt is or was on a node whose name this pattern matches."""
     sort: str | None = None
-    """The order; None: those that may still change first, then the newest."""
+    """The order; None: first the runs that may still change, then the newest."""
     limit: int | None = None
     """At most this many, the first in this order."""
     columns: Sequence[str] = ()
     """Fields to show, which must exist."""
     over: Sequence[str] = ()
-    """Parameters in which runs count as repetitions of each other, such as ``params.seed``."""
+    """Parameters that may differ between repetitions of a run, such as ``params.seed``."""
     for_programs: bool = False
     """Any run may be the answer, also if nothing is asked; they come as they are named, or the oldest first."""
     all_runs: bool = False
-    """Any run may be the answer, archived ones too, and in a shared root those of others."""
+    """Any run may be the answer, archived ones too, and in a shared root other users' runs."""
     folds: bool = False
     """Each sweep is a line of its own, unless the question chooses among runs."""
     tree: bool = False
-    """Each run has those below it that start after it, whether or not they were asked for."""
+    """Each run has the runs below it that start after it, whether or not they were asked for."""
 
     @property
     def chooses(self) -> bool:
@@ -71,7 +71,7 @@ class Question:
 
     @property
     def is_about_all(self) -> bool:
-        """Whether any run may be the answer, rather than those that are listed if nothing is asked."""
+        """Whether any run may be the answer, rather than the runs that are listed if nothing is asked."""
         conditions = (*self.where, *self.states, *self.causes, *self.tags, self.since, self.sweep, self.node)
         return self.for_programs or self.all_runs or any((*conditions, self.sort, self.limit))
 
@@ -80,9 +80,9 @@ class Question:
 class Selection:
     """The answer.
 
-    ``runs``: RUN of the JSON, in order. ``cut``: states of those beyond the limit. ``fields``: what the question sorts
-    by, or compares by size. ``notes``: warnings. ``total``: how many runs there are. ``lines``: the runs as a list
-    shows them, where each sweep may be one of them.
+    ``runs``: RUN of the JSON, in order. ``cut``: states of the runs beyond the limit. ``fields``: the fields that the
+    question sorts by, or compares by size. ``notes``: warnings. ``total``: how many runs there are. ``lines``: the runs
+    as a list shows them, where each sweep may be one of them.
     """
 
     runs: Sequence[Mapping[str, Any]]
@@ -170,7 +170,7 @@ def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(newest_first, key=lambda run: run["state"] in ENDED)
 
 
-# A condition, and the text that states it; empty for that of an option.
+# A condition, and the text that states it; the text is empty for an option's condition.
 _Stated = tuple[str, "Condition"]
 
 
@@ -230,7 +230,7 @@ def _is_put_away(row: IndexRow) -> bool:
 
 
 def _measures(names: Sequence[str]) -> Sequence[str]:
-    """Those of these names that may be measures of curves, such as ``min:loss``."""
+    """The names among these that may be measures of curves, such as ``min:loss``."""
     return [name for name in names if ":" in name or "@" in name]
 
 
@@ -248,12 +248,12 @@ def _attach(
 def _examples(
     workspace: Workspace, runs: ListedRuns, records: Sequence[Mapping[str, Any]], measures: Sequence[str]
 ) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """More and more runs that show which fields there are: those of the answer, the newest, all.
+    """More and more runs that show which fields there are: the answer's, the newest, all.
 
     Args:
         workspace: Where the runs are.
         runs: All of them.
-        records: Those of the answer.
+        records: The runs of the answer.
         measures: Measures of curves that they have as fields.
     """
     if records:

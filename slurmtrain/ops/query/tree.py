@@ -1,4 +1,4 @@
-"""Runs in the order of their chains: below each run those that start after it."""
+"""Runs in the order of their chains: below each run the runs that start after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chain_lines(
     Args:
         workspace: Where they are.
         runs: All runs, as observed.
-        shown: Those that are to be shown in any case, in order. Those of others, of which no chain is known, come last.
+        shown: Runs that are to be shown in any case, in order. Other users' runs, whose chains are unknown, come last.
         folds: The runs of a sweep are one line.
     """
     own = [run["id"] for run in shown if "user" not in run]

@@ -1,9 +1,9 @@
 """Taking searches further: runs that a pruner ends, and the next ones.
 
-A search has no state of its own: which trials there are, and what they have reached, is read from the runs, each of
-which carries the number of its trial since the moment that it can be seen. All of this happens under the search's lock,
-so that no number is given twice, and a command that is killed anywhere leaves a whole search: a run that it has created
-is started like any other, and one that it has not is asked for again, with the same values.
+A search has no state of its own: its trials, and their results, are read from the runs, each of which carries the
+number of its trial since the moment that it can be seen. All of this happens under the search's lock, so that no number
+is given twice, and a command that is killed anywhere leaves a whole search: a run that it has created is started like
+any other, and a run that it has not created is asked for again, with the same values.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from slurmtrain.ops.submit.submission import submit_sweeps
 from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
 
-# After so many trials of which none has a value, none is asked for any more: the metric may not exist.
+# After so many trials without a value, none is asked for any more: the metric may not exist.
 _WITHOUT_VALUE = 5
 
 
 @dataclass(slots=True)
 class Advance:
-    """What was done to searches, by run id.
+    """The changes to searches, by run id.
 
-    ``runs``: all runs of those that were looked at. ``created``: those that are new. ``pruned``: those that were
-    pruned earlier; ``ending``: those that are from now on.
+    ``runs``: all runs of the searches that were looked at. ``created``: new runs. ``pruned``: runs that were pruned
+    earlier; ``ending``: runs that are pruned from now on.
     """
 
     runs: list[str] = field(default_factory=list)
@@ -145,7 +145,7 @@ def _has_any(workspace: Workspace, sweep: str, run_ids: Collection[str]) -> bool
 
 
 def _without_gaps(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """The trials by number; those whose runs somebody has removed count as failed."""
+    """The trials by number; trials whose runs somebody has removed count as failed."""
     by_number = {trial.number: trial for trial in trials}
     return [by_number.get(number, Trial(number, {}, "failed")) for number in range(count)]
 

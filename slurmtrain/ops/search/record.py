@@ -19,8 +19,8 @@ from slurmtrain.system.files import describe_os_error, make_directory, read_json
 class SearchRecord:
     """A search.
 
-    ``sweep``: the id of its sweep. ``executor``: ``slurm`` or ``local``. ``plan``: that of its runs, with examples of
-    the values that are searched. ``overrides``: those of the command line. ``text``: the spec, without secrets.
+    ``sweep``: the id of its sweep. ``executor``: ``slurm`` or ``local``. ``plan``: plan of its runs, with examples of
+    the values that are searched. ``overrides``: from the command line. ``text``: the spec, without secrets.
     ``spec_file``: its path, if it has one. ``host``: the machine of a search whose runs are local; None: any.
     """
 
@@ -49,7 +49,7 @@ class SearchRecord:
 
 
 def under_way(workspace: Workspace) -> list[str]:
-    """The ids of the sweeps that search, in the order in which they were submitted."""
+    """The ids of the sweeps that search, in order of submission."""
     try:
         return sorted(path.stem for path in workspace.root.searches.iterdir() if path.suffix == ".json")
     except OSError:

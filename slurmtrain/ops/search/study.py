@@ -49,7 +49,7 @@ class Study:
             sampler=_sampler(search, self._count),
             pruner=_pruner(search),
         )
-        # Pruners compare at the last steps of those that run. Optuna copies all that it has, again and again.
+        # Pruners compare at the last steps of running trials. Optuna copies all that it has, again and again.
         compared = {max(trial.curve) for trial in trials if trial.state == "running" and trial.curve}
         for trial in trials:
             self._study.add_trial(self._frozen(trial, compared))
@@ -70,7 +70,7 @@ class Study:
         return f"pruned by the {self._search.pruner.name} pruner at step {max(trial.curve)}"
 
     def _frozen(self, trial: Trial, compared: Collection[int]) -> Any:
-        """A trial as Optuna has it; of the curve of one that has ended, its last point and those at some steps."""
+        """A trial as Optuna has it; the curve of an ended trial has its last point and its points at some steps."""
         optuna = _import_optuna()
         states = optuna.trial.TrialState
         params: dict[str, Any] = {}

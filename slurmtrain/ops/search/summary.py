@@ -1,4 +1,4 @@
-"""What a search has reached so far: how many of its trials are in which state, and the best one."""
+"""The progress of a search: how many of its trials are in each state, and the best one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _STATES = ("complete", "running", "pruned", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary:
-    """A search. ``sweep``: the id of its sweep. ``trials``: how many there will be. ``states``: how many are in which.
+    """A search.
 
-    ``best``: the best of those that are complete; None: none is yet.
+    ``sweep``: the id of its sweep. ``trials``: their final number. ``states``: the number in each state.
+    ``best``: the best complete one; None: none is complete yet.
     """
 
     sweep: str
@@ -51,7 +52,7 @@ class SearchSummary:
 
 
 def summarize(workspace: Workspace, sweeps: Iterable[str]) -> list[SearchSummary]:
-    """Those of these sweeps that are searches.
+    """The sweeps among these that are searches.
 
     Args:
         workspace: where the runs are, which have been observed.

@@ -17,8 +17,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 class Trial:
     """A run of a search.
 
-    ``number``: counted from 0. ``values``: those of the keys that are searched. ``state``: ``running``, ``complete``,
-    ``pruned`` or ``failed``. ``value``: what it has reached, if it is complete. ``curve``: the metric by step.
+    ``number``: counted from 0. ``values``: values of the searched keys. ``state``: ``running``, ``complete``,
+    ``pruned`` or ``failed``. ``value``: its result, if it is complete. ``curve``: the metric by step.
     """
 
     number: int

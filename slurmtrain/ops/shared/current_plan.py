@@ -31,7 +31,7 @@ def after_oom_overrides(run: Run, overrides: Sequence[str] = ()) -> list[str]:
 
     Args:
         run: the run, which has ended.
-        overrides: those of the user, which may say what it is to get.
+        overrides: the user's overrides, which may set its memory.
     """
     by_user = any(override.startswith(("resources.mem=", "resources.accumulation=")) for override in overrides)
     if by_user or run.newest is None or run.newest.cause != "oom":

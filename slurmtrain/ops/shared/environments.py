@@ -1,4 +1,4 @@
-"""The environment that a run was submitted from, and those that its attempts had on their nodes."""
+"""The environment that a run was submitted from, and the environments of its attempts on their nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def submitted_software(directory: RunDir) -> Software | None:
 
 
 def environments_of(workspace: Workspace, run: Run) -> dict[int, Environment]:
-    """What the attempts of a run had, by their numbers; those that no node has noted anything of are left out.
+    """The environments of a run's attempts, by their numbers; attempts without a record of any node are left out.
 
     Args:
         workspace: Where the run is.
@@ -39,7 +39,7 @@ def environments_of(workspace: Workspace, run: Run) -> dict[int, Environment]:
 
 
 def newest_environment(workspace: Workspace, run: Run) -> Environment:
-    """What the newest attempt of a run had that anything is known of, else what it was submitted from.
+    """The environment of a run's newest attempt with a known one, else the environment of its submission.
 
     Args:
         workspace: Where the run is.
@@ -52,9 +52,9 @@ def newest_environment(workspace: Workspace, run: Run) -> Environment:
 
 
 def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
-    """How the environments of attempts differ from that of the first, and within each among its nodes, in words.
+    """How the environments of attempts differ from the first one's, and within each among its nodes, in words.
 
-    Also which Python they had if ``setup`` chose it, and what nodes ran beside their ranks and failed.
+    Also which Python they had if ``setup`` chose it, and which commands beside the ranks failed on nodes.
 
     Args:
         workspace: Where the run is.

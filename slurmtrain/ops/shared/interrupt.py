@@ -1,4 +1,4 @@
-"""Commands that finish what they are doing when they are interrupted."""
+"""Commands that finish their present work when they are interrupted."""
 
 from __future__ import annotations
 

@@ -105,10 +105,10 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
 
 
 def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: bool) -> Exclusions:
-    """Which nodes a submission excludes: those it must not get, and those in the ledger that it can do without.
+    """Which nodes a submission excludes: nodes that it must not get, and nodes in the ledger that it can do without.
 
-    If it needs some of the latter, those with the oldest findings are used. If the plan switches exclusion off, none of
-    them is excluded. Slurm is asked only if there is any such node.
+    If it needs some of the latter, the ones with the oldest findings are used. If the plan switches exclusion off, none
+    of them is excluded. Slurm is asked only if there is any such node.
 
     Args:
         workspace: Where the ledger is.
@@ -134,7 +134,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
             raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
         return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])
     choice = choose_nodes(plan, partitions, nodes, [*must, *against])
-    if not choice.is_decidable:  # the job itself has already asked Slurm whether it can do without those
+    if not choice.is_decidable:  # the job itself has already asked Slurm whether it can do without these nodes
         return Exclusions(tuple(must), _notes([], against, choice.needed))
     lacking = [host for host in must if host in choice.needed]
     if lacking:

@@ -3,8 +3,8 @@
 It starts and ends nothing. It reads every run that is not settled, that is: ended, with all processes dead and its
 directories unchanged for two seconds. A settled run is read again only if the modification time of one of its
 directories changes or, with ``thorough``, the size of a file; where there are thousands of settled runs, most commands
-look only at those that ended last. ``gone`` is journaled only after the journals were read
-once more after the processes were found dead, because a process may write its end event just before it exits.
+look only at the ones that ended last. ``gone`` is journaled only after the journals were read once more after the
+processes were found dead, because a process may write its end event just before it exits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from slurmtrain.registry.store import Store
     from slurmtrain.registry.transaction import Transaction
 
-# Of so many settled runs, those that ended last, each command looks at the directories; at those of the others, where
-# there are more, one command in so many seconds.
+# Each command looks at the directories of so many settled runs, the ones that ended last; where there are more, one
+# command in so many seconds looks at the others' directories.
 _FEW = 1000
 _CHECK_EVERY_S = 600.0
 # The size of each of their files, which takes a minute on a shared file system, is looked at less often.
@@ -43,10 +43,10 @@ _CHECK_FILES_EVERY_S = 3600.0
 
 
 class ListedRuns(Mapping[str, "Listed"]):
-    """All runs by id, oldest first. What is known of them is read on first use.
+    """All runs by id, oldest first. The state of a run is read on first use.
 
-    Most commands use a few of thousands of runs: :meth:`fetch` reads only those. ``index`` has what choosing among all
-    of them needs, :meth:`named` and :meth:`worth_listing` choose without it.
+    Most commands use a few of thousands of runs: :meth:`fetch` reads only these. ``index`` has the fields for choosing
+    among all of them, :meth:`named` and :meth:`worth_listing` choose without it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ListedRuns(Mapping[str, "Listed"]):
         return [] if self._store is None else self._store.worth_listing(newest)
 
     def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
-        """The ids of the runs of which all conditions may hold, oldest first.
+        """The ids of the runs that may meet all conditions, oldest first.
 
         Args:
             conditions: The conditions.
@@ -96,7 +96,7 @@ class ListedRuns(Mapping[str, "Listed"]):
         return [] if self._store is None else self._store.candidates(conditions, archived=archived)
 
     def behind(self) -> list[str]:
-        """The ids of the runs of which trackers may not have everything, oldest first."""
+        """The ids of the runs that trackers may have only in part, oldest first."""
         return [] if self._store is None else self._store.behind()
 
     def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
@@ -143,8 +143,8 @@ class ListedRuns(Mapping[str, "Listed"]):
 class Observed:
     """All runs as known now.
 
-    ``garbage``: journal lines that are not records, or only in part. ``problems``: what could not be asked.
-    ``unreadable``: why runs cannot be read, by id, of those that were looked at.
+    ``garbage``: journal lines that are not records, or only in part. ``problems``: failed queries. ``unreadable``: why
+    runs cannot be read, by id, for the runs that were looked at.
     """
 
     runs: ListedRuns
@@ -241,9 +241,9 @@ def _complete(listed: Listed, live: Live | None, unnoted: str | None, has_direct
 class _Census:
     """The runs that an observation is about.
 
-    ``rows``: those known to the registry that may have changed, or are absent. ``present``: those with a directory,
-    ``absent``: those known without one, ``new``: unknown ones with one. ``is_whole``: whether ``rows`` has all
-    that are known.
+    ``rows``: runs known to the registry that may have changed, or are absent. ``present``: runs with a directory,
+    ``absent``: known runs without one, ``new``: unknown ones with one. ``is_whole``: whether ``rows`` has all known
+    runs.
     """
 
     rows: Mapping[str, IndexRow]
@@ -254,10 +254,9 @@ class _Census:
 
 
 def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough: bool) -> _Census:
-    """Compare the registry with the runs root; of many runs that have settled, choose those to look at.
+    """Compare the registry with the runs root; of many runs that have settled, choose some to look at.
 
-    What the registry knows is read first: a run that another command creates meanwhile is not taken for one that is
-    gone.
+    The registry is read first: a run that another command creates meanwhile is not taken for one that is gone.
     """
     store = workspace.store
     if only is not None:
@@ -276,7 +275,7 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
 
 
 def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]]:
-    """Ingest many runs of which nothing is known, as of a registry that is new, in several processes."""
+    """Ingest many unknown runs, as for a new registry, in several processes."""
     from slurmtrain.registry.parallel_ingest import ingest_all
 
     def change(transaction: Transaction) -> list[tuple[str, Garbage]]:
@@ -376,7 +375,7 @@ def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> Non
             _read_local(look, local)
         runs = look.runs_of(batch, "slurm")
         _read_over(look, runs)
-        # Of many runs, only those stay in memory that Slurm may know more about: it is asked once about all.
+        # Of many runs, only the ones that Slurm may know more about stay in memory: it is asked once about all.
         on_slurm += [d for d, run in runs.items() if not run.attempts or not all(each.settled for each in run.attempts)]
         look.forget(batch, on_slurm)
     if on_slurm and ask_slurm:
@@ -391,7 +390,7 @@ def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> Non
 
 
 def _read_local(look: _Look, runs: Mapping[RunDir, Run]) -> None:
-    """Ingest once more those found dead: a process may write its end event just before it is found dead."""
+    """Ingest runs found dead once more: a process may write its end event just before it is found dead."""
     from slurmtrain.ops.shared import local_jobs
 
     workspace = look.workspace
@@ -405,7 +404,7 @@ def _read_local(look: _Look, runs: Mapping[RunDir, Run]) -> None:
 
 
 def _read_over(look: _Look, runs: Mapping[RunDir, Run]) -> None:
-    """Ingest once more those of which Slurm, or all their nodes, said that they are over.
+    """Ingest runs once more that are over according to Slurm, or to all their nodes.
 
     Only then are they settled: nodes may still write while Slurm ends the job.
     """
@@ -429,14 +428,14 @@ class _Look:
         self._runs: dict[str, Run] = {}
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
-        """Those of these runs that have not been read yet, or not to the end."""
+        """The runs among these that have not been read yet, or not to the end."""
         # One that could not be read may be readable now, although nothing has been added to it.
         read = {d for d in directories if d.id in self._index and not self._index[d.id].unreadable}
         unread = self.workspace.store.unread([d for d in directories if d in read])
         return [*(d for d in directories if d not in read), *unread]
 
     def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
-        """Those of these runs that are known and can be read, as last read."""
+        """The runs among these that are known and can be read, as last read."""
         by_id = {directory.id: directory for directory in directories}
         missing = [run_id for run_id in by_id if run_id not in self._runs]
         if missing:

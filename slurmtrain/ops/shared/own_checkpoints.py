@@ -59,9 +59,9 @@ def newest_own(workspace: Workspace, run_id: str, recorded: Checkpoint | None) -
 
 
 def choose_own(run: Run, own: Sequence[ExternalCheckpoint], step: int | None, *, to: str) -> list[ExternalCheckpoint]:
-    """All of a run's own checkpoints, or those of a ``step``. Raises NoCheckpoint if there is none.
+    """All of a run's own checkpoints, or the ones of a ``step``. Raises NoCheckpoint if there is none.
 
-    ``run``: the run. ``own``: its checkpoints. ``to``: what will be done with them: a verb for messages.
+    ``run``: the run. ``own``: its checkpoints. ``to``: their purpose: a verb for messages.
     """
     if not own:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to {to}: nothing matches its checkpoint.glob")
@@ -73,9 +73,9 @@ def choose_own(run: Run, own: Sequence[ExternalCheckpoint], step: int | None, *,
 
 
 def as_checkpoints(run: Run, own: Sequence[ExternalCheckpoint]) -> list[Checkpoint]:
-    """The ``own`` checkpoints of a run as the run's records have them, the oldest first, then those that are gone.
+    """The ``own`` checkpoints of a run as the run's records have them, the oldest first, then missing ones.
 
-    What is recorded of one, such as that it was verified, is kept.
+    The record of a checkpoint, such as that it was verified, is kept.
     """
     recorded = {(Path(each.path), each.saved_at): each for each in run.checkpoints}
     on_disk = [_as_checkpoint(run, each, recorded.get((each.path, each.saved_at))) for each in reversed(own)]

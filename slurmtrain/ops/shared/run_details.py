@@ -178,7 +178,7 @@ def _plan(path: Path) -> Plan | None:
 
 
 def _seconds(spent: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by kind, in the order in which an attempt reaches them, to the millisecond."""
+    """Seconds by kind, in the order that an attempt goes through them, to the millisecond."""
     return {kind: round(spent[kind], 3) for kind in KINDS if kind in spent}
 
 
@@ -223,7 +223,8 @@ def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
 def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> dict[str, Any]:
     """What ``checkpoints`` prints: each checkpoint with ``kept``, the reason it is kept.
 
-    Those of a script that saves by itself are listed as they are on disk, also incomplete ones, with the ``problem``.
+    Checkpoints of a script that saves by itself are listed as they are on disk, also incomplete ones, with the
+    ``problem``.
 
     ``kept`` is null for what the next pruning deletes, and for what pruning ignores: checkpoints that are damaged,
     already deleted, or saved by the user's script itself. ``forks``: runs that began with a checkpoint and have a copy.
@@ -292,7 +293,7 @@ def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, An
 
 
 def _rank_states(hangs: Iterable[Mapping[str, Any]]) -> Iterator[RankState]:
-    """The ranks of these hangs, without those that a journal does not say enough about."""
+    """The ranks of these hangs, without ranks that a journal does not say enough about."""
     for hang in hangs:
         for record in hang.get("ranks", ()):
             with contextlib.suppress(KeyError, ValueError):

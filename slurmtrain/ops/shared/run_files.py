@@ -38,7 +38,7 @@ def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
 
 
 def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
-    """All published checkpoints, including those whose save was killed before it was journaled."""
+    """All published checkpoints, including ones whose save was killed before it was journaled."""
     from slurmtrain.model.run.events.checkpoint import CheckpointRecord
     from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
 
@@ -55,10 +55,11 @@ def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
 
 
 def last_error_line(log: Path) -> str:
-    """The last line of a job's log that says what went wrong, else the last line; without secrets, empty if none.
+    """The line of a job's log that tells the error, else the last line; without secrets, empty if none.
 
-    The log has the lines of all starts of the job: only those after the last line with which Slurm ended a start count.
-    That Slurm ended the steps of a job, and srun's lines about tasks, say least: they follow from what went wrong.
+    The log has the lines of all starts of the job: only lines after the last one that Slurm writes at the end of a
+    start count. Messages that Slurm ended the steps of a job, and srun's lines about tasks, say least: they follow from
+    the error.
     """
     from slurmtrain.model.diagnosis.redact import redact
 

@@ -1,4 +1,4 @@
-"""Runs whose jobs are in Slurm: what it is asked, and which of its answers are journaled.
+"""Runs whose jobs are in Slurm: the queries, and which of the answers are journaled.
 
 If a submission was killed, its job is searched for by name (the run's, with its id at the end; of an element of a job
 array, with the array's) among the jobs of squeue and sacct that no submission has claimed. The process that calls
@@ -219,9 +219,9 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
 
 
 def _find_job(answers: _Answers, submission: SubmissionDir, name: str, claimed: Collection[str]) -> str | None:
-    """The id of the job of a submission that was killed, among those of ``answers`` that are not ``claimed``.
+    """The id of the job of a submission that was killed, among the unclaimed jobs of ``answers``.
 
-    ``name``: that of the run.
+    ``name``: the run's name. ``claimed``: ids of jobs that belong to other submissions.
     """
     element = _element(submission)
     if element is None:

@@ -6,7 +6,7 @@ that submits for it are dead. What is written, in this order, and what the next 
 
 1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it. For a sweep there are
    several of them before 2. With an idempotency key, ``keys/<hash>.json`` then names the ids: the next submission with
-   this key replaces those that have no directory, and finishes the others as ``sync`` does.
+   this key replaces runs that have no directory, and finishes the others as ``sync`` does.
 2. The rename to ``<id>/``: a run in state ``created``, which ``sync`` starts. ``resume`` begins after this.
 3. ``submissions/<n>/plan.json`` and ``launch.json``: as in 2, since it is a submission only once an event names it.
 4. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
@@ -69,7 +69,7 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
-# The name under which commands claim the next attempt, to distinguish their claims from those of agents.
+# The name under which commands claim the next attempt, to distinguish their claims from agents' claims.
 _COMMANDS = "submission"
 # A command journals its submission moments after its claim; an older claim without one is from a killed command.
 _CLAIM_S = 60.0
@@ -80,12 +80,12 @@ class NewAttempt:
     """An attempt to start.
 
     ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
-    ``is_as_created``: the plan is what the run's ``plan.json`` holds.
-    ``turn``: what a run of a local sweep waits for. ``since``: the script's own checkpoints count only if they are
-    newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt
-    before it. ``cancels``: the :func:`cancels` known to the command when it took the run's lock. ``inherited``: the
-    variables of the shell that submitted it which count beside the plan; before it is submitted, those of the attempt
-    before it, if it follows without a person.
+    ``is_as_created``: the plan equals the run's ``plan.json``. ``turn``: the turn that a run of a local sweep waits
+    for. ``since``: the script's own checkpoints count only if they are newer than this, in seconds since 1970.
+    ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt before it. ``cancels``: the
+    :func:`cancels` known to the command when it took the run's lock. ``inherited``: the variables of the submitting
+    shell that count beside the plan; before it is submitted, the variables of the attempt before it, if it follows
+    without a person.
     """
 
     plan: Plan
@@ -105,9 +105,9 @@ class NewAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlace:
-    """An element of a job array. ``array``: the array's id, which is not that of a job. ``index``: the element's.
+    """An element of a job array. ``array``: the array's id, which is no job's id. ``index``: the element's.
 
-    ``pack``: how several runs share the element's job; None: it has one run. ``slot``: which of them, from 0.
+    ``pack``: how several runs share the element's job; None: it has one run. ``slot``: the run's number, from 0.
     """
 
     array: str
@@ -208,7 +208,7 @@ def placed_attempt(attempt: NewAttempt, environ: Mapping[str, str] | None = None
 
 
 def cancels(run: RunDir) -> frozenset[str]:
-    """The journals in which commands have requested the end of a run so far: a request is a journal of its own.
+    """The journals that request the end of a run so far: a command writes each request to a journal of its own.
 
     ``cancel`` does not wait for ever for a command that holds the run's lock. That command carries out the request,
     which it recognizes by a journal that was not there when it took the lock, whatever the clocks say.
@@ -391,7 +391,7 @@ def _submit(
 ) -> Submitted:
     """Submit the job; returns the event to journal.
 
-    ``job_id``: the id of a local job. ``others``: jobs that must end first, beside those of the run's upstreams.
+    ``job_id``: the id of a local job. ``others``: jobs that must end first, beside the jobs of the run's upstreams.
     """
     if attempt.executor == "slurm":
         from slurmtrain.slurm.launch import LaunchRequest

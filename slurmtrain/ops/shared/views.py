@@ -220,7 +220,7 @@ def _rate(directory: RunDir, listed: Listed) -> float | None:
 
     if listed.job_id is None:
         return None
-    # Those of earlier starts as well: their lines are few, and the last start may have none yet.
+    # Folders of earlier starts as well: their lines are few, and the last start may have none yet.
     folders = directory.attempts.glob(f"{glob.escape(listed.job_id)}.*")
     return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
 

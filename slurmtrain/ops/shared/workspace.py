@@ -100,7 +100,7 @@ class Workspace:
         return sorted(self.present())
 
     def present(self, run_ids: Collection[str] | None = None) -> frozenset[str]:
-        """Ids of all run directories, or of those among ``run_ids``. Raises PathError if the root cannot be read."""
+        """Ids of all run directories, or only ids in ``run_ids``. Raises PathError if the root cannot be read."""
         if run_ids is None:
             return frozenset(run_ids_among(self._names()))
         try:
@@ -198,7 +198,7 @@ def _make_root(root: Path) -> None:
 
 def _make_own_directory(shared_root: Path, own: Path) -> None:
     """Create the user's ``own`` directory in a root that a group shares. Raises PathError."""
-    # Under another name first, so that no command finds it while its group is not yet that of the root.
+    # Under another name first, so that no command finds it while its group is not yet the root's.
     unborn = own.with_name(f".{own.name}.{os.getpid()}.new")
     try:
         unborn.mkdir(mode=DIRECTORY_MODE)

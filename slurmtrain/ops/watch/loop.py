@@ -32,7 +32,7 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> W
         stop: ends the watch after the current round.
 
     Returns:
-        The process that already watches, in which case nothing was done; else None.
+        The process that already watches, if there is one; nothing was done then.
 
     Raises:
         PathError: the runs root cannot be written. Only before the first round: later this is an event.
@@ -59,7 +59,7 @@ def watch_once(config: Config, every_s: float, report: Report) -> WatchHolder | 
         report: called with each event.
 
     Returns:
-        The process that already watches, in which case nothing was done; else None.
+        The process that already watches, if there is one; nothing was done then.
 
     Raises:
         PathError: the runs root cannot be written.
@@ -78,7 +78,7 @@ class WatchRounds:
         self._config = config
         self._report = report
         self._filter = ReportFilter()
-        # Consecutive rounds in which Slurm did not answer.
+        # Consecutive rounds without an answer of Slurm.
         self._failures = 0
 
     def next(self) -> None:
@@ -94,7 +94,7 @@ class WatchRounds:
 
 
 def pause_after(failures: int, every_s: float) -> float:
-    """Seconds to pause, usually ``every_s``, after ``failures`` consecutive rounds in which Slurm did not answer."""
+    """Seconds to pause, usually ``every_s``, after ``failures`` consecutive rounds without an answer of Slurm."""
     # The exponent is bounded too: Slurm may be down for a week, and 2 ** 10000 does not fit into a float.
     return every_s * float(min(2 ** min(failures, MOST_PAUSES), MOST_PAUSES))
 

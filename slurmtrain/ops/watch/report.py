@@ -46,7 +46,7 @@ class ReportFilter:
     def __init__(self) -> None:
         # None before the first round, which compares with the registry's states before it.
         self._states: Mapping[str, str] | None = None
-        # A dict for its order: problems are reported in the order in which they appeared.
+        # A dict for its order: problems are reported by first appearance.
         self._problems: dict[str, None] = {}
         self._notes: set[str] = set()
         # (kind, run id) of events that may repeat each round, and were reported when they began.
@@ -99,7 +99,7 @@ class ReportFilter:
         return new
 
     def _problem_events(self, problems: Sequence[str], at: float, *, complete: bool) -> list[WatchEvent]:
-        """Problems that are new, and, after a ``complete`` round, those that are over."""
+        """Problems that are new, and, after a ``complete`` round, problems that are over."""
         new = [WatchEvent(at, "problem", text) for text in dict.fromkeys(problems) if text not in self._problems]
         over = [text for text in self._problems if text not in problems] if complete else []
         self._problems.update(dict.fromkeys(problems))

@@ -31,7 +31,7 @@ def do_round(config: Config) -> WatchRound:
 
     Slurm is asked with one squeue, and with sacct only for what squeue leaves open.
     """
-    # A new workspace: what it caches, such as Slurm's answers, would become outdated over months.
+    # A new workspace: its caches, such as Slurm's answers, would become outdated over months.
     warnings: list[str] = []
     notes: list[str] = []
     workspace = Workspace(config, warn=warnings.append, note=notes.append)

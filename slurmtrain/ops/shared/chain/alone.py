@@ -1,7 +1,7 @@
-"""Runs of which only one of a name is active at a time: what ``slurm.dependency: singleton`` says in a script.
+"""Runs that are active one at a time for each name: the meaning of ``slurm.dependency: singleton`` in a script.
 
 Slurm compares the names of jobs, which end with the run's id here. So a run waits for the others of its name as for
-those in ``after``, however they end, and its job for those in Slurm's queue that belong to other runs roots of the same
+runs in ``after``, however they end, and its job for jobs in Slurm's queue that belong to other runs roots of the same
 account, or to scripts of that name.
 """
 
@@ -31,7 +31,7 @@ def only_one(workspace: Workspace, specs: Collection[Spec]) -> Iterator[None]:
 
     Args:
         workspace: where the runs are.
-        specs: of those that are about to be created.
+        specs: the specs of the runs that are about to be created.
     """
     with contextlib.ExitStack() as locks:
         # In one order, so that two commands cannot wait for each other.

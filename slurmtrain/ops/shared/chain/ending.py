@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:
-    """End those of these waiting runs of Slurm's that can never start, and those that wait for them in turn.
+    """End the waiting runs on Slurm among these that can never start, and runs that wait for them in turn.
 
     Args:
         workspace: Where they are.
-        run_ids: Runs; what is known of them and of those that they wait for is up to date.
+        run_ids: Runs; the registry is up to date about them and the runs that they wait for.
 
     Returns:
         Why, by the ids of the runs that it has ended.
@@ -72,7 +72,7 @@ def observe_upstreams(workspace: Workspace, directory: RunDir, *, ask_slurm: boo
 
 
 def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
-    """Why a run cannot start, as far as the registry knows those that it starts after; empty if it may."""
+    """Why a run cannot start, as far as the registry knows its upstreams; empty if it may."""
     from slurmtrain.runtime.chain.files import has_begun, read_upstreams
 
     upstreams = read_upstreams(directory)
@@ -82,7 +82,7 @@ def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
 
 
 def upstream_runs(workspace: Workspace, upstreams: Collection[Upstream]) -> Mapping[str, Run]:
-    """Those of these runs that exist, by id, as the registry has them."""
+    """The runs among these that exist, by id, as the registry has them."""
     ids = {upstream.run for upstream in upstreams}
     present = workspace.present(ids)
     return {run_id: run for run_id, run in workspace.store.load_all(ids).items() if run_id in present}

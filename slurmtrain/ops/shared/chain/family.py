@@ -17,7 +17,8 @@ _MOST_RUNS = 100
 def lineage_json(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
     """The family of a run in the order of a tree, as ``show --json`` has it; empty if it has none.
 
-    Each has its ``depth``, and in ``parents`` how it comes from others; those nearest are there if there are too many.
+    Each has its ``depth``, and in ``parents`` how it comes from others; if there are too many, only the nearest are
+    there.
 
     Args:
         workspace: Where the runs are.
@@ -33,7 +34,7 @@ def lineage_json(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
 
 
 def _family(workspace: Workspace, run_id: str) -> dict[str, Listed | None]:
-    """A run and those that are related to it, at most a hundred; None for one of which nothing is known any more."""
+    """A run and all related to it, at most a hundred; None for a run that is not known any more."""
     family: dict[str, Listed | None] = {}
     queue = [run_id]
     while queue:

@@ -41,8 +41,8 @@ def unfinished_upstream_jobs(run: RunDir) -> list[str]:
 def earlier_elements(run: Run) -> list[str]:
     """The elements of job arrays that earlier submissions of a run became: its newest job must wait for them.
 
-    Slurm compares the names of jobs for ``--dependency=singleton`` (sbatch(1)), and an array's is not that of a run's
-    own job. A pack is left out: its job goes on with other runs.
+    Slurm compares the names of jobs for ``--dependency=singleton`` (sbatch(1)), and an array's name differs from the
+    name of a run's own job. A pack is left out: its job goes on with other runs.
 
     Args:
         run: The run; its newest submission has a job of its own, or is about to get it.
@@ -67,8 +67,8 @@ def move_dependents(workspace: Workspace, runs: Iterable[RunDir]) -> list[str]:
 def move_late(workspace: Workspace, run_ids: Iterable[str]) -> list[str]:
     """Let jobs that look again later whether it is their turn start as soon as it is; returns notes.
 
-    Whoever has submitted another job for an upstream may have been killed before it moved those behind it, and nobody
-    does where an upstream ends without another job.
+    Whoever has submitted another job for an upstream may have been killed before it moved the jobs behind it, and
+    nobody moves them if an upstream ends without another job.
 
     Args:
         workspace: Where they are.
@@ -105,7 +105,7 @@ def _is_any_queued(workspace: Workspace, upstreams: Sequence[Upstream]) -> bool:
 
 
 def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
-    """Let the jobs of runs wait for those of their upstreams, if they still wait at all; returns notes."""
+    """Let the jobs of runs wait for their upstreams' jobs, if they still wait at all; returns notes."""
     from slurmtrain.slurm.requeue import move_behind
     from slurmtrain.slurm.scheduler import join_elements
 
@@ -151,7 +151,7 @@ class _Move:
 def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[str]]) -> _Move | None:
     """How the job of a run is to be moved; None if it has begun, or has none. Raises PathError.
 
-    ``upstream_jobs``: those of the upstreams, by their ids: the runs of a sweep share them.
+    ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them.
     """
     from slurmtrain.ops.shared.current_plan import current_plan
     from slurmtrain.runtime.chain.files import has_begun, read_upstreams

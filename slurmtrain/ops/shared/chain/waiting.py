@@ -1,4 +1,4 @@
-"""What people see of runs that start after others: what they wait for, and what waits for them."""
+"""The view that people have of runs that start after others: the runs that they wait for, and that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # How many runs of a chain are listed.
 _MOST_RUNS = 100
-# In which a run may wait for others.
+# The states of a run that may wait for others.
 WAITING = frozenset({"created", "pending", "requeued"})
 
 
@@ -51,7 +51,7 @@ def describe_waits(workspace: Workspace, listed: Listed) -> str:
 
 
 def _describe_all(name: str, waits: Sequence[Listed]) -> str:
-    """What a run waits for: the runs that it knows by a name, which may be those of a sweep."""
+    """The runs that a run waits for: it knows them by a name, which may be a sweep's."""
     from slurmtrain.model.query.folding import count_states
 
     if len(waits) > 1:
@@ -77,7 +77,7 @@ def _waits_for_runs(workspace: Workspace, listed: Listed) -> bool:
 
 
 def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """The runs that one starts after, and those that start after it, as ``show --json`` has them."""
+    """The runs that one starts after, and the runs that start after it, as ``show --json`` has them."""
     directory = workspace.root.run(run_id)
     upstreams = upstreams_of(directory)
     after = dependents(workspace, [run_id])
@@ -96,12 +96,12 @@ def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
 
 
 def chains_of(workspace: Workspace, run_ids: Sequence[str], most: int | None = None) -> dict[str, list[str]]:
-    """Of these runs, of all before and after them, and of all before and after those: the runs that each starts after.
+    """For these runs, all before and after them, and all before and after these: the runs that each starts after.
 
     Args:
         workspace: Where they are.
         run_ids: The runs.
-        most: Of how many runs, at most; None: all. What is left out stands nowhere in the result.
+        most: The greatest number of runs; None: all. Runs that are left out stand nowhere in the result.
     """
     above: dict[str, list[str]] = {}
     queue = list(run_ids)[:most]
@@ -121,11 +121,11 @@ def _facts(runs: Mapping[str, Listed], run_id: str) -> dict[str, Any]:
 
 
 def open_dependents(workspace: Workspace, observed: Observed, run_ids: Sequence[str]) -> list[str]:
-    """The runs that start after any of these, and those that start after them in turn, that have not ended.
+    """The runs that have not ended and start after any of these, directly or in turn.
 
     Args:
         workspace: Where they are.
-        observed: What is known of them.
+        observed: The runs as observed.
         run_ids: The runs.
     """
     queue, following = list(run_ids), dict.fromkeys(run_ids)
@@ -137,7 +137,7 @@ def open_dependents(workspace: Workspace, observed: Observed, run_ids: Sequence[
 
 
 def open_upstreams(workspace: Workspace, runs: Mapping[str, Listed]) -> list[str]:
-    """The runs that any of these still waits for, and those that these wait for in turn.
+    """The runs that any of these still waits for, and the runs that these wait for in turn.
 
     Args:
         workspace: Where they are.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MirrorOutcome:
-    """What mirroring did: the runs of which something was sent, by id, what went wrong, and what trackers refused."""
+    """The results of mirroring: the ids of runs with anything sent, the failures, and what trackers refused."""
 
     mirrored: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ def place_of(sent: Sent, logged: LoggedLines) -> Place:
     """How far a tracker has the lines of a run.
 
     Args:
-        sent: What it has.
+        sent: The tracker's state of the run.
         logged: The lines.
     """
     numbers = {name: number for number, name in logged.names.items()}
@@ -28,10 +28,10 @@ def place_of(sent: Sent, logged: LoggedLines) -> Place:
 
 
 def at_place(sent: Sent, logged: LoggedLines, place: Place) -> Sent:
-    """What a tracker has, if that reaches up to a place.
+    """The tracker's state of a run, if that reaches up to a place.
 
     Args:
-        sent: What it had.
+        sent: The former state.
         logged: The lines of the run.
         place: The place.
     """

@@ -33,7 +33,7 @@ class Trackers:
         self._root = workspace.root
         self._opened: dict[str, Tracker | TrackingError] = {}
         self.refusals: list[str] = []
-        """What they did not take, as sentences without a full stop."""
+        """What the trackers did not take, as sentences without a full stop."""
 
     def open(self, target: Target) -> Tracker:
         """The tracker of a target. Raises TrackingError."""
@@ -138,12 +138,12 @@ class RunSender:
         return remote_id
 
     def send(self, tracker: Tracker, name: str, before: Sent | None) -> list[str]:
-        """Send a tracker what it lacks, and note how far that went; returns what it refused for the first time.
+        """Send a tracker all that it lacks, and note how far that went; returns the names newly refused.
 
         Args:
             tracker: The tracker.
             name: Its name.
-            before: What it has.
+            before: The tracker's state.
 
         Raises:
             TrackingError: It cannot be reached, or takes nothing.
@@ -186,7 +186,7 @@ class RunSender:
 
         Args:
             name: The tracker's name.
-            before: What it had.
+            before: The tracker's state so far.
             problem: Why, as a sentence.
         """
         sent = self._noted.get(name) or before or Sent(name, "")
@@ -210,12 +210,12 @@ class RunSender:
         return Settlement(self._logged.attempts, place, open_from)
 
     def _log(self, tracker: Tracker, sent: Sent, place: Place, skipped: int | None) -> tuple[Sent, list[str]]:
-        """Send what is settled; returns what the tracker has then, and what it refused for the first time.
+        """Send what is settled; returns the tracker's new state, and the names that it refused for the first time.
 
         Args:
             tracker: The tracker.
-            sent: What it has.
-            place: From where it is sent points.
+            sent: The tracker's state.
+            place: The place that sending begins at.
             skipped: Points of the surviving line up to this step are there already.
         """
         settled = self._settle(tracker, place)
@@ -230,7 +230,7 @@ class RunSender:
         return self._note_place(sent, place), notes
 
     def _log_points(self, tracker: Tracker, sent: Sent, points: Sequence[TrackedPoint], notes: list[str]) -> Sent:
-        """Send points; returns what the tracker has, with the names that it refuses, new ones of which are noted."""
+        """Send points; returns the tracker's new state, with the names that it refuses; new ones are noted."""
         refused = tracker.log(points) if points else {}
         new = {name: why for name, why in refused.items() if name not in sent.refused}
         notes += [

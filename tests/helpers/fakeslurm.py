@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 import time
 from collections.abc import Collection
@@ -100,23 +101,11 @@ def squeue_line(job_id: str, reason: str = "Priority", restart: int = 0, run_id:
     return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
 
 
+# Notes how it is called in a file of its own: words that zeros end, then its environment.
 _SCRIPT = """\
-#!{python} -IS
-import json, os, sys, time
-name, here = os.path.basename(sys.argv[0]), os.path.dirname(os.path.abspath(sys.argv[0]))
-call = {{"name": name, "args": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}
-with open(here + "/calls.jsonl", "a") as file:
-    file.write(json.dumps(call) + "\\n")
-with open(here + "/" + name + ".reply") as file:
-    reply = json.load(file)
-while reply["until"] and not os.path.exists(reply["until"]):
-    time.sleep(0.01)
-sys.stderr.write(reply["stderr"])
-sys.stdout.write(reply["stdout"])
-sys.stdout.flush()
-if reply["code"] < 0:
-    os.kill(os.getpid(), -reply["code"])
-sys.exit(reply["code"])
+#!/bin/sh
+{{ printf '%s\\0' {name} "$(pwd -P)" $# "$@"; /bin/cat /proc/$$/environ; printf 'end\\0'; }} > {calls}/$$
+{rest}
 """
 
 
@@ -134,17 +123,22 @@ class SlurmCommands:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir()
+        self._calls = path / ".calls"
+        self._calls.mkdir(parents=True)
 
     def replies(
         self, name: str, stdout: str = "", *, stderr: str = "", code: int = 0, until: Path | None = None
     ) -> None:
         """What the command prints from now on, and when it ends: at once, or once the file ``until`` exists."""
-        reply = {"stdout": stdout, "stderr": stderr, "code": code, "until": str(until) if until else ""}
-        (self.path / f"{name}.reply").write_text(json.dumps(reply))
-        script = self.path / name
-        script.write_text(_SCRIPT.format(python=sys.executable))
-        script.chmod(0o755)
+        rest = [f"while [ ! -e {shlex.quote(str(until))} ]; do /bin/sleep 0.01; done"] if until else []
+        rest += [f"printf %s {shlex.quote(text)} {to}" for text, to in ((stderr, ">&2"), (stdout, "")) if text]
+        rest += [f"kill {code} $$" if code < 0 else f"exit {code}"]
+        script = _SCRIPT.format(name=name, calls=shlex.quote(str(self._calls)), rest="\n".join(rest))
+        # A shell reads its script as it goes on.
+        new = self._calls.with_name(".new")
+        new.write_text(script)
+        new.chmod(0o755)
+        new.replace(self.path / name)
 
     def fails(self, name: str, stderr: str) -> None:
         """Let the command fail from now on."""
@@ -152,12 +146,22 @@ class SlurmCommands:
 
     def calls(self, name: str) -> list[Call]:
         """Its calls so far, oldest first."""
+        notes = sorted(self._calls.iterdir(), key=lambda note: (note.stat().st_mtime_ns, int(note.name)))
+        noted = [call for note in notes if (call := _read_call(note.read_bytes(), name)) is not None]
+        # What a stand-in of a test's own notes.
         log = self.path / "calls.jsonl"
-        if not log.exists():
-            return []
-        calls = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
-        return [Call(call["args"], call["env"], call["cwd"]) for call in calls if call["name"] == name]
+        lines = [json.loads(line) for line in log.read_text().split("\n")[:-1]] if log.exists() else []
+        return noted + [Call(line["args"], line["env"], line["cwd"]) for line in lines if line["name"] == name]
 
     def on_path(self) -> str:
         """A PATH with this interpreter and no Slurm commands but these."""
         return os.pathsep.join([str(self.path), str(Path(sys.executable).parent)])
+
+
+def _read_call(note: bytes, name: str) -> Call | None:
+    """What a command has noted of its call; None if it is another command, or has not written all of it."""
+    if not note.startswith(f"{name}\0".encode()) or not note.endswith(b"\0end\0"):
+        return None
+    _, cwd, count, *words = os.fsdecode(note).split("\0")
+    environ = dict(word.split("=", 1) for word in words[int(count) : -2])
+    return Call(words[: int(count)], environ, cwd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -11,15 +12,20 @@ from typing import Any
 import pytest
 import yaml
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
+from helpers.forked_launcher import fork_launchers
 from helpers.postgres_server import PostgresServer
 from helpers.workspaces import make_workspace
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
+from slurmtrain.runtime.code.packages import read_software
 
 # On which databases the verbs are tested: TEST_ENGINES=all adds PostgreSQL.
 ENGINES = ("sqlite", "postgresql") if os.environ.get("TEST_ENGINES") == "all" else ("sqlite",)
+
+
+_read_software = functools.cache(read_software)
 
 
 @pytest.fixture(params=ENGINES)
@@ -36,6 +42,10 @@ def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> Workspace:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     """Commands of Slurm's that know of four nodes and of no job."""
     fake = SlurmCommands(tmp_path / "bin")
+    fork_launchers(monkeypatch)
+    # Packages of this environment, which each submission notes, stay the same.
+    for module in ("submit.provenance", "rerun"):
+        monkeypatch.setattr(f"slurmtrain.ops.{module}.read_software", _read_software)
     monkeypatch.setenv("PATH", fake.on_path())
     fake.replies("squeue")
     fake.replies("sacct")

@@ -21,15 +21,9 @@ from slurmtrain.ops.submit.script import check_script
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
-    fake = SlurmCommands(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.on_path())
+def slurm(slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     monkeypatch.chdir(tmp_path)
-    fake.replies("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
-    fake.replies("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
-    fake.replies("sbatch", "Submitted batch job 8\n")
-    fake.replies("srun")
-    return fake
+    return slurm
 
 
 def calls(slurm: SlurmCommands) -> dict[str, int]:

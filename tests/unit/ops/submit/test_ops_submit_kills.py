@@ -1,6 +1,6 @@
 """SIGKILL at any effect of ``submit`` with an idempotency key: the same command again completes it, once.
 
-By default a spread of points is tried; TEST_KILLS=all tries every one.
+By default a few points are tried; TEST_KILLS=all tries every one.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.forked_commands import CommandLine, Ended, run_forked
 from helpers.site import until
 
 from slurmtrain.model.run.ids import RUN_ID
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.chain.files import read_upstreams
-
-TESTS = Path(__file__).resolve().parents[3]
-SPREAD = 2
 
 
 @dataclass
@@ -36,24 +33,15 @@ class Submitter:
     def runs(self) -> Path:
         return self.path / "runs"
 
-    def submit(self, key: str, *, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-        hooks = {
-            "PYTHONPATH": f"{TESTS / 'helpers' / 'killer'}:{TESTS.parent}",
-            "KILL_IN": "slurmtrain",
-            "KILL_AT": str(kill_at),
-            "KILL_ROOT": str(self.runs),
-            "KILL_LOG": str(self.path / "effects"),
-        }
-        (self.path / "effects").unlink(missing_ok=True)
+    def submit(self, key: str, *, kill_at: int = 0) -> Ended:
+        log = self.path / "effects"
+        log.unlink(missing_ok=True)
         specs = [str(self.spec.with_name("after.yaml")), str(self.spec)]
-        arguments = ["submit", *specs, "--executor", "slurm", "--json"]
-        return subprocess.run(
-            [sys.executable, "-m", "slurmtrain", *arguments, "--idempotency-key", key],
-            env={**os.environ, "SLURMTRAIN_RUNS": str(self.runs), **hooks},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
+        arguments = ["submit", *specs, "--executor", "slurm", "--json", "--idempotency-key", key]
+        environ = {**os.environ, "SLURMTRAIN_RUNS": str(self.runs)}
+        kill = {"KILL_AT": str(kill_at), "KILL_ROOT": str(self.runs), "KILL_LOG": str(log)}
+        return run_forked(
+            CommandLine(arguments=arguments, cwd=Path.cwd(), environ=environ, limit_s=60, kill=kill, umask=0o077)
         )
 
     def effects(self) -> list[str]:
@@ -95,6 +83,8 @@ def _elements(place: Path) -> list[str]:
 
 @pytest.fixture
 def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch) -> Submitter:
+    # Other commands look for launchers by their command line.
+    monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", subprocess)
     # A directory of its own, in which nothing changes: each submission has the same effects.
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
@@ -104,27 +94,26 @@ def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path, monkeypatch: pyt
 
 
 def points(effects: list[str]) -> list[int]:
-    """Where to kill: everywhere, or a spread that has each launch, and what follows it, in it."""
+    """Where to kill: everywhere, or in the middle, after the first launch, and before the last run gets its name."""
     if os.environ.get("TEST_KILLS") == "all":
         return list(range(1, len(effects) + 1))
     launches = [i for i, effect in enumerate(effects, 1) if "Popen" in effect and "python" in effect]
     renames = [i for i, effect in enumerate(effects, 1) if "os.rename" in effect and "/.new-" in effect]
-    spread = {round(1 + i * (len(effects) - 1) / (SPREAD - 1)) for i in range(SPREAD)}
-    return sorted({*spread, launches[0] + 1, renames[-1]})
+    return sorted({len(effects) // 2, launches[0] + 1, renames[-1]})
 
 
 def test_a_killed_submit_with_a_key_is_completed_by_the_same_command(submitter: Submitter) -> None:
     for key in ("makes the registry", "undisturbed"):
-        assert submitter.submit(key).returncode == 0
+        assert submitter.submit(key).code == 0
     submitter.let_launchers_end()
     effects = submitter.effects()
     expected = 6
     for point in points(effects):
-        assert submitter.submit(f"k{point}", kill_at=point).returncode == -9, (point, effects[point - 1])
+        assert submitter.submit(f"k{point}", kill_at=point).code == -9, (point, effects[point - 1])
         submitter.let_launchers_end()
         again = submitter.submit(f"k{point}")
-        assert again.returncode == 0, (point, effects[point - 1], again.stderr)
-        ids = [run["id"] for run in json.loads(again.stdout)["runs"]]
+        assert again.code == 0, (point, effects[point - 1], again.errors)
+        ids = [run["id"] for run in json.loads(again.output)["runs"]]
         submitter.let_launchers_end()
         expected += 3
         jobs = submitter.submitted()

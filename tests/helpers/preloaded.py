@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import os
+import pkgutil
 import pty
 import select
 import shutil
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -60,6 +62,7 @@ class Preloaded:
         limit_s: float = PATIENCE_S,
         account: tuple[int, int, int] | None = None,
         umask: int | None = None,
+        size: tuple[int, int] | None = None,
     ) -> Called:
         """Call a command.
 
@@ -68,17 +71,18 @@ class Preloaded:
             cwd: The current directory.
             env: The whole environment.
             stdout: ``pipe``, ``terminal``, ``closed``, or a file to write to. A terminal is that of stderr too.
-            stderr: ``pipe``, or ``closed``.
+            stderr: ``pipe``, ``closed``, or a file to write to beside a terminal.
             encoding: That of the streams.
             deleted_cwd: Whether the current directory is one that was deleted.
             interrupt_after: Once this text is in its output, it gets a SIGINT.
             limit_s: After how many seconds it is killed, by SIGALRM.
             account: The numbers of its user, its group and one more group; None: those of the server.
             umask: Its umask; None: the server's.
+            size: The lines and columns of its terminal; None: those of the environment.
         """
         order = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "stdout": stdout, "stderr": stderr,
                  "encoding": encoding, "deleted_cwd": deleted_cwd, "interrupt_after": interrupt_after,
-                 "limit_s": limit_s, "account": account, "umask": umask}  # fmt: skip
+                 "limit_s": limit_s, "account": account, "umask": umask, "size": size}  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
@@ -121,14 +125,23 @@ def shared() -> Preloaded:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
+# Parts of the package that commands import while they run, and modules that take long of those which few tests need.
+_IMPORTED_LATE = ("registry", "history", "model", "ops", "local", "specfile", "snapshots")
+_RARE = ("slurmtrain.registry.postgresql.", "slurmtrain.ops.search.study", "slurmtrain.local.launcher")
+
+
 def _serve() -> None:
     from importlib import import_module
 
+    import sqlalchemy.dialects.sqlite  # noqa: F401 (a command imports it with its first question)
+
     for name in import_module("slurmtrain.cli").COMMANDS:
         import_module(f"slurmtrain.cli.{name}")
-    for name in ("registry.store", "ops.sync", "ops.submit", "ops.shared.views", "ops.shared.run_details", "ops.verify",
-                 "ops.prune", "ops.diagnose.attempt", "ops.doctor", "ops.watch.loop", "ops.drill.runs"):  # fmt: skip
-        import_module(f"slurmtrain.{name}")
+    for part in _IMPORTED_LATE:
+        package = import_module(f"slurmtrain.{part}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.startswith(_RARE):
+                import_module(module.name)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
@@ -138,6 +151,10 @@ def _answer(order: dict[str, Any]) -> dict[str, Any]:
     if order["stdout"] == "terminal":
         pid, terminal = pty.fork()
         if pid == 0:
+            if order["size"] is not None:
+                termios.tcsetwinsize(0, order["size"])
+            if order["stderr"] not in ("pipe", "closed"):
+                os.dup2(os.open(order["stderr"], os.O_WRONLY), 2)
             _run(order)
         output, errors = _read(pid, terminal, order["interrupt_after"]), b""
         os.close(terminal)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
+from helpers.preloaded import Called, shared
 
 SPEC = "name: x\ncommand: python -c pass\ntracking: {mlflow: {enabled: false}}\n"
 
@@ -28,17 +29,9 @@ class Caller:
         self.environ = {**os.environ, "PATH": self.slurm.on_path(), "SLURMTRAIN_RUNS": str(path / "runs")}
         self.command = [sys.executable, "-m", "slurmtrain", "submit", "x.yaml", "--executor", "slurm"]
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str) -> Called:
         """Off a terminal."""
-        return subprocess.run(
-            [*self.command, *arguments],
-            cwd=self.path,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return shared().call(*self.command[3:], *arguments, cwd=self.path, env=self.environ)
 
     def call_on_a_terminal(self, answer: str) -> tuple[int, str]:
         """On a terminal where somebody types ``answer``; the exit code and what the terminal shows."""
@@ -75,7 +68,7 @@ def caller(tmp_path: Path) -> Caller:
 
 def test_the_same_plan_within_a_minute_is_asked_about_on_a_terminal_and_noted_off_it(caller: Caller) -> None:
     first = caller.call()
-    assert (first.returncode, "idempotency" in first.stderr) == (0, False)
+    assert (first.code, "idempotency" in first.stderr) == (0, False)
     code, shown = caller.call_on_a_terminal("n")
     assert f"as run {first.stdout.strip()}, which has not ended; submit it again? [y/N]" in shown
     assert "nothing was submitted" in shown
@@ -84,17 +77,17 @@ def test_the_same_plan_within_a_minute_is_asked_about_on_a_terminal_and_noted_of
     assert (code, caller.runs()) == (0, 2)
     noted = caller.call("--json")
     assert "--idempotency-key keeps a repeated command from submitting twice" in noted.stderr
-    assert (noted.returncode, len(json.loads(noted.stdout)["runs"]), caller.runs()) == (0, 1, 3)
+    assert (noted.code, len(json.loads(noted.stdout)["runs"]), caller.runs()) == (0, 1, 3)
 
 
 def test_what_exists_after_a_failure_is_printed_and_nothing_else(caller: Caller) -> None:
     caller.slurm.replies("sbatch", code=-9)
     failed = caller.call("--json")
     [run] = json.loads(failed.stdout)["runs"]
-    assert failed.returncode == 1
+    assert failed.code == 1
     assert f"perhaps submitted: {run['id']} ('slurmtrain sync' finds out" in failed.stderr
     caller.slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
     refused = caller.call("--json")
-    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (refused.code, refused.stdout) == (2, "")
     assert refused.stderr.rstrip().endswith("nothing was created")
     assert caller.runs() == 1

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.preloaded import Called, shared
 
 from slurmtrain.ops.watch.lock import watch_lock
 
@@ -18,21 +19,13 @@ def environment(cwd: Path) -> dict[str, str]:
     return {**os.environ, "SLURMTRAIN_RUNS": str(cwd / "runs"), "XDG_CONFIG_HOME": str(cwd / "config")}
 
 
-def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "slurmtrain", "watch", *arguments],
-        cwd=cwd,
-        env=environment(cwd),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def call(*arguments: str, cwd: Path) -> Called:
+    return shared().call("watch", *arguments, cwd=cwd, env=environment(cwd))
 
 
 def test_a_single_round_with_nothing_to_do_says_nothing(tmp_path: Path) -> None:
     completed = call("--once", cwd=tmp_path)
-    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
+    assert (completed.code, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_a_single_round_in_which_something_went_wrong_exits_with_1(tmp_path: Path) -> None:
@@ -40,7 +33,7 @@ def test_a_single_round_in_which_something_went_wrong_exits_with_1(tmp_path: Pat
     (tmp_path / "runs" / "registry.db").write_text("this is no database\n" * 100)
     (tmp_path / "runs" / "0123456789" / "journal").mkdir(parents=True)
     completed = call("--once", "--json", cwd=tmp_path)
-    assert (completed.returncode, completed.stderr) == (1, "")
+    assert (completed.code, completed.stderr) == (1, "")
     events = [json.loads(line) for line in completed.stdout.splitlines()]
     assert {(event["schema"], event["kind"], event["run"]) for event in events} == {(1, "problem", None)}
     assert any("registry.db" in event["message"] for event in events)
@@ -51,7 +44,7 @@ def test_a_second_one_says_who_watches_and_exits_with_0(tmp_path: Path, options:
     (tmp_path / "runs").mkdir()
     with watch_lock(tmp_path / "runs" / ".watch.lock", 60):
         completed = call(*options, cwd=tmp_path)
-    assert (completed.returncode, completed.stdout) == (0, "")
+    assert (completed.code, completed.stdout) == (0, "")
     assert f"is watched already, by process {os.getpid()} on " in completed.stderr
 
 
@@ -66,7 +59,6 @@ def test_it_watches_until_it_is_asked_to_stop(tmp_path: Path, number: signal.Sig
         text=True,
     )
     try:
-        assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         assert (first["kind"], first["message"]) == ("watching", f"watching {tmp_path / 'runs'} every 60 s")
         process.send_signal(number)
@@ -80,5 +72,5 @@ def test_it_watches_until_it_is_asked_to_stop(tmp_path: Path, number: signal.Sig
 def test_a_runs_root_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     completed = call(cwd=tmp_path)
-    assert completed.returncode == 2
+    assert completed.code == 2
     assert f"cannot read the runs root {tmp_path / 'runs'}: not a directory" in completed.stderr

@@ -43,7 +43,8 @@ def lines(runs: list[dict[str, Any]], width: int, others: tuple[str, ...] = ()) 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 def test_a_run_is_one_line_whose_id_and_state_are_whole(width: int) -> None:
     runs = [
-        run(number, reason="node n3 has stopped answering, and the job waits for another" * 2) for number in range(6)
+        run(number, reason="node n3 has stopped answering" * 4, params={"学習率": number / 7, "opt": "adam" * 20})
+        for number in range(6)
     ]
     printed = lines(runs, width)
     assert len(printed) == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import time
@@ -162,7 +163,11 @@ def seeded_model() -> nn.Module:
 def make_checkpoints_by_ranks(run: RunDir, strategies: Mapping[int, str], world_size: int = 2) -> None:
     """Train and save :func:`seeded_model` in that many processes. ``strategies``: by step, ``ddp`` or ``fsdp2``."""
     meeting = run.path / "meeting"
-    torch.multiprocessing.spawn(_save_as_rank, (run, dict(strategies), world_size, meeting), nprocs=world_size)
+    # Torch is imported once for all of them.
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "slurmtrain.runtime.checkpoint.saver"])
+    torch.multiprocessing.start_processes(
+        _save_as_rank, (run, dict(strategies), world_size, meeting), nprocs=world_size, start_method="forkserver"
+    )
 
 
 def _save_as_rank(rank: int, run: RunDir, strategies: Mapping[int, str], world_size: int, meeting: Path) -> None:

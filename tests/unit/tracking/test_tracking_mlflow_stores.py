@@ -75,8 +75,6 @@ def execute(path: Path, *statements: str) -> None:
 
 
 def _open_at_once(index: int, folder: str, uri: str, barrier: Barrier, answers: Any) -> None:
-    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 (imported before all begin at once)
-
     barrier.wait(120)
     try:
         root = RunsRoot(Path(folder, f"runs-{index}"))
@@ -92,12 +90,15 @@ def _open_at_once(index: int, folder: str, uri: str, barrier: Barrier, answers: 
 def test_several_runs_roots_that_make_one_store_at_once_all_use_it(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 (imported before all begin at once)
+
     uri = f"sqlite:///{tmp_path}/shared.db"
     if engine == "postgresql":
         server: PostgresServer = request.getfixturevalue("postgres")
         server.execute("CREATE DATABASE made_at_once")
         uri = server.url(database="made_at_once")
-    context = multiprocessing.get_context("spawn")
+    # They have imported MLflow already, which takes seconds.
+    context = multiprocessing.get_context("fork")
     barrier, answers = context.Barrier(_SENDERS), context.Queue()
     senders = [
         context.Process(target=_open_at_once, args=(index, str(tmp_path), uri, barrier, answers))

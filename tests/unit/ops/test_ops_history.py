@@ -10,7 +10,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.history import read_history
 from slurmtrain.ops.shared.workspace import Workspace
 
-A, B = ("1", 0), ("1", 1)
+A = ("1", 0)
 
 
 def make_run(*attempts: Attempt) -> Run:
@@ -29,19 +29,6 @@ def make_directory(workspace: Workspace, lines: dict[tuple[str, int], str]) -> R
 
 def line(step: int, **metrics: float) -> str:
     return json.dumps({"t": 1000.0 + step, "step": step, "metrics": metrics}) + "\n"
-
-
-def test_what_attempts_trained_again_is_dropped_and_kept_apart(workspace: Workspace) -> None:
-    directory = make_directory(
-        workspace,
-        {A: "".join(line(step, loss=step) for step in range(1, 6)), B: line(4, loss=40) + line(5, loss=50)},
-    )
-    run = make_run(
-        Attempt(number=1, job_id="1", restart=0, first_step=0), Attempt(number=2, job_id="1", restart=1, first_step=3)
-    )
-    curve = read_history(run, directory, ["loss"], keep_superseded=True).curves["loss"]
-    assert [(step, value) for _, step, _, value in curve.kept.rows()] == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
-    assert [(attempt, step) for attempt, step, _, _ in curve.superseded.rows()] == [(1, 4), (1, 5)]
 
 
 def test_garbage_a_torn_end_and_values_that_are_not_finite_do_no_harm(workspace: Workspace) -> None:

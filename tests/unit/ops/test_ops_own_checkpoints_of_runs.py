@@ -12,11 +12,10 @@ import torch
 from helpers.checkpoints import end_run, make_run
 from safetensors.torch import load_file, save_file
 
-from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
+from slurmtrain.errors import CheckpointError, NoCheckpoint, UserError
 from slurmtrain.model.run.events.agent import WorkersStarted
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.ops.checkpoint import request_checkpoint
 from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.export import ExportRequest, export
 from slurmtrain.ops.resume import resume
@@ -139,11 +138,6 @@ def test_a_damaged_or_unknown_one_is_not_exported(workspace: Workspace, run: Run
     with pytest.raises(CheckpointError, match="cannot be read"):
         export(workspace, run.id, ExportRequest(to=tmp_path / "x.pt"))
     assert list(tmp_path.glob("x*")) == []
-
-
-def test_a_request_to_save_is_refused_with_what_else_to_do(workspace: Workspace, run: RunDir) -> None:
-    with pytest.raises(NotAvailable, match=r"only slurmtrain.session\(\) saves on request. 'slurmtrain cancel' sends"):
-        request_checkpoint(workspace, run.id)
 
 
 def test_show_and_doctor_have_what_was_passed_over_and_why(workspace: Workspace, run: RunDir) -> None:

@@ -102,39 +102,32 @@ def test_a_run_whose_batch_does_not_fit_on_a_gpu_is_submitted_again_with_its_bat
     assert "GPU memory with its batch in 2 parts, and requeue.oom.max_accumulation is 2" in now.reason
 
 
-def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:
+def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again_and_says_why_it_waits(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
     refused(workspace, failed="")
     slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))
-    assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "requeued"
-    assert slurm.calls("sbatch") == []
+    synced = sync_again(workspace)
+    assert (synced.started, load_run(workspace).state, slurm.calls("sbatch")) == ([], "requeued", [])
+    reason = run_json(workspace, synced.observed.runs[RUN_ID])["reason"]
+    assert reason.startswith(f"{WHY}; starts again without n1; it may not start before a given time")
 
 
-def test_a_run_is_not_submitted_again_while_slurm_does_not_say_that_its_job_is_over(
-    workspace: Workspace, slurm: SlurmCommands
-) -> None:
-    refused(workspace)
-    slurm.fails("squeue", "squeue: error: down")
-    assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "requeued"
-
-
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"resources": {"nodes": 4}}, "n1 cannot be left out: 4 nodes are needed and 3 would be left"),
+        ({"preflight": {"exclude": False}}, "preflight.exclude is false"),
+    ],
+)
 def test_a_run_that_cannot_do_without_its_nodes_is_given_up_and_says_why(
-    workspace: Workspace, slurm: SlurmCommands
+    workspace: Workspace, slurm: SlurmCommands, spec: dict[str, Any], why: str
 ) -> None:
-    refused(workspace, resources={"nodes": 4})
+    refused(workspace, **spec)
     assert sync_again(workspace).started == []
-    reason = f"{WHY}; it cannot start again: n1 cannot be left out: 4 nodes are needed and 3 would be left"
-    assert (load_run(workspace).state, load_run(workspace).reason) == ("failed", reason)
+    given_up = load_run(workspace)
+    assert (given_up.state, given_up.reason) == ("failed", f"{WHY}; it cannot start again: {why}")
     assert sync_again(workspace).problems == []
-    assert slurm.calls("sbatch") == []
-
-
-def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspace, slurm: SlurmCommands) -> None:
-    refused(workspace, preflight={"exclude": False})
-    sync_again(workspace)
-    assert load_run(workspace).state == "failed"
-    assert load_run(workspace).reason.endswith("it cannot start again: preflight.exclude is false")
     assert slurm.calls("sbatch") == []
 
 
@@ -178,30 +171,12 @@ def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm:
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, slurm: SlurmCommands) -> None:
-    run = refused(workspace)
-    run.cancel()
-    assert sync_again(workspace).started == []
-    assert load_run(workspace).state == "cancelled"
-    assert slurm.calls("sbatch") == []
-
-
 def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = refused(workspace)
     with locked(run.directory.lock):
         assert sync_again(workspace).started == []
     assert slurm.calls("sbatch") == []
     assert sync_again(workspace).started == [RUN_ID]
-
-
-def test_a_run_that_waits_to_start_again_says_why_it_does_and_what_slurm_says(
-    workspace: Workspace, slurm: SlurmCommands
-) -> None:
-    refused(workspace, failed="")
-    slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))
-    listed = sync_again(workspace).observed.runs[RUN_ID]
-    reason = run_json(workspace, listed)["reason"]
-    assert reason.startswith(f"{WHY}; starts again without n1; it may not start before a given time")
 
 
 @pytest.mark.usefixtures("slurm")
@@ -246,27 +221,17 @@ def test_a_job_that_its_agent_left_held_is_let_go(
     assert repairs.calls[1:] == [("7", ("n1",), False)]
 
 
-@pytest.mark.parametrize("reason", ["Priority", "BeginTime", "JobHeldAdmin"])
-def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
+@pytest.mark.parametrize("reason", ["Priority", "BeginTime", "JobHeldAdmin", "JobHeldUser"])
+def test_a_job_that_its_agent_did_not_leave_held_costs_no_question_more(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     repairs = Repairs(returns=False)
     monkeypatch.setattr(requeue, "release_held", repairs)
-    refused(workspace)
-    slurm.replies("squeue", squeue_line("7", reason, restart=1))
-    assert sync_again(workspace).released == []
-    assert repairs.calls == []
-
-
-def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stays_held(
-    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repairs = Repairs(returns=False)
-    monkeypatch.setattr(requeue, "release_held", repairs)
     run = refused(workspace)
-    # Another start has begun since, and was preempted.
-    run.started(1, host="n2")
-    slurm.replies("squeue", squeue_line("7", "JobHeldUser", restart=2))
+    if reason == "JobHeldUser":
+        # Another start has begun since, and was preempted.
+        run.started(1, host="n2")
+    slurm.replies("squeue", squeue_line("7", reason, restart=2 if reason == "JobHeldUser" else 1))
     assert sync_again(workspace).released == []
     assert repairs.calls == []
 

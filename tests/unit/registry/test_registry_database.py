@@ -149,22 +149,14 @@ def test_a_registry_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path)
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "registry.db"
-    path.write_text("shopping list: milk, bread " * 50)
-    with pytest.raises(RegistryUnusable, match="is not a readable database"):
-        Store(path)
-
-
-def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "registry.db"
-    with sqlite3.connect(path) as connection:
+def test_what_is_no_registry_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("shopping list: milk, bread " * 50)
+    with sqlite3.connect(tmp_path / "songs.db") as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
-    with pytest.raises(RegistryUnusable, match="not a registry of slurmtrain"):
-        Store(path)
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(PathError, match="file"):
-        Store(tmp_path / "file" / "registry.db")
+    for name, error, message in (
+        ("text", RegistryUnusable, "is not a readable database"),
+        ("songs.db", RegistryUnusable, "not a registry of slurmtrain"),
+        ("text/registry.db", PathError, "text"),
+    ):
+        with pytest.raises(error, match=message):
+            Store(tmp_path / name)

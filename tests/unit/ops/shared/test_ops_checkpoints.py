@@ -54,9 +54,15 @@ def test_a_run_without_checkpoints_says_where_it_has_none(workspace: Workspace) 
         verify(workspace, run.id)
 
 
-@pytest.mark.parametrize("command", [prune, request_checkpoint])
-def test_what_a_script_saves_itself_is_left_to_it(workspace: Workspace, command: Callable[..., object]) -> None:
+@pytest.mark.parametrize(
+    ("command", "instead"), [(prune, ""), (request_checkpoint, r"only slurmtrain.session\(\) saves on request. ")]
+)
+def test_what_a_script_saves_itself_is_left_to_it(
+    workspace: Workspace, command: Callable[..., object], instead: str
+) -> None:
     run = make_run(workspace.config.runs, glob="out/*.pt")
-    with pytest.raises(NotAvailable, match=r"brings its own checkpoints \('checkpoint.glob: out/\*.pt'\): "):
+    with pytest.raises(
+        NotAvailable, match=rf"brings its own checkpoints \('checkpoint.glob: out/\*.pt'\): .*{instead}"
+    ):
         command(workspace, run.id)
     assert list(run.journals.iterdir()) == [run.journals / "submit.jsonl"]

@@ -42,8 +42,9 @@ def test_a_name_means_the_newest_run_that_has_not_ended_and_the_others_are_told(
     assert f"not cancelled, and also named cnn: {OLD}" in result.output
 
 
-def test_a_pattern_means_all_that_have_not_ended(workspace: Workspace) -> None:
-    call(workspace, "cnn*")
+@pytest.mark.parametrize("word", ["cnn*", "--all"])
+def test_a_pattern_or_all_means_those_that_have_not_ended(workspace: Workspace, word: str) -> None:
+    assert COMPLETED not in call(workspace, word).output
     assert live(workspace) == set()
 
 
@@ -52,12 +53,6 @@ def test_a_sweep_of_which_every_run_has_ended_is_no_run_that_only_slurm_knows(wo
         "completed"
     )
     assert "all 1 runs of sweep 0000000005 have ended" in str(call(workspace, "0000000005").exception)
-
-
-def test_all_is_all(workspace: Workspace) -> None:
-    result = call(workspace, "--all")
-    assert live(workspace) == set()
-    assert COMPLETED not in result.output
 
 
 @pytest.mark.parametrize("arguments", [(), ("cnn", "--all")])

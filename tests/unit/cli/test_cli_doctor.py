@@ -16,6 +16,8 @@ from slurmtrain.cli import cli
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.root import RunsRoot
 
+pytestmark = pytest.mark.usefixtures("slurm")
+
 SPEC = "name: x\ncommand: python x.py\nresources: {time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
 RUN = "0000000001"
 
@@ -58,14 +60,21 @@ def run(tmp_path: Path) -> RunsRoot:
     return root
 
 
-def test_a_file_is_a_spec(slurm: SlurmCommands) -> None:
+def test_a_file_is_a_spec() -> None:
     result = call("x.yaml")
     assert code(result) == 0
     assert "partition spot\n  preemption: by jobs of partition ondemand" in result.output
     assert "ok   Slurm 22.05 does not requeue" in result.output
 
 
-def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: SlurmCommands) -> None:
+def test_json_is_all_there_is_on_standard_output(run: RunsRoot) -> None:
+    assert json.loads(call("x.yaml", "--json").stdout)["partitions"][0]["partition"] == "spot"
+    assert len(json.loads(call("--json").stdout)["partitions"]) == 3
+    root = json.loads(call("@last", "--json").stdout)["root"]
+    assert (root["name"], root["at"], root["at_by"]) == ("disk-full", "1970-01-01T00:16:50.000Z", "exit")
+
+
+def test_a_failure_is_exit_code_1_and_comes_with_what_to_do() -> None:
     result = call("x.yaml", "resources.time=5:00:00")
     assert code(result) == 1
     assert (
@@ -73,7 +82,7 @@ def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: SlurmCommands
     )
 
 
-def test_without_an_argument_there_is_a_table_of_partitions(slurm: SlurmCommands) -> None:
+def test_without_an_argument_there_is_a_table_of_partitions() -> None:
     result = call()
     assert code(result) == 0
     rows = [line.split() for line in result.output.splitlines()]
@@ -90,19 +99,14 @@ def test_what_could_not_be_asked_is_a_warning(slurm: SlurmCommands) -> None:
     assert "warn this site keeps no accounting" in result.output
 
 
-def test_json_is_all_there_is_on_standard_output(slurm: SlurmCommands) -> None:
-    assert json.loads(call("x.yaml", "--json").stdout)["partitions"][0]["partition"] == "spot"
-    assert len(json.loads(call("--json").stdout)["partitions"]) == 3
-
-
-def test_on_this_machine_there_is_nothing_to_ask(slurm: SlurmCommands) -> None:
+def test_on_this_machine_there_is_nothing_to_ask() -> None:
     result = call("x.yaml", "--executor", "local")
     assert code(result) == 0
     assert result.output.startswith("on this machine\n  preemption: nothing preempts it\n")
 
 
 @pytest.mark.parametrize("name", [RUN, "00000", "heard-of", "@last"])
-def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) -> None:
+def test_anything_else_is_a_run(run: RunsRoot, name: str) -> None:
     result = call(name)
     assert code(result) == 0
     assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in result.output
@@ -111,18 +115,11 @@ def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) 
     assert "-> free some space there, or set TMPDIR" in result.output
 
 
-def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: SlurmCommands, run: RunsRoot) -> None:
+def test_where_no_pattern_explains_it_the_last_lines_are_shown(run: RunsRoot) -> None:
     run.run(RUN).attempt("7", 0).rank_log(0).write_text("step 1\nValueError: odd\n")
     result = call("@last")
     assert "no known pattern explains it (1 log was read)" in result.output
     assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in result.output
-
-
-def test_a_diagnosis_is_json_too(slurm: SlurmCommands, run: RunsRoot) -> None:
-    document = json.loads(call("@last", "--json").stdout)
-    assert (document["root"]["name"], document["root"]["at"], document["root"]["at_by"]) == (
-        "disk-full", "1970-01-01T00:16:50.000Z", "exit",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_a_diagnosis_is_json_too(slurm: SlurmCommands, run: RunsRoot) -> None:
         (["@last", "--attempt", "0"], "x>=1"),
     ],
 )
-def test_mistakes_are_named(slurm: SlurmCommands, arguments: list[str], message: str) -> None:
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
     result = call(*arguments)
     assert code(result) == 2
     assert message in f"{result.output}{result.exception}"

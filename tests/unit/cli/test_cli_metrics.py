@@ -90,7 +90,6 @@ def test_metrics_are_served_until_ctrl_c(workspace: Workspace) -> None:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as server:
-        assert server.stdout is not None
         address = server.stdout.readline().strip()
         with urllib.request.urlopen(address, timeout=60) as response:
             assert b"slurmtrain_runs{" in response.read()

@@ -45,7 +45,6 @@ def make_run(
     spec = {"name": name, "params": params, **keys}
     run = SimulatedRun(RunsRoot(path / "runs").run(run_id), spec=spec, executor="local")
     run.created(name=name, params=params).submitted()
-    assert run.directory is not None
     for restart, steps in enumerate(attempts):
         run.job = f"j{restart + 1}"
         if restart:

@@ -44,9 +44,5 @@ def test_an_attempt_that_was_held_up_says_by_what(capsys: pytest.CaptureFixture[
 def test_a_failure_without_lines_of_its_log_and_a_revision_without_more_are_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert printed(capsys, failures=[{"rank": 0}])[2:] == []
+    assert printed(capsys)[2:] == printed(capsys, failures=[{"rank": 0}])[2:] == []
     assert show._git({"commit": "0123456789abcdef"}) == "0123456789ab"
-
-
-def test_an_attempt_without_troubles_has_no_lines_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys)[2:] == []

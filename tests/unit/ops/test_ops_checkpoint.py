@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from helpers.checkpoints import ATTEMPT, end_run, make_run, write_rank_event
-from helpers.saved_runs import (
-    fill_the_disk,
-)
+from helpers.saved_runs import fill_the_disk
 
 from slurmtrain.errors import NotAvailable, PathError, RunBusy
 from slurmtrain.model.run.events.kinds import KINDS
@@ -80,89 +79,76 @@ def events_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, An
     return [event.payload.to_json() for event in workspace.store.events(run.id, KINDS[kind])]
 
 
-def test_the_save_that_names_the_request_fulfils_it(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+FULL = "no space left on the device"
+
+
+def failed(run: RunDir, step: int, reason: str, **more: Any) -> None:
+    write_rank_event(run, "save_failed", step=step, reason=reason, **{"why": "asked", **more})
+
+
+@pytest.mark.parametrize(
+    ("before", "acts", "expected"),
+    [
+        pytest.param(
+            lambda run: saved(run, 3, request="another"),
+            [lambda run, _: saved(run, 4, why="interval"), lambda run, request: saved(run, 5, request=request)],
+            ("saved", 5, ""),
+            id="the save that names the request fulfils it",
+        ),
+        pytest.param(
+            lambda run: failed(run, 2, "an older one"),
+            [
+                lambda run, _: failed(run, 4, "of no concern", why="interval", request=None),
+                lambda run, request: failed(run, 5, FULL, why="steps", request=request),
+            ],
+            ("failed", None, FULL),
+            id="a save that fails is reported with its reason",
+        ),
+        pytest.param(
+            lambda _: None,
+            [lambda run, _: (saved(run, 9, why="stop"), end_run(run, "cancelled"))],
+            ("ended", 9, "run {id} is cancelled"),
+            id="a run that ends first may have saved before",
+        ),
+        pytest.param(
+            lambda run: (write_rank_event(run, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0),
+                         saved(run, 9)),
+            [lambda run, _: (saved(run, 4), end_run(run, "crash", reason="it broke"))],
+            ("ended", None, "run {id} is failed: it broke"),
+            id="a run that ends without saving is reported so",
+        ),
+        pytest.param(
+            lambda _: None,
+            [lambda run, _: (start_again(run), saved(run, 5, attempt="1.1"))],
+            ("ended", None, "the attempt of run {id} that was asked has ended, and the run is running"),
+            id="the next attempt does not fulfil a request",
+        ),
+    ],
+)  # fmt: skip
+def test_what_happens_to_a_run_that_was_asked_is_the_answer(
+    workspace: Workspace,
+    trains: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[RunDir], object],
+    acts: list[Callable[[RunDir, str], object]],
+    expected: tuple[str, int | None, str],
 ) -> None:
-    saved(trains, 3, request="another")
+    before(trains)
     request = request_checkpoint(workspace, trains.id)
-    answer = answered(
-        workspace,
-        request,
-        monkeypatch,
-        lambda: saved(trains, 4, why="interval"),
-        lambda: saved(trains, 5, request=request.id),
-    )
-    assert answer == ("saved", 5, "")
+    answer = answered(workspace, request, monkeypatch, *(partial(act, trains, request.id) for act in acts))
+    assert answer == (*expected[:2], expected[2].format(id=trains.id))
 
 
-def test_who_asked_later_stands_for_those_before(
+def test_who_asked_later_stands_for_those_before_and_not_the_other_way_round(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = request_checkpoint(workspace, trains.id)
-    later: list[SaveRequest] = []
-    answer = answered(
-        workspace,
-        first,
-        monkeypatch,
-        lambda: later.append(request_checkpoint(workspace, trains.id)),
-        lambda: saved(trains, 5, request=later[0].id),
-    )
-    assert answer == ("saved", 5, "")
-
-
-def test_a_save_for_an_earlier_request_does_not_fulfil_a_later_one(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = request_checkpoint(workspace, trains.id)
-    request = request_checkpoint(workspace, trains.id)
-    answer = answered(workspace, request, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
-    assert answer == ("late", None, "")
-
-
-def test_a_save_that_fails_is_reported_with_its_reason(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = "no space left on the device"
-    write_rank_event(trains, "save_failed", step=2, why="asked", reason="an older one")
-    request = request_checkpoint(workspace, trains.id)
-    answer = answered(
-        workspace,
-        request,
-        monkeypatch,
-        lambda: write_rank_event(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
-        lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=request.id),
-    )
-    assert answer == ("failed", None, full)
-
-
-def test_a_run_that_ends_first_may_have_saved_before(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_checkpoint(workspace, trains.id)
-    answer = answered(
-        workspace, request, monkeypatch, lambda: (saved(trains, 9, why="stop"), end_run(trains, "cancelled"))
-    )
-    assert answer == ("ended", 9, f"run {trains.id} is cancelled")
-
-
-def test_a_run_that_ends_without_saving_is_reported_so(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
-    saved(trains, 9)
-    request = request_checkpoint(workspace, trains.id)
-    answer = answered(
-        workspace, request, monkeypatch, lambda: (saved(trains, 4), end_run(trains, "crash", reason="it broke"))
-    )
-    assert answer == ("ended", None, f"run {trains.id} is failed: it broke")
-
-
-def test_the_next_attempt_does_not_fulfil_a_request(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_checkpoint(workspace, trains.id)
-    answer = answered(workspace, request, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
-    assert answer == ("ended", None, f"the attempt of run {trains.id} that was asked has ended, and the run is running")
+    first, second = request_checkpoint(workspace, trains.id), request_checkpoint(workspace, trains.id)
+    late = answered(workspace, second, monkeypatch, lambda: saved(trains, 5, request=first.id), timeout_s=3)
+    assert late == ("late", None, "")
+    first, later = request_checkpoint(workspace, trains.id), []
+    ask = lambda: later.append(request_checkpoint(workspace, trains.id))  # noqa: E731
+    answer = answered(workspace, first, monkeypatch, ask, lambda: saved(trains, 6, request=later[0].id))
+    assert answer == ("saved", 6, "")
 
 
 def start_again(run: RunDir) -> None:

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.checkpoints import ATTEMPT, write_rank_event
-from helpers.saved_runs import (
-    FILES,
-    STEPS,
-    act_before,
-    checkpoint_states,
-    cut,
-    delete_first,
-    fill_the_disk,
-    on_disk,
-)
+from helpers.saved_runs import FILES, STEPS, act_before, checkpoint_states, cut, delete_first, fill_the_disk, on_disk
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.prune import Pruned, prune
@@ -145,22 +136,19 @@ def test_the_next_prune_journals_what_a_killed_one_could_not(
     assert sorted(checkpoint_states(workspace, ended)) == [30, 40]
 
 
-def test_of_a_run_that_trains_nothing_is_journaled_but_what_was_deleted(workspace: Workspace, training: RunDir) -> None:
-    files.delete(training.checkpoints / "step-10")
-    assert steps_of(prune(workspace, training.id)) == [20]
-    assert sorted(checkpoint_states(workspace, training)) == [10, 30, 40]
-
-
-def test_what_dead_attempts_left_goes_once_the_run_is_over(workspace: Workspace, ended: RunDir) -> None:
+def test_what_dead_attempts_left_goes_once_the_run_is_over_and_no_command_starts_it_again(
+    workspace: Workspace, ended: RunDir
+) -> None:
     for name in (".1.0-step-50", ".trash-step-5"):
         (ended.checkpoints / name).mkdir()
         (ended.checkpoints / name / "__0_0.distcp").write_bytes(b"x" * 100)
+    with locked(ended.lock):
+        assert steps_of(prune(workspace, ended.id)) == [10, 20]
     pruned = prune(workspace, ended.id)
     assert [(left.path.name, left.bytes, left.complete) for left in pruned.leftovers] == [
-        (".1.0-step-50", 100, False),
-        (".trash-step-5", 100, False),
-    ]
-    assert pruned.bytes == 200 + sum(one.bytes for one in pruned.checkpoints)
+        (".1.0-step-50", 100, False), (".trash-step-5", 100, False)
+    ]  # fmt: skip
+    assert pruned.bytes == 200
     assert on_disk(ended) == ["step-30", "step-40"]
 
 
@@ -178,14 +166,8 @@ def test_one_that_only_lacks_its_name_is_published_and_known_then(workspace: Wor
 def test_what_a_run_that_trains_is_building_is_left_alone(workspace: Workspace, training: RunDir) -> None:
     (training.checkpoints / ".1.0-step-50").mkdir()
     (training.checkpoints / ".0.9-step-45").mkdir()
-    assert prune(workspace, training.id).leftovers == []
+    files.delete(training.checkpoints / "step-10")
+    pruned = prune(workspace, training.id)
+    assert (pruned.leftovers, steps_of(pruned)) == ([], [20])
     assert on_disk(training) == [".0.9-step-45", ".1.0-step-50", "step-30", "step-40"]
-
-
-def test_what_is_left_is_left_alone_while_a_command_starts_the_next_attempt(
-    workspace: Workspace, ended: RunDir
-) -> None:
-    (ended.checkpoints / ".1.0-step-50").mkdir()
-    with locked(ended.lock):
-        assert steps_of(prune(workspace, ended.id)) == [10, 20]
-    assert ".1.0-step-50" in on_disk(ended)
+    assert sorted(checkpoint_states(workspace, training)) == [10, 30, 40], "it journals what it has deleted itself"

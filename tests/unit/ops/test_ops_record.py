@@ -32,13 +32,7 @@ from helpers.shown_points import Point, mlflow_form
 from helpers.simulated_training import IdleJobs, Training
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from slurmtrain.config import Config
 from slurmtrain.errors import NoCheckpoint, RunBusy
@@ -381,21 +375,18 @@ class Record(RuleBasedStateMachine):
         run.begun.add(run.training.place.path.name)
 
     def restore(self, run: Trained, damaged: int) -> None:
-        assert run.training is not None
         step = run.training.restore(damaged)
         if step:
             run.account.roll_back(step)
         run.account.is_fresh = not step
 
     def finish(self, run: Trained, steps: int) -> None:
-        assert run.training is not None
         for _ in range(steps):
             run.training.step += 1
             # The same loss each time, and a count that shows in which training it was logged.
             self.log(run, {"loss": loss(run.training.step), "count": float(next(self.numbers))})
 
     def log(self, run: Trained, metrics: dict[str, float]) -> None:
-        assert run.training is not None
         run.training.log(metrics)
         line = json.loads(run.training.place.metrics.read_text().splitlines()[-1])
         run.account.log(line["step"], line["t"], metrics)

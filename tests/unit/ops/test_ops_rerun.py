@@ -44,7 +44,6 @@ def test_the_same_plan_and_code_are_submitted_as_a_new_run(
     [second] = rerun(workspace, "digits").run_ids
     plans = [read_plan(workspace.root.run(each).plan) for each in (first, second)]
     assert plans[0] == plans[1]
-    assert plans[0] is not None
     assert plans[0].code is not None
     assert (workspace.root.run(second).spec).read_text() == (workspace.root.run(first).spec).read_text()
     assert observe(workspace, ask_slurm=False).runs[second].row["parents"] is not None

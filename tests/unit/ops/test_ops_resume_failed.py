@@ -53,7 +53,6 @@ def swept(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path) -> list[st
 def launched(workspace: Workspace, run_id: str) -> tuple[str, int] | None:
     """The array, and the element, of the second submission of a run; None if that is a job of its own."""
     launch = read_launch(workspace.root.run(run_id).submission(2))
-    assert launch is not None
     return launch.array
 
 
@@ -83,7 +82,6 @@ def test_failed_runs_are_the_elements_of_a_new_array_with_the_overrides_and_the_
         run = workspace.store.load(run_id)
         observe(workspace, [run_id], ask_slurm=False)
         run = workspace.store.load(run_id)
-        assert run is not None
         assert [attempt.job_id for attempt in run.attempts][1:] == [f"9_{more.index(run_id)}"]
         assert list(run.attempts[-1].overrides) == ["resources.mem=4GB"]
 
@@ -136,8 +134,6 @@ def test_a_killed_command_leaves_runs_to_be_adopted_or_resumed_again(
     with pytest.raises(SubmissionUncertain):
         resume_failed(again, swept[: LOST + 1])
     launch = read_launch(workspace.root.run(swept[LOST]).submission(3))
-    assert launch is not None
-    assert launch.array is not None
     slurm.replies("squeue", "".join(squeue_line(f"9_{i}", run_id=launch.array[0]) for i in range(2)))
     later = Workspace(workspace.config)
     observe(later)

@@ -228,7 +228,7 @@ def test_a_configuration_that_somebody_put_into_a_directory_above_is_not_read(
     assert f"no runs in {work}/runs" in result.stderr
 
 
-@pytest.mark.parametrize("make", ["theirs", "their link", "everyone's"])
+@pytest.mark.parametrize("make", ["theirs", "their link", "everyone's", "the team's"])
 def test_a_configuration_in_the_current_directory_that_cannot_be_trusted_is_an_error(
     ground: tuple[Path, Person, Person], make: str
 ) -> None:
@@ -240,22 +240,15 @@ def test_a_configuration_in_the_current_directory_that_cannot_be_trusted_is_an_e
         file.symlink_to(alice.home / "mine.yaml")
     else:
         file.write_text("executor: local\n")
-    (alice if make == "everyone's" else bob).take(file)
-    if make == "everyone's":
-        file.chmod(0o666)
-    result = alice.slurmtrain("status", cwd=work)
+    owner = bob if "their" in make else alice
+    owner.take(file, gid=TEAM if make == "the team's" else None)
+    if owner is alice:
+        file.chmod(0o666 if make == "everyone's" else 0o664)
+    # Also above the current one.
+    below = alice.make_directory(work / "below") if make == "the team's" else work
+    result = alice.slurmtrain("status", cwd=below)
     assert result.returncode == 2
-    assert str(file) in result.stderr
-
-
-def test_my_own_configuration_that_others_can_write_is_an_error_also_above(ground: tuple[Path, Person, Person]) -> None:
-    place, alice, _ = ground
-    work = alice.make_directory(place / "work")
-    (work / "slurmtrain.yaml").touch()
-    alice.take(work / "slurmtrain.yaml", 0o664, gid=TEAM)
-    result = alice.slurmtrain("status", cwd=alice.make_directory(work / "below"))
-    assert result.returncode == 2
-    assert f"chmod go-w {work}/slurmtrain.yaml" in result.stderr
+    assert (f"chmod go-w {file}" if make == "the team's" else str(file)) in result.stderr
 
 
 def test_a_link_to_my_own_configuration_is_followed(ground: tuple[Path, Person, Person]) -> None:

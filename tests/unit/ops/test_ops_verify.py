@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.checkpoints import write_rank_event
-from helpers.saved_runs import (
-    FILES,
-    STEPS,
-    act_before,
-    checkpoint_states,
-    cut,
-    delete_first,
-    fill_the_disk,
-    flip,
-)
+from helpers.saved_runs import FILES, STEPS, act_before, checkpoint_states, cut, delete_first, fill_the_disk, flip
 
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
@@ -93,8 +84,10 @@ def test_what_was_repaired_is_good_again(workspace: Workspace, training: RunDir)
     path = training.checkpoints / "step-40" / FILES[0]
     flip(path)
     assert not verify(workspace, training.id, step=40).all_good
+    assert verify_checkpoint(path.parent, lambda *_: None).result == "bad"
     flip(path)
     assert verify(workspace, training.id, step=40).all_good
+    assert verify_checkpoint(path.parent, lambda *_: None).result == "good"
     assert checkpoint_states(workspace, training)[40] == (True, True)
 
 
@@ -149,9 +142,3 @@ def test_a_result_that_cannot_be_journaled_is_reported_all_the_same(
     verified = verify(workspace, training.id)
     assert verified.all_good
     assert verified.problems == [f"the results cannot be journaled in {training.journals}: no space left on the device"]
-
-
-def test_a_single_checkpoint_is_checked_without_a_run(training: RunDir) -> None:
-    assert verify_checkpoint(training.checkpoints / "step-10", lambda *_: None).result == "good"
-    flip(training.checkpoints / "step-10" / FILES[1])
-    assert verify_checkpoint(training.checkpoints / "step-10", lambda *_: None).result == "bad"

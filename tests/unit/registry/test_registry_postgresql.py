@@ -107,7 +107,11 @@ def test_a_schema_with_other_tables_is_left_alone(postgres: PostgresServer, regi
     assert postgres.execute(f"SELECT * FROM {registry.schema}.run") == []
 
 
-def test_what_another_role_has_made_decides_nothing(postgres: PostgresServer, registry: DatabaseUrl, role: str) -> None:
+def test_what_another_role_has_made_decides_nothing_and_a_role_that_may_make_nothing_is_told_so(
+    postgres: PostgresServer, registry: DatabaseUrl, role: str
+) -> None:
+    with pytest.raises(RegistryFailed, match="permission denied for database postgres; its schema is slurmtrain_"):
+        Store(of_role(registry, role))
     postgres.execute(f"CREATE ROLE mallory; CREATE SCHEMA {registry.schema} AUTHORIZATION mallory")
     try:
         with pytest.raises(RegistryFailed, match="belongs to the role mallory, and guest is no member of it; name a"):
@@ -165,11 +169,6 @@ def test_with_the_roles_of_the_documentation_a_group_reads_what_its_members_stor
         postgres.execute("DROP ROLE IF EXISTS ann, bob, vision")
 
 
-def test_a_role_that_may_make_no_schema_is_named_the_reason(registry: DatabaseUrl, role: str) -> None:
-    with pytest.raises(RegistryFailed, match="permission denied for database postgres; its schema is slurmtrain_"):
-        Store(of_role(registry, role))
-
-
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +197,9 @@ def test_a_newer_registry_is_refused_and_left_alone(
     assert postgres.execute(f"SELECT id FROM {registry.schema}.run") == [(RUN_ID,)]
 
 
-def test_making_the_tables_fails_as_a_whole(registry: DatabaseUrl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_that_open_it_at_once_make_it_once_and_whole(
+    postgres: PostgresServer, registry: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the power failed")
 
@@ -206,10 +207,6 @@ def test_making_the_tables_fails_as_a_whole(registry: DatabaseUrl, monkeypatch: 
         patch.setattr(schema.metadata, "create_all", fail)
         with pytest.raises(RuntimeError, match="the power failed"):
             open_engine(registry)
-    Store(registry).close()
-
-
-def test_many_that_open_it_at_once_make_it_once(postgres: PostgresServer, registry: DatabaseUrl) -> None:
     problems: list[Exception] = []
 
     def use() -> None:

@@ -10,7 +10,6 @@ from slurmtrain.cli.describe.attempt_problems import (
     describe_evidence,
     describe_hang,
     describe_restart,
-    describe_straggler,
     describe_time,
     newest_lines,
 )
@@ -42,18 +41,9 @@ def test_a_hang_has_its_culprits_and_the_time_without_progress() -> None:
     assert describe_hang({**hang, "ranks": ranks[:1]}) == "rank 1 is stopped by a signal"
 
 
-def test_a_straggler_has_its_host_and_its_own_time_per_step() -> None:
-    straggler = {"rank": 3, "host": "n1", "ratio": 1.8, "own_s": 0.216, "median_s": 0.12, "step": 500}
-    times = "216 ms of its own per step, the median is 120 ms"
-    assert describe_straggler(straggler) == f"rank 3 on n1 was 1.8 times as slow as others at step 500: {times}"
-
-
-def test_empty_evidence_is_left_out() -> None:
+def test_evidence_is_readable_and_what_is_empty_is_left_out() -> None:
     evidence = {"oom_kills": 2, "memory_limit": None, "xids": [79, 48], "gpus": [], "slurm": {"state": "COMPLETING"}}
     assert describe_evidence(evidence) == "oom_kills 2, xids 79, 48, slurm (state COMPLETING)"
-
-
-def test_times_and_lengths_of_time_that_slurm_reports_are_readable() -> None:
     slurm = {"state": "PREEMPTED", "preempt_time": 1_700_000_000.0, "start_time": None, "time_left_s": 3_725.5}
     readable = "slurm (state PREEMPTED, preempt_time 2023-11-14 22:13, time_left 1h02m)"
     assert describe_evidence({"signal": "SIGTERM", "slurm": slurm}) == f"signal SIGTERM, {readable}"

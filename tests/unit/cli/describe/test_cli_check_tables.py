@@ -22,26 +22,26 @@ def finding(check: str, status: str, summary: str = "") -> dict[str, Any]:
     return {"check": check, "status": status, "summary": summary}
 
 
-ALIKE = {f"n{i}": [finding("versions", "pass", "torch 2.13"), finding("gpu", "skip", "none")] for i in range(3)}
-
-
 def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
-    assert check_rows(ALIKE) == [
-        ("versions", "pass", "all 3", "torch 2.13"),
-        ("gpu", "skip", "all 3", "none"),
-    ]
-    assert not has_failed(ALIKE)
-    assert describe_count(ALIKE) == "1 check passed, 1 skipped"
+    alike = {f"n{i}": [finding("versions", "pass", "torch 2.13"), finding("gpu", "skip", "none")] for i in range(3)}
+    assert check_rows(alike) == [("versions", "pass", "all 3", "torch 2.13"), ("gpu", "skip", "all 3", "none")]
+    assert (has_failed(alike), describe_count(alike)) == (False, "1 check passed, 1 skipped")
+    assert (check_rows({}), describe_count({}), has_failed({})) == ([], "", False)
 
 
-def test_figures_of_nodes_that_pass_are_a_range() -> None:
-    checks = {f"n{i}": [finding("disk", "pass", f"{i} GB free")] for i in range(3)}
-    assert check_rows(checks) == [("disk", "pass", "all 3", "0 to 2 GB free (the largest on n2)")]
-
-
-def test_of_nodes_that_pass_with_other_words_one_is_shown() -> None:
-    checks = {f"n{i}": [finding("gpu", "pass", f"1 GPU, model {name}")] for i, name in enumerate("xxy")}
-    assert check_rows(checks) == [("gpu", "pass", "all 3", "1 GPU, model x (n0)")]
+@pytest.mark.parametrize(
+    ("status", "summaries", "nodes", "shown"),
+    [
+        ("pass", ["0 GB free", "1 GB free", "2 GB free"], "all 3", "0 to 2 GB free (the largest on n2)"),
+        ("pass", [f"1 GPU, model {name}" for name in "xxy"], "all 3", "1 GPU, model x (n0)"),
+        ("fail", ["no room", "no room"], "all 2", "no room"),
+        ("pass", ["ok"], "n0", "ok"),
+    ],
+    ids=["a range of figures", "one of several words", "a failure of all", "a single node"],
+)
+def test_what_all_nodes_say_of_a_check_is_a_line(status: str, summaries: list[str], nodes: str, shown: str) -> None:
+    checks = {f"n{i}": [finding("disk", status, summary)] for i, summary in enumerate(summaries)}
+    assert check_rows(checks) == [("disk", status, nodes, shown)]
 
 
 def test_nodes_with_the_same_finding_share_a_line_whatever_its_figures() -> None:
@@ -60,19 +60,6 @@ def test_nodes_with_the_same_finding_share_a_line_whatever_its_figures() -> None
 
     assert has_failed(checks)
     assert describe_count(checks) == "0 checks passed"
-
-
-def test_a_failure_of_all_nodes_is_one_line() -> None:
-    checks = {f"n{i}": [finding("disk", "fail", "no room")] for i in range(2)}
-    assert check_rows(checks) == [("disk", "fail", "all 2", "no room")]
-
-
-def test_a_single_node_is_named() -> None:
-    assert check_rows({"n0": [finding("disk", "pass", "ok")]}) == [("disk", "pass", "n0", "ok")]
-
-
-def test_no_checks_are_no_words() -> None:
-    assert (check_rows({}), describe_count({}), has_failed({})) == ([], "", False)
 
 
 NETWORK = {

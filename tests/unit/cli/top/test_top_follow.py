@@ -19,7 +19,6 @@ def sim(tmp_path: Path) -> SimulatedRun:
 
 @pytest.fixture
 def logs(sim: SimulatedRun) -> Path:
-    assert sim.directory is not None
     folder = sim.directory.attempt(sim.job, 0).logs
     folder.mkdir(parents=True)
     return folder
@@ -80,7 +79,6 @@ def test_a_new_attempt_is_reported_and_its_log_followed(tmp_path: Path, sim: Sim
     reports = Reports(tmp_path)
     reports.look(FollowedRun(RUN_ID, 9))
     sim.stopped().node("requeue", cause="preempted", why="its nodes were needed").started(1)
-    assert sim.directory is not None
     later = sim.directory.attempt(sim.job, 1).logs
     later.mkdir(parents=True)
     (later / "rank-0.log").write_text("second\n")

@@ -78,7 +78,6 @@ def evil(tmp_path: Path) -> Path:
     """A directory whose runs root has a run that says nothing but evil."""
     run = SimulatedRun(RunsRoot(tmp_path / "runs").run(RUN_ID), spec={"requeue": {"enabled": False}}, executor="local")
     run.created(name=EVIL).submitted(host=EVIL).started(host=EVIL)
-    assert run.directory is not None
     attempt = run.directory.attempt(run.job, 0)
     attempt.logs.mkdir(parents=True)
     attempt.rank_log(0).write_bytes(f"\x1b[32mgreen\x1b[0m {EVIL}\n".encode() + b"\xff\nlast line\n")

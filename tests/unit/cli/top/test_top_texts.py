@@ -38,12 +38,9 @@ def test_facts_come_by_worth_and_attempts_newest_first() -> None:
     assert texts[6] == "n[1-3]"
 
 
-def test_what_people_have_set_and_written_is_there() -> None:
+def test_what_people_have_set_and_written_is_there_and_of_a_run_without_attempts_what_is_known() -> None:
     pairs = dict(facts({**RUN, "params": {"lr": 0.1}, "tags": ["good", "v2"], "note": "try again", "sweep": "s"}, []))
     assert [pairs[name] for name in ("params", "tags", "note", "sweep")] == ["lr=0.1", "good v2", "try again", "s"]
-
-
-def test_a_run_without_attempts_has_what_is_known() -> None:
     bare = {**RUN, "state": "created", "reason": "", "step": None, "steps_per_second": None, "eta_seconds": None,
             "metrics": {}, "lost_steps": None, "goodput": None, "checkpoint": None, "job_id": None}  # fmt: skip
     assert facts(bare, []) == [("state", "created"), ("directory", "/runs/0123456789")]

@@ -54,7 +54,6 @@ def run(workspace: Workspace, elsewhere: Path) -> SimulatedRun:
 
 def resume_with(run: SimulatedRun, **tracking: object) -> None:
     """Note a later submission with other trackers."""
-    assert run.directory is not None
     folder = run.directory.submissions / "2"
     folder.mkdir(parents=True)
     write_json(folder / "plan.json", make_test_plan(tracking=tracking).to_json())

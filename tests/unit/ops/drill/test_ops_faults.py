@@ -98,7 +98,6 @@ def test_all_ranks_are_killed_as_soon_as_a_save_is_under_way(
     half = run.checkpoints / ".1.0-step-5"
     half.mkdir(parents=True)
     hit = faults.inject_in_save(workspace, load_run(workspace, run), watch, timeout_s=60)
-    assert hit is not None
     assert (hit.fault, hit.target, hit.half_written) == ("save", "the rank", [str(half)])
     assert rank.wait(60) == -signal.SIGKILL
     assert agent.poll() is None
@@ -188,11 +187,9 @@ def test_a_target_is_complete_once_all_agents_and_ranks_are_journaled(workspace:
     run = make_run(workspace.root.path)
     note_ranks(run, 1, {2: {**ELSEWHERE, "pid": 12}}, host="other")
     target = faults.find_target(workspace, load_run(workspace, run))
-    assert target is not None
     assert not target.complete
     note_ranks(run, 0, {0: ELSEWHERE, 1: ELSEWHERE})
     target = faults.find_target(workspace, load_run(workspace, run))
-    assert target is not None
     assert target.complete
 
 

@@ -109,7 +109,6 @@ def test_a_file_of_any_format_is_half_written_while_a_rank_writes_to_it(tmp_path
     with subprocess.Popen(
         [sys.executable, "-c", writer, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:  # fmt: skip
-        assert process.stdout is not None
         process.stdout.readline()
         assert watch.half_written([process.pid]) == [str(path)]
         process.kill()

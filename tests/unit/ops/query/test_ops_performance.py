@@ -55,7 +55,6 @@ def trained(workspace: Workspace, number: int, name: str, ranks: int, step_s: fl
 
 
 def note_system(sim: SimulatedRun, node: int, *lines: tuple[float, dict[str, float]]) -> None:
-    assert sim.directory is not None
     path = sim.directory.attempt(sim.job, 0).system_metrics(node)
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps({"t": at, "metrics": metrics}) + "\n" for at, metrics in lines))

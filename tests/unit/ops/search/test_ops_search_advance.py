@@ -156,7 +156,6 @@ def test_a_run_that_the_pruner_would_end_is_cancelled_with_the_reason(
     sim.later(60).ended("cancelled")
     observe(workspace, ask_slurm=False)
     run = workspace.store.load(second)
-    assert run is not None
     assert (run.state, run.reason) == ("cancelled", "pruned by the median pruner at step 5")
     assert advance_all(workspace).pruned == [second]
 
@@ -177,7 +176,6 @@ def test_a_pruned_run_that_a_person_has_resumed_is_not_pruned_again(
     sim.started(submission=2).reached(6, loss=9.0)
     observe(workspace, ask_slurm=False)
     run = workspace.store.load(second)
-    assert run is not None
     assert (run.state, run.cancelled) == ("running", False)
     assert advance_all(workspace).ending == []
     sim.ended("completed")
@@ -197,7 +195,6 @@ def test_a_search_whose_runs_are_all_deleted_for_good_is_over(workspace: Workspa
 def test_a_search_of_local_runs_goes_on_on_its_own_machine_only(workspace: Workspace, begin: Begin) -> None:
     submission = begin()
     record = read(workspace, str(submission.sweep))
-    assert record is not None
     assert record.host is None
     store(workspace, replace(record, host="elsewhere"))
     end(workspace, submission.run_ids[0], loss=1.0)

@@ -35,28 +35,21 @@ def history(count: int) -> list[Trial]:
     return trials
 
 
-def test_the_same_trials_lead_to_the_same_next_one() -> None:
+def test_the_same_trials_lead_to_the_same_next_one_with_values_of_the_space_as_a_run_gets_them() -> None:
     trials = history(15)
     assert Study(search(), trials).ask() == Study(search(), trials).ask()
     assert Study(search(), trials).ask() != Study(search(seed=1), trials).ask()
-
-
-def test_values_are_in_the_space_and_as_a_run_gets_them() -> None:
-    for trial in history(15):
+    for trial in trials:
         assert 1e-5 <= trial.values["params.lr"] <= 0.1
         assert trial.values["params.n"] in (2, 4, 6, 8)
         assert trial.values["params.act"] in ("relu", ["a", 1], None)
         assert trial.values["params.lr"] == float(f"{trial.values['params.lr']:.6g}")
 
 
-def test_trials_that_are_asked_for_together_differ() -> None:
-    study = Study(search(), [])
-    assert study.ask() != study.ask()
-
-
-def test_trials_asked_for_one_by_one_are_those_asked_for_together() -> None:
+def test_trials_asked_for_together_differ_and_are_those_asked_for_one_by_one() -> None:
     together = Study(search(), [])
     first, second = together.ask(), together.ask()
+    assert first != second
     assert Study(search(), [Trial(0, first, "running")]).ask() == second
 
 

@@ -27,6 +27,11 @@ RUNS = {
     "1400000000": Row("cnn-wide"),
     "1500000000": Row("1"),
 }
+SWEPT = {
+    "1600000000": Row("mlp", ended=False, sweep="1599999999"),
+    "1600000001": Row("mlp", sweep="1599999999"),
+    "1700000000": Row("mlp"),
+}
 
 
 @pytest.mark.parametrize(
@@ -47,22 +52,21 @@ def test_a_name_means_the_newest_live_run_of_that_name_and_goes_before_the_begin
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("runs", "name", "message"),
     [
-        ("0", "prefix of 3 run ids: 0100000000 .cnn., 0200000000"),
-        ("cn", "did you mean 'cnn'"),
-        ("", "slurmtrain status lists them"),
-        ("cnn*", "slurmtrain status lists them|did you mean"),
+        (RUNS, "0", "prefix of 3 run ids: 0100000000 .cnn., 0200000000"),
+        (RUNS, "cn", "did you mean 'cnn'"),
+        (RUNS, "", "slurmtrain status lists them"),
+        (RUNS, "cnn*", "slurmtrain status lists them|did you mean"),
+        ({}, "x", "there are no runs here"),
+        (SWEPT, "1599999999", r"sweep of 2 runs: 1600000000 \(mlp\), 1600000001 \(mlp\); name the run"),
     ],
 )
-def test_a_name_that_means_no_run_is_refused_with_what_may_be_meant(name: str, message: str) -> None:
+def test_a_name_that_means_no_run_is_refused_with_what_may_be_meant(
+    runs: dict[str, Row], name: str, message: str
+) -> None:
     with pytest.raises(RunNotFound, match=message):
-        choose(RUNS, name)
-
-
-def test_without_any_run_it_is_said_how_to_start_one() -> None:
-    with pytest.raises(RunNotFound, match="there are no runs here"):
-        choose({}, "x")
+        choose(runs, name)
 
 
 def test_the_live_runs_of_a_name_are_told() -> None:
@@ -82,30 +86,12 @@ def test_a_pattern_means_all_runs_whose_name_or_id_it_matches(names: Sequence[st
     assert choose_all(RUNS, names) == ids
 
 
-SWEPT = {
-    "1600000000": Row("mlp", ended=False, sweep="1599999999"),
-    "1600000001": Row("mlp", sweep="1599999999"),
-    "1700000000": Row("mlp"),
-}
-
-
-def test_a_sweep_means_its_runs_and_those_that_go_on_where_only_these_count() -> None:
+def test_a_sweep_or_a_pattern_means_its_runs_and_those_that_go_on_where_only_these_count() -> None:
     assert choose_all(SWEPT, ["1599999999", "mlp"]) == ["1600000000", "1600000001"]
     assert choose_all(SWEPT, ["1599999999"], live=True) == ["1600000000"]
-
-
-def test_a_sweep_of_which_every_run_has_ended_has_none_to_cancel() -> None:
+    assert choose_all(RUNS, ["*"], live=True) == ["0100000000", "0200000000"]
     over = {run_id: Row("mlp", sweep=row.sweep) for run_id, row in SWEPT.items()}
     with pytest.raises(RunNotFound, match="all 2 runs of sweep 1599999999 have ended"):
         choose_all(over, ["1599999999"], live=True)
-
-
-def test_where_one_run_is_needed_the_runs_of_a_sweep_are_told() -> None:
-    with pytest.raises(RunNotFound, match=r"sweep of 2 runs: 1600000000 \(mlp\), 1600000001 \(mlp\); name the run"):
-        choose(SWEPT, "1599999999")
-
-
-def test_a_pattern_can_be_limited_to_runs_that_have_not_ended() -> None:
-    assert choose_all(RUNS, ["*"], live=True) == ["0100000000", "0200000000"]
     with pytest.raises(RunNotFound, match="no run that has not ended matches 'cnn-"):
         choose_all(RUNS, ["cnn-*"], live=True)

@@ -30,16 +30,10 @@ DAY = 86400.0
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
-    fake = SlurmCommands(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.on_path())
+def slurm(slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     monkeypatch.chdir(tmp_path)
-    fake.replies("scontrol", PARTITIONS)
-    fake.replies("sbatch", "Submitted batch job 8\n")
-    fake.replies("srun")
-    fake.replies("squeue")
-    fake.replies("sacct")
-    return fake
+    slurm.replies("scontrol", PARTITIONS)
+    return slurm
 
 
 @pytest.fixture
@@ -120,28 +114,21 @@ def test_attempts_count_by_the_node_seconds_that_they_lived_and_what_ended_them(
     assert (stats.interruptions, stats.announced) == (3, 2)
 
 
-def test_only_the_same_partition_counts(workspace: Workspace, lives: Lives) -> None:
+def test_only_the_same_partition_of_late_counts_and_of_what_still_runs_the_time_that_its_metrics_tell(
+    workspace: Workspace, lives: Lives
+) -> None:
     lives.add("node_fail")
     lives.add("node_fail", partition="paid", lasted=100.0)
     lives.add("node_fail", partition=None)
     lives.add("node_fail", partition=None, executor="local", lasted=50.0)
-    assert stats_of(workspace).uptime_s == pytest.approx(2 * DAY)
-    assert stats_of(workspace, slurm={"partition": "paid"}).uptime_s == pytest.approx(200.0)
-    assert stats_of(workspace, "local").uptime_s == pytest.approx(100.0)
-
-
-def test_what_was_long_ago_says_nothing_of_the_nodes_of_today(workspace: Workspace, lives: Lives) -> None:
     lives.add("node_fail", ago=91 * DAY)
     lives.add("node_fail", ago=80 * DAY)
-    assert stats_of(workspace).interruptions == 1
-
-
-def test_of_an_attempt_that_still_runs_that_time_counts_of_which_its_metrics_tell(
-    workspace: Workspace, lives: Lives
-) -> None:
     lives.add(None, metrics_at=300.0)
     lives.add(None)
-    assert stats_of(workspace).uptime_s == pytest.approx(600.0)
+    assert stats_of(workspace).interruptions == 2
+    assert stats_of(workspace).uptime_s == pytest.approx(4 * DAY + 600.0)
+    assert stats_of(workspace, slurm={"partition": "paid"}).uptime_s == pytest.approx(200.0)
+    assert stats_of(workspace, "local").uptime_s == pytest.approx(100.0)
 
 
 # --- what saving has cost -------------------------------------------------------------------------------------------

@@ -68,26 +68,23 @@ def test_what_is_forgiven_stays_forgiven_after_a_rebuild_and_later_findings_coun
     assert states(workspace) == [("n1", "forgiven"), ("n2", "active"), ("n1", "active")]
 
 
-def test_forgiving_says_who_did_it_in_a_private_journal(workspace: Workspace) -> None:
-    against(workspace, "n1")
-    forgive(workspace, ["n1"])
-    [path] = workspace.root.nodes.glob("*.jsonl")
-    assert '"host":"n1","by":"' in path.read_text()
-    assert path.stat().st_mode & 0o77 == 0
-
-
-def test_a_list_of_nodes_is_forgiven_at_once(workspace: Workspace) -> None:
+def test_a_list_of_nodes_is_forgiven_at_once_in_a_private_journal_that_says_by_whom(workspace: Workspace) -> None:
+    with pytest.raises(UserError, match="does not hold n1; it is empty"):
+        forgive(workspace, ["n1"])
     against(workspace, "n1", "n2", "n3")
     assert forgive(workspace, ["n[1-2]", "n1"]) == ["n1", "n2"]
     assert [host for host, state in states(workspace) if state == "active"] == ["n3"]
+    [path] = workspace.root.nodes.glob("*.jsonl")
+    assert '"host":"n1","by":"' in path.read_text()
+    assert path.stat().st_mode & 0o77 == 0
+    # A torn line forgives nothing.
+    (workspace.root.nodes / "torn.jsonl").write_bytes(b'{"t":1,"kind":"forgiven","host":"n3","findi')
+    assert ("n3", "active") in states(workspace)
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [
-        (["n9", "n1"], "the node ledger does not hold n9; it holds n1, n2"),
-        (["n[1"], "its brackets do not match"),
-    ],
+    [(["n9", "n1"], "the node ledger does not hold n9; it holds n1, n2"), (["n[1"], "its brackets do not match")],
 )
 def test_a_node_that_is_not_listed_is_an_error_and_nothing_is_forgiven(
     workspace: Workspace, names: list[str], message: str
@@ -96,18 +93,6 @@ def test_a_node_that_is_not_listed_is_an_error_and_nothing_is_forgiven(
     with pytest.raises(UserError, match=message.replace("[", r"\[")):
         forgive(workspace, names)
     assert states(workspace) == [("n1", "active"), ("n2", "active")]
-
-
-def test_an_empty_ledger_says_so(workspace: Workspace) -> None:
-    with pytest.raises(UserError, match="does not hold n1; it is empty"):
-        forgive(workspace, ["n1"])
-
-
-def test_a_torn_line_of_a_journal_forgives_nothing(workspace: Workspace) -> None:
-    against(workspace, "n1")
-    workspace.root.nodes.mkdir()
-    (workspace.root.nodes / "torn.jsonl").write_bytes(b'{"t":1,"kind":"forgiven","host":"n1","findi')
-    assert states(workspace) == [("n1", "active")]
 
 
 # --- listing ------------------------------------------------------------------------------------------------------
@@ -139,6 +124,9 @@ def test_nothing_is_asked_where_nothing_counts(workspace: Workspace, slurm: Fake
     against(workspace, "n1", ago=25 * HOUR)
     assert exclusions(workspace, plan(), (), slurm=True) == Exclusions()
     assert slurm.questions == []
+    for hours, nodes in ((24.0, ()), (26.0, ("n1",)), (0.0, ())):
+        object.__setattr__(workspace.config, "node_expiry_hours", hours)
+        assert exclusions(workspace, plan(), (), slurm=True).nodes == nodes
 
 
 def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slurm: FakeScheduler) -> None:
@@ -172,13 +160,6 @@ def test_a_plan_that_wants_no_node_excluded_and_one_for_this_machine_get_all(
     submitted = plan(preflight={"exclude": False}) if slurm_ else plan()
     assert exclusions(workspace, submitted, (), slurm=slurm_) == Exclusions()
     assert slurm.questions == []
-
-
-def test_the_expiry_is_that_of_the_configuration(workspace: Workspace) -> None:
-    against(workspace, "n1", ago=2 * HOUR)
-    for hours, nodes in ((1.0, ()), (3.0, ("n1",)), (0.0, ())):
-        object.__setattr__(workspace.config, "node_expiry_hours", hours)
-        assert exclusions(workspace, plan(), (), slurm=True).nodes == nodes
 
 
 def test_a_slurm_that_does_not_answer_keeps_no_run_from_being_submitted(

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,26 +53,30 @@ def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(
     assert observe(workspace).runs[RUN_ID].attempt == 0
 
 
-def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: SimulatedRun) -> None:
+def test_a_submission_that_still_holds_its_lock_or_is_on_another_machine_is_left_alone(
+    workspace: Workspace, run: SimulatedRun
+) -> None:
     run.submitting(host=socket.gethostname())
     with locked(run.directory.lock):
         assert state(workspace)[0] == "pending"
-
-
-def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: SimulatedRun) -> None:
-    run.submitting(host="elsewhere")
+    run.submitting(2, host="elsewhere")
     assert state(workspace)[0] == "pending"
 
 
+@pytest.mark.parametrize("how", ["its number is another process's", "the machine was started again"])
 def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
-    workspace: Workspace, run: SimulatedRun
+    workspace: Workspace, run: SimulatedRun, how: str
 ) -> None:
     me = this_process()
-    dead = Process(me.host, me.boot, me.pid, me.start + 1)
-    submitted(run, dead)
+    submitted(run, replace(me, start=me.start + 1) if "number" in how else replace(me, boot="before"))
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
     assert len(list(run.directory.journals.glob("observe-*.jsonl"))) == 1
+
+
+def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: SimulatedRun) -> None:
+    submitted(run, this_process())
+    assert state(workspace)[0] == "pending"
 
 
 def test_where_the_end_of_a_run_cannot_be_noted_its_reason_says_so(
@@ -90,17 +95,6 @@ def test_where_the_end_of_a_run_cannot_be_noted_its_reason_says_so(
     assert reason.startswith("its processes are gone, and its end cannot be noted in ")
     assert "no space left on the device" in reason
     assert state(workspace)[0] == "lost"
-
-
-def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: SimulatedRun) -> None:
-    me = this_process()
-    submitted(run, Process(me.host, "before", me.pid, me.start))
-    assert state(workspace)[0] == "lost"
-
-
-def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: SimulatedRun) -> None:
-    submitted(run, this_process())
-    assert state(workspace)[0] == "pending"
 
 
 def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(

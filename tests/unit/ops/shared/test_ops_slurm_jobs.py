@@ -48,7 +48,6 @@ def run(workspace: Workspace) -> SimulatedRun:
 
 def journals(run: SimulatedRun, command: str) -> list[Path]:
     """The journals of commands of this name."""
-    assert run.directory is not None
     return sorted(run.directory.journals.glob(f"{command}-*.jsonl"))
 
 
@@ -60,23 +59,16 @@ def look(workspace: Workspace) -> Run:
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
-def test_slurm_is_not_asked_where_nothing_is_open(
+def test_slurm_is_not_asked_where_nothing_is_open_nor_by_a_look_that_shall_not(
     workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
+    observe(workspace, ask_slurm=False)
     run.started().ended(cause="completed")
     make_run(workspace, OTHER_ID, executor="local")
     observe(workspace)
     assert slurm.questions == []
     assert load_run(workspace).state == "completed"
-
-
-def test_slurm_is_not_asked_by_a_look_that_shall_not_ask(
-    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
-) -> None:
-    run.submitted(host=THIS_HOST)
-    observe(workspace, ask_slurm=False)
-    assert slurm.questions == []
 
 
 def test_a_job_that_squeue_knows_costs_one_question(
@@ -89,26 +81,16 @@ def test_a_job_that_squeue_knows_costs_one_question(
     assert journals(run, "observe") == []
 
 
-def test_many_runs_cost_two_questions(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
-    run.submitted(host=THIS_HOST)
-    for number in range(5):
-        make_run(workspace, f"{number}223456789", job=f"1{number}").submitted()
-    slurm.jobs = [job("RUNNING", "10", "0223456789")]
-    observe(workspace)
-    assert [one if isinstance(one, str) else one[:3] for one in slurm.questions] == [
-        "squeue",
-        ("sacct", ["11", "12", "13", "14", "7"], False),
-    ]
-
-
-def test_sacct_is_asked_from_the_first_submission_on(
+def test_many_runs_cost_two_questions_and_sacct_is_asked_from_the_first_submission_on(
     workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST, at=5000.0)
     run.command("submitted", submission=1, job_id="7")
-    make_run(workspace, OTHER_ID, job="8").submitted()
+    for number in range(5):
+        make_run(workspace, f"{number}223456789", job=f"1{number}").submitted()
+    slurm.jobs = [job("RUNNING", "10", "0223456789")]
     observe(workspace)
-    assert slurm.questions[1] == ("sacct", ["7", "8"], False, 5000.0)
+    assert slurm.questions == ["squeue", ("sacct", ["11", "12", "13", "14", "7"], False, 5000.0)]
 
 
 def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
@@ -218,12 +200,6 @@ def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
     assert journals(run, "observe") == []
 
 
-def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
-    run.submitted(host=THIS_HOST)
-    slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
-    assert observe(workspace).problems == []
-
-
 # --- orphans ----------------------------------------------------------------------------------------------------
 
 
@@ -232,11 +208,12 @@ def state(workspace: Workspace) -> tuple[str, str]:
     return current.state, current.newest.job_id if current.newest else ""
 
 
-def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue(
-    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
+@pytest.mark.parametrize(("host", "age"), [(THIS_HOST, 0.0), (THIS_HOST, 5.0), ("elsewhere", 0.0)])
+def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue_whatever_its_host_and_the_answers_age(
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, host: str, age: float
 ) -> None:
-    run.submitting(host=THIS_HOST)
-    slurm.jobs = [job("RUNNING", "6", OTHER_ID), job("PENDING", "7")]
+    run.submitting(host=host)
+    slurm.age, slurm.jobs = age, [job("RUNNING", "6", OTHER_ID), job("PENDING", "7")]
     for _ in range(2):
         assert state(workspace) == ("pending", "7")
     assert len(journals(run, "adopt")) == 1
@@ -284,11 +261,12 @@ def test_a_submission_that_died_before_slurm_had_its_job_never_was_one(
     assert len(journals(run, "adopt")) == 1
 
 
-def test_a_site_without_accounting_is_sure_by_squeue_alone(
+def test_a_site_without_accounting_is_no_problem_and_sure_by_squeue_alone(
     workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
+    assert observe(workspace).problems == []
     assert state(workspace)[0] == "created"
 
 
@@ -305,12 +283,6 @@ def test_no_submission_is_given_up_without_two_answers_from_after_the_look_began
         setattr(slurm, name, value)
     assert state(workspace) == ("pending", "")
     assert journals(run, "adopt") == []
-
-
-def test_a_job_is_adopted_also_by_an_old_answer(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
-    run.submitting(host=THIS_HOST)
-    slurm.age, slurm.jobs = 5.0, [job("PENDING")]
-    assert state(workspace) == ("pending", "7")
 
 
 def test_a_submission_that_still_holds_its_lock_is_left_alone(
@@ -332,7 +304,6 @@ def test_a_submission_whose_sbatch_lives_is_left_alone(
     code = "import time; print(flush=True); time.sleep(600)"
     sbatch = subprocess.Popen(["sbatch", "-c", code, script], executable=sys.executable, stdout=subprocess.PIPE)
     try:
-        assert sbatch.stdout is not None
         sbatch.stdout.readline()
         assert state(workspace) == ("pending", "")
     finally:
@@ -373,14 +344,6 @@ def test_a_submission_from_another_machine_is_given_up_only_after_a_while(
     assert load_run(workspace, OTHER_ID).state == "created"
 
 
-def test_the_job_of_a_submission_from_another_machine_is_adopted_at_once(
-    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
-) -> None:
-    run.submitting(host="elsewhere")
-    slurm.jobs = [job("PENDING")]
-    assert state(workspace) == ("pending", "7")
-
-
 # --- what a job is doing ----------------------------------------------------------------------------------------
 
 
@@ -388,27 +351,17 @@ def live(observed: Observed) -> Live | None:
     return observed.runs[RUN_ID].live
 
 
-def test_a_job_that_waits_tells_why_and_until_when(
+def test_a_job_that_waits_tells_why_and_until_when_and_one_that_is_over_is_not_live(
     workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     slurm.jobs = [job("PENDING", reason="Priority", starts_at=5e9, priority=10)]
-    assert live(observe(workspace)) == Live(
-        state="PENDING",
-        code="Priority",
-        reason="jobs of higher priority are before it (Priority)",
-        starts_at=5e9,
-        priority=10,
-    )
-
-
-@pytest.mark.parametrize("over", ["COMPLETED", "FAILED"])
-def test_a_job_that_is_over_is_not_live(
-    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, over: str
-) -> None:
-    run.submitted(host=THIS_HOST)
-    slurm.jobs = [job(over)]
-    assert live(observe(workspace)) is None
+    reason = "jobs of higher priority are before it (Priority)"
+    waits = Live(state="PENDING", code="Priority", reason=reason, starts_at=5e9, priority=10)
+    assert live(observe(workspace)) == waits
+    for over in ("COMPLETED", "FAILED"):
+        slurm.jobs = [job(over)]
+        assert live(observe(workspace)) is None
 
 
 @pytest.mark.parametrize(
@@ -424,13 +377,6 @@ def test_a_job_that_does_not_wait_tells_its_nodes(state: str, reason: str) -> No
     assert live_of(job(state, nodes="n[0-1]")) == Live(state=state, nodes="n[0-1]", reason=reason)
 
 
-@pytest.mark.parametrize("state", ["REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"])
-def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
-    held = live_of(job(state, reason="JobHeldUser"))
-    assert held.state == state
-    assert "'scontrol release 7' releases it" in held.reason
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "expected"),
     [
@@ -442,11 +388,16 @@ def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
         ("REQUEUE_HOLD", "JobHoldMaxRequeue", "slurm"),
         ("REQUEUE_HOLD", "job requeued in held state", "user"),
         ("SPECIAL_EXIT", "", "user"),
+        ("REQUEUE_HOLD", "JobHeldUser", "user"),
+        ("SPECIAL_EXIT", "JobHeldUser", "user"),
+        ("RESV_DEL_HOLD", "JobHeldUser", "user"),
         ("RUNNING", "None", ""),
     ],
 )
 def test_who_holds_a_job_follows_from_its_state_and_reason(state: str, reason: str, expected: str) -> None:
-    assert holder(live_of(job(state, reason=reason))) == expected
+    held = live_of(job(state, reason=reason))
+    assert (held.state, holder(held)) == (state, expected)
+    assert ("'scontrol release 7' releases it" in held.reason) == (expected == "user" and bool(reason))
 
 
 def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: SimulatedRun) -> None:

@@ -92,24 +92,27 @@ def test_files_have_the_surviving_line_after_each_sync(workspace: Workspace) -> 
     assert send(workspace) == MirrorOutcome()
 
 
-@pytest.mark.parametrize("cut", [1, 20])
-def test_what_a_killed_command_left_of_a_row_is_written_again(workspace: Workspace, cut: int) -> None:
+def insert(row: str) -> Callable[[str], str]:
+    """A row before those that are there, and a later one after them."""
+    return lambda text: text.replace("\n", f"\n{row}\n", 1) + "7,5.0,1,1.0\n"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [lambda text: text[:-1], lambda text: text[:-20], insert("junk,5.0,1,1.0"), insert(f"{'x' * 200_000},5.0,1,1.0"),
+     lambda text: f"{text}4,1.5,1,1.0\n"],
+    ids=["killed in its last byte", "killed in a row", "junk", "a very long row", "written but not noted"],
+)  # fmt: skip
+def test_whatever_a_command_or_another_program_left_of_a_file_each_row_is_there_once(
+    workspace: Workspace, changed: Callable[[str], str]
+) -> None:
     run = tracked(workspace, "csv")
     send(workspace)
     path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
-    path.write_bytes(path.read_bytes()[:-cut])
-    run.reached(5, loss=1.25).ended("completed")
-    assert send(workspace) == SENT
-    assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
-
-
-@pytest.mark.parametrize("row", ["junk,5.0,1,1.0\n", f"{'x' * 200_000},5.0,1,1.0\n"])
-def test_a_damaged_file_is_written_anew(workspace: Workspace, row: str) -> None:
-    run = tracked(workspace, "csv")
-    send(workspace)
-    path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
-    header, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([header, row, *rest, "7,5.0,1,1.0\n"]))
+    with path.open(newline="") as file:
+        text = file.read()
+    with path.open("w", newline="") as file:
+        file.write(changed(text))
     run.reached(5, loss=1.25).ended("completed")
     assert send(workspace) == SENT
     assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
@@ -122,17 +125,6 @@ def test_a_row_of_any_length_is_found_again(tmp_path: Path) -> None:
     file.append([TrackedPoint(1, step, 5.0, many, Fate.FINAL) for step in (1, 2)])
     assert StepFile(tmp_path / "x.csv").keep(2) == 2
     assert StepFile(tmp_path / "x.csv").keep(1) == 1
-
-
-def test_rows_that_were_written_but_not_noted_are_not_written_twice(workspace: Workspace) -> None:
-    run = tracked(workspace, "csv")
-    send(workspace)
-    path = workspace.root.path / "csv" / f"{RUN_ID}.csv"
-    with path.open("a") as file:
-        file.write("4,1.5,1,1.0\n")
-    run.reached(5, loss=1.25).ended("completed")
-    assert send(workspace) == SENT
-    assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
 
 
 def test_files_that_were_deleted_are_written_anew(workspace: Workspace) -> None:

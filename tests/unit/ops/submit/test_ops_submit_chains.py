@@ -25,6 +25,8 @@ from slurmtrain.ops.submit import load_all, split_words, submit_specs
 from slurmtrain.ops.wait import wait
 from slurmtrain.runtime.chain.files import dependents_of, read_upstreams
 
+pytestmark = pytest.mark.usefixtures("slurm")
+
 Write = Callable[..., Path]
 
 
@@ -65,9 +67,7 @@ def simulate(workspace: Workspace, run_id: str, **fields: Any) -> SimulatedRun:
     return sim.started(host="n0", **fields)
 
 
-def test_specs_are_submitted_behind_those_that_they_start_after(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_specs_are_submitted_behind_those_that_they_start_after(workspace: Workspace, write: Write) -> None:
     evaluate = write("evaluate", "after: [finetune, 'afterany:pretrain']")
     finetune = write("finetune", "params: {init: '${run.pretrain.checkpoint}'}")
     pretrain = write("pretrain")
@@ -85,7 +85,7 @@ def test_specs_are_submitted_behind_those_that_they_start_after(
 
 
 def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of_its_runs(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
+    workspace: Workspace, write: Write
 ) -> None:
     sweep = write("prep", "params: {a: 1}", "sweep: {params.a: [1, 2, 3]}")
     submit_all(workspace, sweep)
@@ -109,9 +109,7 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     ]
 
 
-def test_a_search_is_nothing_to_start_after_until_it_is_over(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_a_search_is_nothing_to_start_after_until_it_is_over(workspace: Workspace, write: Write) -> None:
     first, _ = submit_all(workspace, write("tune", "params: {a: 1}", "sweep: {params.a: [1, 2]}"))
     sweep = observe(workspace).runs[first].sweep
     record = workspace.root.searches / f"{sweep}.json"
@@ -125,9 +123,7 @@ def test_a_search_is_nothing_to_start_after_until_it_is_over(
     assert submit_all(workspace, report)
 
 
-def test_after_on_the_command_line_adds_to_that_of_the_spec(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_after_on_the_command_line_adds_to_that_of_the_spec(workspace: Workspace, write: Write) -> None:
     ids = submit_all(workspace, write("a"), write("b"))
     [run_id] = submit_all(workspace, write("c", "after: a"), after=("afterany:b", "a"))
     assert read_upstreams(workspace.root.run(run_id)) == [Upstream(ids[0], "a"), Upstream(ids[1], "b", any=True)]
@@ -158,9 +154,7 @@ def test_a_chain_that_cannot_be_is_refused_whole(
     assert slurm.calls("sbatch") == []
 
 
-def test_one_failing_spec_submits_none_and_mistakes_of_all_are_listed(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_one_failing_spec_submits_none_and_mistakes_of_all_are_listed(workspace: Workspace, write: Write) -> None:
     with pytest.raises(SpecError) as raised:
         submit_all(workspace, write("a"), write("b", "nodes: 2"), write("c", "after: 'x y'"))
     assert [mistake.key for mistake in raised.value.mistakes] == ["nodes", "after.0"]
@@ -187,7 +181,7 @@ def test_a_job_that_slurm_refuses_leaves_those_before_it_and_removes_those_behin
 
 @pytest.mark.parametrize(("end", "words"), [("crashed", "failed: rank 0"), ("cancelled", "was cancelled")])
 def test_a_run_that_has_failed_already_is_refused_unless_any_end_will_do(
-    workspace: Workspace, slurm: SlurmCommands, write: Write, end: str, words: str
+    workspace: Workspace, write: Write, end: str, words: str
 ) -> None:
     [pretrain] = submit_all(workspace, write("pretrain", "requeue: {max_failures: 0}"))
     sim = simulate(workspace, pretrain)
@@ -201,7 +195,7 @@ def test_a_run_that_has_failed_already_is_refused_unless_any_end_will_do(
 
 
 def test_a_completed_run_is_no_dependency_of_the_job_but_must_have_what_is_referred_to(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
+    workspace: Workspace, write: Write
 ) -> None:
     [pretrain] = submit_all(workspace, write("pretrain"))
     simulate(workspace, pretrain).ended("completed")
@@ -211,15 +205,13 @@ def test_a_completed_run_is_no_dependency_of_the_job_but_must_have_what_is_refer
         submit_all(workspace, write("finetune", "env: {A: '${run.pretrain.checkpoint}'}"))
 
 
-def test_a_run_elsewhere_that_has_not_ended_cannot_be_waited_for(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_a_run_elsewhere_that_has_not_ended_cannot_be_waited_for(workspace: Workspace, write: Write) -> None:
     [pretrain] = submit_all(workspace, write("pretrain"))
     with pytest.raises(UserError, match=f"run {pretrain} .* is on slurm, and this one would be on local"):
         submit_all(workspace, write("finetune", "after: pretrain"), executor="local")
 
 
-def test_a_key_names_the_runs_of_all_specs(workspace: Workspace, slurm: SlurmCommands, write: Write) -> None:
+def test_a_key_names_the_runs_of_all_specs(workspace: Workspace, write: Write) -> None:
     specs = [write("b", "after: a", "params: {x: 1}", "sweep: {params.x: [1, 2]}"), write("a")]
     ids = submit_all(workspace, *specs, key="k")
     assert submit_all(workspace, *specs, key="k") == ids
@@ -337,7 +329,6 @@ def test_who_waits_for_a_run_sees_to_those_that_it_waits_for(
 
     wait(Workspace(workspace.config, warn=pytest.fail), [last], lambda _: None, Twice())
     run = workspace.store.load(first)
-    assert run is not None
     assert [attempt.job_id for attempt in run.attempts] == ["8", "10"]
 
 
@@ -419,9 +410,7 @@ def test_words_behind_a_spec_are_specs_or_overrides(tmp_path: Path, monkeypatch:
 # --- singletons -----------------------------------------------------------------------------------------------------
 
 
-def test_a_singleton_waits_for_all_runs_of_its_name_that_have_not_ended(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_a_singleton_waits_for_all_runs_of_its_name_that_have_not_ended(workspace: Workspace, write: Write) -> None:
     other = write("other")
     spec = write("one", "slurm: {dependency: singleton}", "params: {a: 1}")
     [first] = submit_all(workspace, spec)
@@ -464,9 +453,7 @@ def test_resume_starts_one_of_several_runs_of_a_singleton(
     assert f"run {runs[0]} of the same name is started" in problem
 
 
-def test_the_runs_of_a_singletons_sweep_run_one_at_a_time_and_share_no_job(
-    workspace: Workspace, slurm: SlurmCommands, write: Write
-) -> None:
+def test_the_runs_of_a_singletons_sweep_run_one_at_a_time_and_share_no_job(workspace: Workspace, write: Write) -> None:
     sweep = "sweep: {params.a: [1, 2, 3]}"
     submit_all(workspace, write("one", "slurm: {dependency: singleton}", "params: {a: 1}", sweep))
     [script] = workspace.root.arrays.glob("*/submitit/8_submission.sh")

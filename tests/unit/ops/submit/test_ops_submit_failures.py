@@ -15,14 +15,7 @@ from helpers.full_disk import small_disk
 from helpers.workspaces import make_workspace
 
 from slurmtrain.config import Config
-from slurmtrain.errors import (
-    LaunchError,
-    PathError,
-    RequestRefused,
-    SlurmtrainError,
-    SubmitFailed,
-    SubmitInterrupted,
-)
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmtrainError, SubmitFailed, SubmitInterrupted
 from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.workspace import Workspace
@@ -31,6 +24,8 @@ from slurmtrain.registry.store import Store
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.disk_space import DiskSpace
 from slurmtrain.system.journal import Journal
+
+pytestmark = pytest.mark.usefixtures("slurm")
 
 # Each run requests something else, and so is a job of its own.
 SWEEP = ["resources.cpus_per_proc=1,2,3"]
@@ -70,20 +65,30 @@ def fail(error: BaseException) -> Callable[[], Any]:
 # --- jobs that cannot be submitted ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [RequestRefused("too big"), LaunchError("no answer"), PathError("no space")])
+@pytest.mark.parametrize(
+    ("error", "said", "exist"),
+    [
+        (RequestRefused("too big"), "too big; submitted: {0}; not created: 2 run(s)", 1),
+        (LaunchError("no answer"), "no answer; submitted: {0}; not created: 2 run(s)", 1),
+        (PathError("no space"), "no space; submitted: {0}; not created: 2 run(s)", 1),
+        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug; submitted: ", 2),
+    ],
+)
 def test_a_sweep_that_fails_in_the_middle_names_the_runs_that_exist_and_leaves_no_other(
     workspace: Workspace,
     slurm: SlurmCommands,
     spec: Path,
     second: Callable[[Callable[[], Any]], None],
-    error: SlurmtrainError,
+    error: Exception,
+    said: str,
+    exist: int,
 ) -> None:
     second(fail(error))
     with pytest.raises(SubmitFailed) as raised:
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
-    [first] = run_folders(workspace)
-    assert (raised.value.exit_code, raised.value.run_ids) == (1, (first,))
-    assert str(raised.value) == f"{error}; submitted: {first}; not created: 2 run(s)"
+    folders = run_folders(workspace)
+    assert (raised.value.exit_code, sorted(raised.value.run_ids), len(folders)) == (1, folders, exist)
+    assert str(raised.value).startswith(said.format(*folders))
     assert len(slurm.calls("sbatch")) == 1
 
 
@@ -97,36 +102,20 @@ def test_a_job_that_slurm_refuses_leaves_nothing_and_says_so(
     assert run_folders(workspace) == []
 
 
-def test_a_job_that_may_exist_is_named_with_the_next_step_and_its_run_stays(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path
+@pytest.mark.parametrize(
+    ("sweep", "count", "more"), [(SWEEP, 1, ""), (["+params.i=range(13)"], 13, " and 3 more")], ids=["job", "array"]
+)
+def test_what_may_exist_is_named_with_the_next_step_and_stays(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, sweep: list[str], count: int, more: str
 ) -> None:
     slurm.replies("sbatch", code=-signal.SIGKILL)
     with pytest.raises(SubmitFailed, match="'slurmtrain sync' finds out") as raised:
-        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+        submit(workspace, spec, sweep=sweep, executor="slurm")
     assert raised.value.exit_code == 1
-    assert raised.value.run_ids == tuple(run_folders(workspace))
-    assert len(run_folders(workspace)) == 1
-
-
-def test_a_large_array_that_may_exist_is_named_by_a_few_of_its_runs(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path
-) -> None:
-    slurm.replies("sbatch", code=-signal.SIGKILL)
-    with pytest.raises(SubmitFailed) as raised:
-        submit(workspace, spec, sweep=["+params.i=range(13)"], executor="slurm")
-    created = run_folders(workspace)
-    assert sorted(raised.value.run_ids) == [name for name in created if name != "arrays"]
-    assert f"perhaps submitted: {', '.join(raised.value.run_ids[:10])} and 3 more (" in str(raised.value)
-
-
-def test_an_unforeseen_error_says_which_runs_exist(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, second: Callable[[Callable[[], Any]], None]
-) -> None:
-    second(fail(ZeroDivisionError("a bug")))
-    with pytest.raises(SubmitFailed, match=r"^ZeroDivisionError: a bug; submitted: ") as raised:
-        submit(workspace, spec, sweep=SWEEP, executor="slurm")
-    assert sorted(raised.value.run_ids) == run_folders(workspace)
-    assert len(run_folders(workspace)) == 2
+    run_ids = raised.value.run_ids
+    assert sorted(run_ids) == [name for name in run_folders(workspace) if name != "arrays"]
+    assert len(run_ids) == count
+    assert f"perhaps submitted: {', '.join(run_ids[:10])}{more} (" in str(raised.value)
 
 
 # --- interruptions ----------------------------------------------------------------------------------------------------
@@ -134,11 +123,7 @@ def test_an_unforeseen_error_says_which_runs_exist(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_other(
-    workspace: Workspace,
-    slurm: SlurmCommands,
-    spec: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     submit_job = start_module._submit
 
@@ -157,7 +142,7 @@ def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_othe
 
 
 def test_a_second_interruption_ends_the_command_at_once_and_names_the_run_that_may_have_a_job(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> Submitted:
         signal.raise_signal(signal.SIGINT)
@@ -173,7 +158,7 @@ def test_a_second_interruption_ends_the_command_at_once_and_names_the_run_that_m
 
 
 def test_an_interruption_before_the_first_job_leaves_nothing(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = creation.create
 
@@ -191,7 +176,7 @@ def test_an_interruption_before_the_first_job_leaves_nothing(
 
 
 def test_a_job_that_cannot_be_journaled_is_a_success_with_a_warning(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = Journal.write
 
@@ -209,11 +194,7 @@ def test_a_job_that_cannot_be_journaled_is_a_success_with_a_warning(
 
 @pytest.mark.parametrize("place", [(lease, "grant"), (start_module, "write_new"), (creation, "write_new")])
 def test_a_disk_that_is_full_before_there_is_a_job_leaves_nothing(
-    workspace: Workspace,
-    slurm: SlurmCommands,
-    spec: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: tuple[Any, str],
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
 ) -> None:
     monkeypatch.setattr(*place, lambda *_: (_ for _ in ()).throw(FULL))
     with pytest.raises(PathError, match=r"no space left on the device; nothing was created$") as raised:
@@ -224,9 +205,7 @@ def test_a_disk_that_is_full_before_there_is_a_job_leaves_nothing(
 
 
 @pytest.mark.parametrize("left_kib", [0, 4, 64])
-def test_too_little_room_is_noticed_before_anything_is_created(
-    slurm: SlurmCommands, spec: Path, tmp_path: Path, left_kib: int
-) -> None:
+def test_too_little_room_is_noticed_before_anything_is_created(spec: Path, tmp_path: Path, left_kib: int) -> None:
     with small_disk(tmp_path / "disk") as disk:
         workspace = make_workspace(disk.path / "runs")
         workspace.prepare()
@@ -237,9 +216,7 @@ def test_too_little_room_is_noticed_before_anything_is_created(
         assert not workspace.config.registry.exists()
 
 
-def test_too_few_inodes_are_noticed_before_anything_is_created(
-    slurm: SlurmCommands, spec: Path, tmp_path: Path
-) -> None:
+def test_too_few_inodes_are_noticed_before_anything_is_created(spec: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", inodes=40) as disk:
         workspace = make_workspace(disk.path / "runs")
         with pytest.raises(PathError, match="inodes are left of the 128 that 1 new run"):
@@ -248,7 +225,7 @@ def test_too_few_inodes_are_noticed_before_anything_is_created(
 
 
 def test_at_every_fullness_of_the_disk_what_is_said_to_exist_exists(
-    slurm: SlurmCommands, spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the disk filled up right after the check of its room."""
     for name in ("_FIRST", "_EACH", "_REGISTRY"):
@@ -273,9 +250,7 @@ def test_at_every_fullness_of_the_disk_what_is_said_to_exist_exists(
     assert outcomes == {0, 1, 2}
 
 
-def test_a_registry_without_room_elsewhere_is_warned_about_and_not_used(
-    slurm: SlurmCommands, spec: Path, tmp_path: Path
-) -> None:
+def test_a_registry_without_room_elsewhere_is_warned_about_and_not_used(spec: Path, tmp_path: Path) -> None:
     warnings: list[str] = []
     with small_disk(tmp_path / "disk") as disk:
         registry = disk.path / "registry.db"

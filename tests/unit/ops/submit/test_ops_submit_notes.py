@@ -26,14 +26,12 @@ def notes(workspace: Workspace, spec: Path, command: str, *, sweep: str = "", mo
     return notes_on(workspace, [planned.plan for planned in runs], "local")
 
 
-def live(workspace: Workspace, command: str, *, glob: str | None = None, ended: bool = False) -> None:
+def live(workspace: Workspace, command: str, *, glob: str | None = None) -> None:
     """A run of this command in the current directory."""
     spec = {"command": command, "checkpoint": {"glob": glob}}
-    run = SimulatedRun(workspace.root.run(RUN_ID), spec=spec, now=time.time()).created().submitted().started()
+    SimulatedRun(workspace.root.run(RUN_ID), spec=spec, now=time.time()).created().submitted().started()
     plan = workspace.root.run(RUN_ID).plan
     plan.write_text(plan.read_text().replace('"/w"', json.dumps(str(Path.cwd()))))
-    if ended:
-        run.ended("completed")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -77,14 +75,6 @@ def test_a_sweep_whose_runs_are_kept_apart_is_not_noted(workspace: Workspace, sp
     assert notes(workspace, spec, f"bash -c pass --output_dir {place}", sweep="params.a=1,2,3") == []
 
 
-def test_a_pattern_of_checkpoints_that_all_runs_of_a_sweep_have_is_noted(workspace: Workspace, spec: Path) -> None:
-    more = "checkpoint: {glob: 'ckpt/*.pt'}\n"
-    assert notes(workspace, spec, "bash -c ${params.a}", sweep="params.a=1,2", more=more) == [
-        "2 runs write to the same checkpoint.glob ckpt/*.pt; write '{checkpoint_dir}/*.pt' there, and {checkpoint_dir} "
-        "in the command"
-    ]
-
-
 @pytest.mark.parametrize("written", ["--output_dir out", "--output-dir=./out/", "--out {dir}/out"])
 def test_a_directory_that_a_live_run_writes_to_is_noted_with_the_run(
     workspace: Workspace, spec: Path, written: str
@@ -103,20 +93,25 @@ def test_directories_that_live_runs_write_to_are_one_note_for_a_whole_sweep(work
     ]
 
 
-def test_a_pattern_that_a_live_run_has_is_noted_with_the_run(workspace: Workspace, spec: Path) -> None:
+def test_a_pattern_of_checkpoints_that_runs_share_is_noted(workspace: Workspace, spec: Path) -> None:
+    more = "checkpoint: {glob: 'ckpt/*.pt'}\n"
+    assert notes(workspace, spec, "bash -c ${params.a}", sweep="params.a=1,2", more=more) == [
+        "2 runs write to the same checkpoint.glob ckpt/*.pt; write '{checkpoint_dir}/*.pt' there, and {checkpoint_dir} "
+        "in the command"
+    ]
     live(workspace, "bash -c x", glob="ckpt/*.pt")
-    [note] = notes(workspace, spec, "bash -c pass", more="checkpoint: {glob: 'ckpt/*.pt'}\n")
+    [note] = notes(workspace, spec, "bash -c pass", more=more)
     assert note.startswith(f"run {RUN_ID}, which has not ended, writes to the same checkpoint.glob ckpt/*.pt; ")
 
 
-def test_a_run_that_has_ended_or_writes_elsewhere_is_not_noted(workspace: Workspace, spec: Path) -> None:
-    live(workspace, "bash -c x --output_dir out", ended=True)
-    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
-
-
-def test_a_run_whose_plan_cannot_be_read_is_passed_over(workspace: Workspace, spec: Path) -> None:
+def test_a_run_that_has_ended_or_whose_plan_cannot_be_read_is_not_noted(workspace: Workspace, spec: Path) -> None:
     live(workspace, "bash -c x --output_dir out")
-    workspace.root.run(RUN_ID).plan.write_text('{"spec": 3}')
+    plan = workspace.root.run(RUN_ID).plan
+    kept = plan.read_text()
+    plan.write_text('{"spec": 3}')
+    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
+    plan.write_text(kept)
+    SimulatedRun(workspace.root.run(RUN_ID), now=time.time()).ended("completed")
     assert notes(workspace, spec, "bash -c pass --output_dir out") == []
 
 
@@ -135,12 +130,7 @@ def test_runs_that_cannot_be_read_keep_no_other_from_starting(
 
 @pytest.mark.parametrize(
     ("root", "kind", "place"),
-    [
-        ("/tmp", "ext4", "/tmp"),
-        ("/", "tmpfs", "/mnt"),
-        ("/", "ext4", None),
-        ("/", "nfs4", None),
-    ],
+    [("/tmp", "ext4", "/tmp"), ("/", "tmpfs", "/mnt"), ("/", "ext4", None), ("/", "nfs4", None)],
 )
 def test_a_runs_root_on_the_machines_own_file_system_is_noted(
     root: str, kind: str, place: str | None, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,8 @@ from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.launch import read_launch
 from slurmtrain.runtime.job import lease
 
+pytestmark = pytest.mark.usefixtures("slurm")
+
 FIVE = ["params.a=1,2,3,4,5", "pack=2"]
 
 
@@ -72,7 +74,6 @@ def test_runs_that_fill_jobs_share_an_array_and_a_run_that_is_left_over_has_its_
         submission = workspace.root.run(run_id).submission(1)
         assert (array / "elements" / f"{number // 2}.{number % 2}").readlink() == submission.path
         launch = read_launch(submission)
-        assert launch is not None
         assert (launch.array, launch.pack, launch.slot) == ((array.name, number // 2), Pack(2), number % 2)
     runs = runs_of(workspace)
     assert [run.newest and (run.newest.job_id, run.newest.pack) for run in runs] == [
@@ -80,7 +81,7 @@ def test_runs_that_fill_jobs_share_an_array_and_a_run_that_is_left_over_has_its_
     ]  # fmt: skip
 
 
-def test_fewer_runs_than_fill_a_job_are_a_smaller_pack(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+def test_fewer_runs_than_fill_a_job_are_a_smaller_pack(workspace: Workspace, spec: Path) -> None:
     submit(workspace, spec, sweep=["params.a=1,2,3,4,5", "pack=3"], executor="slurm")
     assert sorted(line for text in scripts(workspace) for line in text.splitlines() if "ntasks-per-node" in line) == [
         "#SBATCH --ntasks-per-node=2",
@@ -88,9 +89,7 @@ def test_fewer_runs_than_fill_a_job_are_a_smaller_pack(workspace: Workspace, slu
     ]
 
 
-def test_a_limit_is_of_runs_and_what_is_left_over_has_its_part(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path
-) -> None:
+def test_a_limit_is_of_runs_and_what_is_left_over_has_its_part(workspace: Workspace, spec: Path) -> None:
     sweep = ["params.a=range(10)", "pack=4", "parallel=8"]
     assert not [note for note in submit(workspace, spec, sweep=sweep, executor="slurm").notes if "at once" in note]
     arrays = sorted(line for text in scripts(workspace) for line in text.splitlines() if "--array" in line)
@@ -112,7 +111,7 @@ def test_a_preview_counts_the_node_of_the_pack_that_is_left_over(spec: Path) -> 
     assert [(cost.runs, cost.node_hours, cost.gpu_hours) for cost in costs] == [(10, 3.0, 10.0), (10, 3.0, 3.0)]
 
 
-def test_a_pack_requests_what_all_of_its_runs_need(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+def test_a_pack_requests_what_all_of_its_runs_need(workspace: Workspace, spec: Path) -> None:
     resources = ["resources.gpus_per_node=1", "resources.mem=1GB", "resources.cpus_per_proc=3"]
     for shares, gpus in (("false", 2), ("true", 1)):
         sweep = ["params.a=1,2", f"pack={{runs: 2, share_gpu: {shares}}}"]
@@ -168,7 +167,7 @@ def test_a_cancel_of_one_run_leaves_the_job_to_the_other_and_the_last_one_ends_i
 
 
 def test_the_cancel_of_a_sweep_looks_at_the_links_of_each_pack_and_at_no_others(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_ids = submit_five(workspace, spec)
     read: list[str] = []

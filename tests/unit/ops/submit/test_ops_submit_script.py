@@ -54,21 +54,33 @@ def test_a_script_whose_python_lacks_what_it_imports_first_is_refused_on_this_ma
     )
 
 
-def test_on_slurm_it_is_a_note_as_nodes_may_have_another_python(tmp_path: Path, python: Path) -> None:
-    plan = plan_for(tmp_path, python, f"import {ABSENT}\n")
-    check_script(plan, "slurm")
-    [note] = note_script(plan, "slurm")
-    assert note == (
-        f"train.py, line 1, imports {ABSENT}, which {python} lacks; install it there, or activate the environment that "
-        "has it; that is fine if the nodes have it"
-    )
-
-
-def test_with_lines_of_setup_it_is_a_note(tmp_path: Path, python: Path) -> None:
-    plan = plan_for(tmp_path, python, "import torch\n", setup=["module load torch"])
-    check_script(plan, "local")
-    [note] = note_script(plan, "local")
-    assert note.endswith("; that is fine if 'setup' adds it")
+@pytest.mark.parametrize(
+    ("text", "executor", "keys", "expected"),
+    [
+        pytest.param(
+            f"import {ABSENT}\n", "slurm", {}, f"train.py, line 1, imports {ABSENT}, which {{python}} lacks; install "
+            "it there, or activate the environment that has it; that is fine if the nodes have it",
+            id="on Slurm, as nodes may have another Python",
+        ),
+        pytest.param(
+            "import torch\n", "local", {"setup": ["module load torch"]}, "train.py, line 1, imports torch, which "
+            "{python} lacks; activate the environment of {own}, which has it; that is fine if 'setup' adds it",
+            id="with lines of setup",
+        ),
+        pytest.param(
+            "import os\nos.environ['A'] = 'b'\nimport torch\n", "local", {}, "train.py, line 3, imports torch, which "
+            "{python} lacks; activate the environment of {own}, which has it",
+            id="torch behind other code",
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_be_there_after_all_is_a_note(
+    tmp_path: Path, python: Path, text: str, executor: str, keys: dict[str, Any], expected: str
+) -> None:
+    plan = plan_for(tmp_path, python, text, **keys)
+    check_script(plan, executor)
+    [note] = note_script(plan, executor)
+    assert note.startswith(expected.format(python=python, own=sys.executable))
 
 
 @pytest.mark.parametrize(
@@ -85,14 +97,6 @@ def test_what_may_work_is_neither_refused_nor_noted(tmp_path: Path, python: Path
     assert note_script(plan, "local") == []
 
 
-def test_torch_is_noted_also_behind_other_code(tmp_path: Path, python: Path) -> None:
-    plan = plan_for(tmp_path, python, "import os\nos.environ['A'] = 'b'\nimport torch\n")
-    check_script(plan, "local")
-    assert [note.split(";")[0] for note in note_script(plan, "local")] == [
-        f"train.py, line 3, imports torch, which {python} lacks"
-    ]
-
-
 @pytest.mark.parametrize("module", ["torch.py", "torch/__init__.py", "torch.cpython-311-x86_64-linux-gnu.so"])
 def test_a_module_beside_the_script_is_there(tmp_path: Path, python: Path, module: str) -> None:
     (tmp_path / module).parent.mkdir(exist_ok=True)
@@ -101,25 +105,17 @@ def test_a_module_beside_the_script_is_there(tmp_path: Path, python: Path, modul
     assert starts(tmp_path) == 0
 
 
-@pytest.mark.parametrize("where", ["spec", "environment"])
+@pytest.mark.parametrize("where", ["spec", "spec, relative to the directory of the command", "environment"])
 def test_the_path_of_the_ranks_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / f"lib/{ABSENT}.py").touch()
+    env = {} if where == "environment" else {"PYTHONPATH": "lib" if "relative" in where else str(tmp_path / "lib")}
     if where == "environment":
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
-    env = {"PYTHONPATH": str(tmp_path / "lib")} if where == "spec" else {}
     check_script(plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", env=env), "local")
+    isolated = plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", command="python -I train.py", env=env)
     with pytest.raises(NotAvailable):
-        check_script(
-            plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", command="python -I train.py", env=env), "local"
-        )
-
-
-def test_a_relative_path_is_that_of_the_ranks_which_run_in_the_directory_of_the_command(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / f"src/{ABSENT}.py").touch()
-    env = {"PYTHONPATH": "src"}
-    check_script(plan_for(tmp_path, sys.executable, f"import {ABSENT}\n", env=env), "local")
+        check_script(isolated, "local")
 
 
 def test_a_wrapper_sees_the_variables_of_the_spec(tmp_path: Path, python: Path) -> None:
@@ -146,11 +142,13 @@ def test_a_module_is_looked_for_in_the_directory_of_the_command_too(tmp_path: Pa
         check_script(plan_for(tmp_path, python, "", command=f"python -m {ABSENT}.main"), "local")
 
 
-def test_in_a_container_nothing_is_looked_at(tmp_path: Path, python: Path) -> None:
+def test_in_a_container_nothing_is_looked_at_and_a_pipe_is_not_read(tmp_path: Path, python: Path) -> None:
     plan = plan_for(tmp_path, python, "import torch\n", slurm={"srun": ["--container-image=x"]})
     (tmp_path / "train.py").unlink()
     check_script(plan, "slurm")
     assert note_script(plan, "slurm") == []
+    os.mkfifo(tmp_path / "train.py")
+    check_script(replace(make_test_plan(command="python train.py"), workdir=str(tmp_path), python=str(python)), "local")
 
 
 @pytest.mark.parametrize("content", ["exit 1", "echo nonsense", "echo '[]'", "kill -9 $$"])
@@ -232,13 +230,6 @@ def test_a_program_that_may_be_elsewhere_is_not_refused(tmp_path: Path, keys: di
 def test_paths_that_no_machine_has_are_refused(tmp_path: Path, command: str) -> None:
     with pytest.raises(PathError):
         check_script(plan_for(tmp_path, sys.executable, "", command=command), "local")
-
-
-def test_a_pipe_is_not_read(tmp_path: Path, python: Path) -> None:
-    plan = plan_for(tmp_path, python, "")
-    (tmp_path / "train.py").unlink()
-    os.mkfifo(tmp_path / "train.py")
-    check_script(plan, "local")
 
 
 def _forget_this_process() -> None:

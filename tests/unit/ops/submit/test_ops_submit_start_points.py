@@ -45,8 +45,6 @@ def test_a_run_begins_with_links_to_the_newest_checkpoint_or_to_that_of_a_step(
 ) -> None:
     [child] = submitted(workspace, spec, f"{parent.id[:-1]}{word}")
     plan = read_plan(child.plan)
-    assert plan is not None
-    assert plan.spec.start_from is not None
     assert (plan.spec.start_from.run, plan.spec.start_from.step) == (parent.id, step)
     [start] = child.start.iterdir()
     source = parent.checkpoints / f"step-{step}"
@@ -83,8 +81,6 @@ def test_programs_begin_runs_with_checkpoints_too(
     ):  # fmt: skip
         [handle] = registry.submit(spec, from_=start, weights_only=weights_only, executor="slurm")
         plan = read_plan(workspace.root.run(handle.id).plan)
-        assert plan is not None
-        assert plan.spec.start_from is not None
         assert (plan.spec.start_from.step, plan.spec.start_from.load) == expected
     with pytest.raises(UserError, match="weights_only needs from_"):
         registry.submit(spec, weights_only=True)

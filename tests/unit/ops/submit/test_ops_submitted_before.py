@@ -20,6 +20,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import job_starts, load, submit_spec
 from slurmtrain.ops.submit.submission import Submission
 
+pytestmark = pytest.mark.usefixtures("slurm")
+
 # Each run requests something else, and so is a job of its own.
 SWEEP = ("resources.cpus_per_proc=1,2,3",)
 
@@ -47,9 +49,7 @@ def sweeps(workspace: Workspace) -> set[str | None]:
     return {listed.sweep for listed in observe(workspace, ask_slurm=False).runs.values()}
 
 
-def test_the_runs_of_a_sweep_share_an_id_that_is_kept_with_the_key(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path
-) -> None:
+def test_the_runs_of_a_sweep_share_an_id_that_is_kept_with_the_key(workspace: Workspace, spec: Path) -> None:
     first = submit_with(workspace, spec, "k", *SWEEP)
     assert sweeps(workspace) == {first.sweep} != {None}
     assert first.sweep not in first.run_ids
@@ -60,21 +60,8 @@ def test_the_runs_of_a_sweep_share_an_id_that_is_kept_with_the_key(
     assert sweeps(workspace) == {first.sweep}
 
 
-def test_a_single_run_is_no_sweep(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    assert submit_with(workspace, spec, "k").sweep is None
-    assert sweeps(workspace) == {None}
-
-
-def test_another_key_submits_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    first, *_ = submit_with(workspace, spec, "a")
-    second, *_ = submit_with(workspace, spec, "b")
-    assert [*first, *second] == runs(workspace)
-
-
 @pytest.mark.parametrize("change", ["another spec", "more runs", "another executor"])
-def test_a_key_with_something_else_is_refused(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path, change: str
-) -> None:
+def test_a_key_with_something_else_is_refused(workspace: Workspace, spec: Path, change: str) -> None:
     [run_id], *_ = submit_with(workspace, spec, "k")
     if change == "another spec":
         spec.write_text(spec.read_text().replace("a: 1", "a: 2"))
@@ -88,7 +75,7 @@ def test_a_key_with_something_else_is_refused(
 
 
 @pytest.mark.parametrize("key", ["", " ", "a\nb", "x" * 256, "\udcff"])
-def test_a_key_that_cannot_be_one_is_refused(workspace: Workspace, slurm: SlurmCommands, spec: Path, key: str) -> None:
+def test_a_key_that_cannot_be_one_is_refused(workspace: Workspace, spec: Path, key: str) -> None:
     with pytest.raises(UserError, match="a key has 1 to 255 printable characters"):
         submit_with(workspace, spec, key)
     assert runs(workspace) == []
@@ -142,19 +129,17 @@ def test_a_key_whose_submission_left_nothing_can_be_used_for_something_else(
     assert submit_with(workspace, spec, "k", *SWEEP).run_ids == runs(workspace)
 
 
-def test_a_run_that_was_deleted_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    [run_id], *_ = submit_with(workspace, spec, "k")
+def test_a_run_that_was_deleted_is_not_submitted_again_but_with_another_key(workspace: Workspace, spec: Path) -> None:
+    [run_id], _, sweep = submit_with(workspace, spec, "k")
+    assert (sweep, sweeps(workspace)) == (None, {None})
     shutil.rmtree(workspace.root.run(run_id).path)
     with pytest.raises(UserError, match=f"belongs to run {run_id}, whose directory was deleted; choose another key"):
         submit_with(workspace, spec, "k")
     assert runs(workspace) == []
-
-
-def test_a_damaged_record_is_named(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    submit_with(workspace, spec, "k")
-    [record] = (workspace.root.path / "keys").glob("*.json")
-    record.write_text('{"key": "k"}')
-    with pytest.raises(PathError, match=f"{record} is not a record of an idempotency key"):
+    assert submit_with(workspace, spec, "another").run_ids == runs(workspace)
+    for record in (workspace.root.path / "keys").glob("*.json"):
+        record.write_text('{"key": "k"}')
+    with pytest.raises(PathError, match=r"\.json is not a record of an idempotency key"):
         submit_with(workspace, spec, "k")
 
 

@@ -67,7 +67,6 @@ def test_a_note_and_unreadable_lines_are_reported_while_they_are_new() -> None:
     report = ReportFilter()
     bad = Garbage("journal/submit.jsonl", 3, b"x")
     with_garbage = outcome(notes=["n1 is left out"])
-    assert with_garbage.synced is not None
     with_garbage.synced.observed = replace(with_garbage.synced.observed, garbage=[("r1", bad), ("r1", bad)])
     assert messages(report.new_events(with_garbage, 0.0)) == [
         "n1 is left out",

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from helpers.specs import spec
 
 from slurmtrain.model.spec.code.snapshot import CodeSnapshot
 from slurmtrain.model.spec.plan import (
@@ -17,17 +18,12 @@ from slurmtrain.model.spec.plan import (
     make_plan,
     without_defaults,
 )
-from slurmtrain.model.spec.spec import read_spec
+
+SPEC: dict[str, Any] = {"name": "x", "command": "python train.py", "params": {"lr": 0.1, "steps": 5}}
 
 
 def planned(data: dict[str, Any], workdir: str = "/w", python: str = "/usr/bin/python3") -> tuple[Plan, dict[str, str]]:
-    wrong: list[str] = []
-    spec = read_spec(data, lambda at, message: wrong.append(message))
-    assert wrong == []
-    return make_plan(spec, workdir=workdir, python=python, template=data)
-
-
-SPEC: dict[str, Any] = {"name": "x", "command": "python train.py", "params": {"lr": 0.1, "steps": 5}}
+    return make_plan(spec(**data), workdir=workdir, python=python, template=data)
 
 
 def test_canonical_json_has_one_spelling_for_one_content() -> None:
@@ -36,11 +32,18 @@ def test_canonical_json_has_one_spelling_for_one_content() -> None:
         canonical_json({"a": float("nan")})
 
 
-def test_the_same_spec_has_the_same_hash_on_any_machine() -> None:
+def test_the_same_spec_has_the_same_hash_on_any_machine_and_another_content_another_one() -> None:
     local, _ = planned(SPEC, "/home/a", "/usr/bin/python3")
     remote, _ = planned(SPEC, "/scratch/b", "/opt/env/bin/python")
     assert local.hash == remote.hash
     assert local != remote
+    for change in (
+        {"params": {"lr": 0.2, "steps": 5}},
+        {"name": "y"},
+        {"resources": {"nodes": 2}},
+        {"env": {"A": "1"}},
+    ):
+        assert planned({**SPEC, **change})[0].hash != local.hash
 
 
 def test_the_order_of_keys_and_defaults_that_are_written_out_do_not_change_the_hash() -> None:
@@ -82,85 +85,62 @@ def test_a_nested_key_is_left_out_while_it_has_its_default() -> None:
     assert "signal" in content["requeue"]
 
 
-@pytest.mark.parametrize(
-    "change", [{"params": {"lr": 0.2, "steps": 5}}, {"name": "y"}, {"resources": {"nodes": 2}}, {"env": {"A": "1"}}]
-)
-def test_another_content_has_another_hash(change: dict[str, Any]) -> None:
-    assert planned(SPEC)[0].hash != planned({**SPEC, **change})[0].hash
-
-
-def test_a_plan_has_nothing_left_to_fill_in() -> None:
-    plan, _ = planned({**SPEC, "resources": {"gpus_per_node": 4}})
-    assert plan.spec.resources.procs_per_node == 4
-    assert plan.spec.tracking.mlflow.experiment == "x"
-
-
-def test_a_plan_reads_back_from_its_json_as_itself() -> None:
+def test_a_plan_has_nothing_left_to_fill_in_and_reads_back_from_its_json_as_itself() -> None:
     plan, _ = planned(
-        {**SPEC, "resources": {"time": "1-2", "mem": "1.5GB"}, "checkpoint": {"every": {"minutes": 2}}, "setup": ["a"]}
-    )
+        {**SPEC, "resources": {"time": "1-2", "mem": "1.5GB", "gpus_per_node": 4}, "setup": ["a"],
+         "checkpoint": {"every": {"minutes": 2}}}
+    )  # fmt: skip
+    assert (plan.spec.resources.procs_per_node, plan.spec.tracking.mlflow.experiment) == (4, "x")
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
     assert again.hash == plan.hash
 
 
-def test_a_plan_of_a_newer_schema_is_refused() -> None:
-    plan, _ = planned(SPEC)
-    with pytest.raises(ValueError, match="schema 99, this version reads 1"):
-        Plan.from_json({**plan.to_json(), "schema": 99})
-
-
-def test_a_plan_whose_spec_is_damaged_is_refused() -> None:
-    data = planned(SPEC)[0].to_json()
-    data["spec"]["resources"]["nodes"] = 0
-    with pytest.raises(ValueError, match=r"resources\.nodes: expected a whole number"):
-        Plan.from_json(data)
-
-
-@pytest.mark.parametrize(("key", "value"), [("workdir", 1), ("python", None), ("template", [])])
-def test_a_plan_with_a_value_of_the_wrong_type_is_refused(key: str, value: object) -> None:
-    data = planned(SPEC)[0].to_json() | {key: value}
-    with pytest.raises(ValueError, match=key):
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("workdir", 1, "workdir"),
+        ("python", None, "python"),
+        ("template", [], "template"),
+        ("schema", 99, "schema 99, this version reads 1"),
+        ("spec.resources.nodes", 0, r"resources\.nodes: expected a whole number"),
+    ],
+)
+def test_a_plan_that_is_damaged_or_of_a_newer_schema_is_refused(path: str, value: object, message: str) -> None:
+    data = section = planned(SPEC)[0].to_json()
+    *parents, key = path.split(".")
+    for name in parents:
+        section = section[name]
+    section[key] = value
+    with pytest.raises(ValueError, match=message):
         Plan.from_json(data)
 
 
 def test_secrets_are_handed_over_and_stand_nowhere_in_the_plan() -> None:
-    plan, secrets = planned({**SPEC, "env": {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret", "A": "1"}})
+    env = {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret", "A": "1"}
+    plan, secrets = planned({**SPEC, "env": env})
     assert secrets == {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret"}
     text = json.dumps(plan.to_json())
     assert "hunter2" not in text
     assert "s3cret" not in text
     assert plan.spec.env == {"API_TOKEN": REDACTED, "DB_PASSWORD": REDACTED, "A": "1"}
-
-
-def test_a_secret_that_was_left_out_before_is_not_taken_for_a_value() -> None:
-    plan, secrets = planned({**SPEC, "env": {"API_TOKEN": REDACTED}})
-    assert secrets == {}
-    assert plan.spec.env == {"API_TOKEN": REDACTED}
-
-
-def test_two_values_of_a_secret_give_the_same_hash() -> None:
-    hashes = {planned({**SPEC, "env": {"API_TOKEN": value}})[0].hash for value in ("a", "b")}
-    assert len(hashes) == 1
+    # One that was left out before is not taken for a value, and the hash is the same.
+    again, secrets = planned({**SPEC, "env": {**env, "API_TOKEN": REDACTED}})
+    assert secrets == {"DB_PASSWORD": "s3cret"}
+    assert (again.spec.env, again.hash) == (plan.spec.env, plan.hash)
 
 
 def test_a_template_keeps_the_way_to_a_secret() -> None:
-    _, _ = planned(SPEC)
-    spec = read_spec({**SPEC, "env": {"API_TOKEN": "hunter2"}}, lambda at, message: pytest.fail(message))
     template = {**SPEC, "env": {"API_TOKEN": "${oc.env:MY_TOKEN}", "B_TOKEN": "hunter2"}}
-    plan, _ = make_plan(spec, workdir="/w", python="p", template=template)
+    made = spec(**{**SPEC, "env": {"API_TOKEN": "hunter2"}})
+    plan, _ = make_plan(made, workdir="/w", python="p", template=template)
     assert plan.template["env"] == {"API_TOKEN": "${oc.env:MY_TOKEN}", "B_TOKEN": REDACTED}
 
 
 FACTS: dict[str, str | None] = {
-    "resume_from": "/ckpt/5 a.pt",
-    "resume_dir": "/ckpt",
-    "resume_tag": "5 a.pt",
-    "run_dir": "/runs/1",
-    "checkpoint_dir": "/runs/1/checkpoints",
-    "run_id": "1",
-    "attempt": "2",
-}
+    "resume_from": "/ckpt/5 a.pt", "resume_dir": "/ckpt", "resume_tag": "5 a.pt", "run_dir": "/runs/1",
+    "checkpoint_dir": "/runs/1/checkpoints", "run_id": "1", "attempt": "2",
+}  # fmt: skip
 
 
 def argv(command: str, **changes: str | None) -> list[str]:
@@ -168,21 +148,20 @@ def argv(command: str, **changes: str | None) -> list[str]:
     return fill_command(plan, {**FACTS, **changes})
 
 
-def test_the_word_python_is_the_one_that_was_resolved_and_only_in_front() -> None:
-    assert argv("python -m python") == ["/opt/py", "-m", "python"]
-    assert argv("python3 x.py") == ["python3", "x.py"]
-
-
-def test_placeholders_are_filled_in_without_a_shell() -> None:
-    assert argv("run --out {run_dir}/out --id={run_id}-{attempt} '$HOME' {unknown}") == [
-        "run", "--out", "/runs/1/out", "--id=1-2", "$HOME", "{unknown}",
-    ]  # fmt: skip
-
-
-def test_a_value_with_blanks_stays_one_argument() -> None:
-    assert argv("run --resume {resume_from} --dir '{checkpoint_dir} x'") == [
-        "run", "--resume", "/ckpt/5 a.pt", "--dir", "/runs/1/checkpoints x",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        # The word python is the one that was resolved, and only in front. A value with blanks stays one argument.
+        ("python -m python", ["/opt/py", "-m", "python"]),
+        ("python3 x.py", ["python3", "x.py"]),
+        ("run --out {run_dir}/out --id={run_id}-{attempt} '$HOME' {unknown}",
+         ["run", "--out", "/runs/1/out", "--id=1-2", "$HOME", "{unknown}"]),
+        ("run --resume {resume_from} --dir '{checkpoint_dir} x'",
+         ["run", "--resume", "/ckpt/5 a.pt", "--dir", "/runs/1/checkpoints x"]),
+    ],
+)  # fmt: skip
+def test_placeholders_are_filled_in_without_a_shell(command: str, words: list[str]) -> None:
+    assert argv(command) == words
 
 
 def test_a_checkpoint_is_also_named_by_its_directory_and_its_name_there() -> None:
@@ -194,13 +173,11 @@ def test_a_checkpoint_is_also_named_by_its_directory_and_its_name_there() -> Non
 @pytest.mark.parametrize(
     ("command", "left"),
     [
-        ("run --resume {resume_from} -v", ["run", "-v"]),
-        ("run --resume={resume_from} -v", ["run", "-v"]),
-        ("run {resume_from} -v", ["run", "-v"]),
-        ("run --a=b {resume_from}", ["run", "--a=b"]),
+        ("run --resume {resume_from} -v", ["run", "-v"]), ("run --resume={resume_from} -v", ["run", "-v"]),
+        ("run {resume_from} -v", ["run", "-v"]), ("run --a=b {resume_from}", ["run", "--a=b"]),
         ("run a {resume_from} b", ["run", "a", "b"]),
     ],
-)
+)  # fmt: skip
 def test_at_a_first_start_the_argument_and_its_option_vanish(command: str, left: list[str]) -> None:
     assert argv(command, resume_from=None) == left
 
@@ -227,7 +204,7 @@ def test_text_that_needs_a_checkpoint_is_there_only_with_one(command: str, first
 
 
 def launched(command: str, **keys: object) -> Plan:
-    return planned({"name": "x", "command": command, **keys})[0]
+    return planned({"command": command, **keys})[0]
 
 
 def test_a_plan_says_who_starts_the_ranks_even_if_the_spec_does_not() -> None:
@@ -245,21 +222,13 @@ def test_in_a_plan_of_a_version_that_knew_no_launchers_slurmtrain_starts_the_ran
 
 
 def test_a_launcher_that_reads_no_variables_gets_options_that_are_filled_in() -> None:
-    facts = {
-        **FACTS,
-        "nodes": "2",
-        "node_rank": "1",
-        "world_size": "4",
-        "master_addr": "10.0.0.1",
-        "master_port": "12345",
-    }
-    assert fill_command(launched("accelerate launch train.py {attempt}"), facts) == [
+    place = {"nodes": "2", "node_rank": "1", "world_size": "4", "master_addr": "10.0.0.1", "master_port": "12345"}
+    assert fill_command(launched("accelerate launch train.py {attempt}"), {**FACTS, **place}) == [
         "accelerate", "launch", "--num_machines", "2", "--machine_rank", "1", "--num_processes", "4",
         "--main_process_ip", "10.0.0.1", "--main_process_port", "12345", "train.py", "2",
     ]  # fmt: skip
-    assert fill_command(launched("accelerate launch train.py", launcher="none"), facts) == [
-        "accelerate", "launch", "train.py",
-    ]  # fmt: skip
+    left = launched("accelerate launch train.py", launcher="none")
+    assert fill_command(left, {**FACTS, **place}) == ["accelerate", "launch", "train.py"]
 
 
 def test_only_a_choice_that_the_spec_leaves_open_is_noted() -> None:

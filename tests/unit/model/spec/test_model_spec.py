@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from helpers.specs import mistakes_in, only_mistake, read, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,47 +22,32 @@ from slurmtrain.model.spec.spec import (
     RequeueSpec,
     Spec,
     read_requeue,
-    read_spec,
     walk_keys,
     write_requeue,
     write_spec,
 )
 from slurmtrain.model.spec.values import Nodes
 
-
-def mistakes_of(data: object) -> list[tuple[str, str]]:
-    mistakes: list[tuple[str, str]] = []
-    read_spec(data, lambda at, message: mistakes.append((".".join(at), message)))
-    return mistakes
+# --- defaults and round trip ------------------------------------------------------------------------------------
 
 
 def good(data: object) -> Spec:
-    mistakes: list[tuple[tuple[str, ...], str]] = []
-    spec = read_spec(data, lambda at, message: mistakes.append((at, message)))
+    made, mistakes = read(data)
     assert mistakes == []
-    return spec
-
-
-def only_mistake(**keys: object) -> tuple[str, str]:
-    [mistake] = mistakes_of({"name": "x", "command": "true", **keys})
-    return mistake
+    return made
 
 
 # --- defaults and round trip ------------------------------------------------------------------------------------
 
 
 def test_a_spec_of_name_and_command_has_every_default() -> None:
-    spec = good({"name": "x", "command": "python train.py"})
-    assert (spec.resources.nodes, spec.resources.elastic) == (Nodes(1, 1), False)
-    assert spec.resources.local_world_size == 1
-    assert spec.checkpoint.every == EveryAuto()
-    assert spec.requeue == RequeueSpec()
-    assert (spec.requeue.enabled, spec.requeue.max_failures, spec.requeue.signal) == (True, 3, "SIGTERM")
-    assert (spec.params, spec.env, spec.slurm, spec.setup) == ({}, {}, {}, ())
-
-
-def test_a_spec_without_a_command_is_refused() -> None:
-    assert mistakes_of({"name": "x"}) == [("command", "this key is required")]
+    plain = spec()
+    assert (plain.resources.nodes, plain.resources.elastic) == (Nodes(1, 1), False)
+    assert plain.resources.local_world_size == 1
+    assert plain.checkpoint.every == EveryAuto()
+    assert plain.requeue == RequeueSpec()
+    assert (plain.requeue.enabled, plain.requeue.max_failures, plain.requeue.signal) == (True, 3, "SIGTERM")
+    assert (plain.params, plain.env, plain.slurm, plain.setup) == ({}, {}, {}, ())
 
 
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -156,19 +142,24 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 
 
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
-    keep = {"best": {"metric": "loss"}}
-    tracking = {"metrics": {"file": "metrics.csv"}}
-    strategy = {"mesh": {"tp": 1}, "activation_checkpointing": True}
-    oom = {"at_most": "2GB"}
-    more = {"resources": {"mem": "1GB"}, "requeue": {"oom": oom}, "start_from": "a", "strategy": strategy}
     plain = write_spec(
-        good({"name": "x", "command": "true", "checkpoint": {"keep": keep}, "tracking": tracking, **more})
+        spec(
+            checkpoint={"keep": {"best": {"metric": "loss"}}, "quota": "1.5TB"},
+            tracking={"metrics": {"file": "metrics.csv"}},
+            resources={"mem": "1GB"},
+            requeue={"oom": {"at_most": "2GB"}},
+            start_from="a",
+            strategy={"mesh": {"tp": 1}, "activation_checkpointing": True},
+        )
     )
     for path, _ in walk_keys():
         inside: Any = plain
         for key in path:
             assert key in inside, path
             inside = inside[key]
+    assert plain["checkpoint"]["quota"] == "1536GB"
+    keep = write_spec(spec(checkpoint={"keep": 5}))["checkpoint"]["keep"]
+    assert keep == {"last": 5, "every_steps": None, "best": None}
 
 
 def test_every_key_has_a_line_for_the_reference_and_a_default() -> None:
@@ -179,71 +170,42 @@ def test_every_key_has_a_line_for_the_reference_and_a_default() -> None:
         assert path[-1] in HOMES
 
 
-def test_an_unsafe_name_is_refused_at_its_key() -> None:
-    assert only_mistake(name="a/b")[0] == "name"
-
-
-def test_a_name_of_only_spaces_is_refused() -> None:
-    assert only_mistake(name="   ") == ("name", "expected name, found a blank text")
-
-
 # --- keys and values --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("data", "key", "near"),
+    ("data", "key", "hint"),
     [
-        ({"resourses": {}}, "resourses", "'resources'"),
-        ({"resources": {"node": 2}}, "resources.node", "'nodes'"),
-        ({"preflight": {"clock": {"warn": 1}}}, "preflight.clock.warn", "'warn_ms'"),
-        ({"tracking": {"mlflow": {"url": "x"}}}, "tracking.mlflow.url", "'uri'"),
-        ({"resources": {"gpu": 2}}, "resources.gpu", "'gpus_per_node'"),
-        ({"preflight": {"gpus": "off"}}, "preflight.gpus", "'gpu'"),
-        ({"checkpoint": {"keep": {"lst": 5}}}, "checkpoint.keep.lst", "'last'"),
-        ({"checkpoint": {"keep": {"best": {"metric": "a", "mod": "max"}}}}, "checkpoint.keep.best.mod", "'mode'"),
-        ({"checkpoint": {"keep": {"best": {"metric": "a", "mode": "mx"}}}}, "checkpoint.keep.best.mode", "'max'"),
+        ({"resourses": {}}, "resourses", "did you mean 'resources'?"),
+        ({"resources": {"node": 2}}, "resources.node", "did you mean 'nodes'?"),
+        ({"preflight": {"clock": {"warn": 1}}}, "preflight.clock.warn", "did you mean 'warn_ms'?"),
+        ({"tracking": {"mlflow": {"url": "x"}}}, "tracking.mlflow.url", "did you mean 'uri'?"),
+        ({"resources": {"gpu": 2}}, "resources.gpu", "did you mean 'gpus_per_node'?"),
+        ({"preflight": {"gpus": "off"}}, "preflight.gpus", "did you mean 'gpu'?"),
+        ({"checkpoint": {"keep": {"lst": 5}}}, "checkpoint.keep.lst", "did you mean 'last'?"),
+        ({"checkpoint": {"keep": {"best": {"metric": "a", "mod": "max"}}}}, "checkpoint.keep.best.mod", "'mode'?"),
+        ({"checkpoint": {"keep": {"best": {"metric": "a", "mode": "mx"}}}}, "checkpoint.keep.best.mode", "'max'?"),
+        ({"nodes": 2}, "nodes", "it belongs under 'resources'"),
+        ({"resources": {"command": "x"}}, "resources.command", "it belongs at the top level"),
+        ({"partition": "spot"}, "partition", "it belongs under 'slurm'"),
+        ({"resources": {"mail_type": "END"}}, "resources.mail_type", "it belongs under 'slurm'"),
+        ({"gpus": 2}, "gpus", "did you mean 'resources.gpus_per_node'?"),
+        ({"queue": "spot"}, "queue", "did you mean 'slurm.partition'?"),
+        ({"checkpoint": {"interval": 5}}, "checkpoint.interval",
+         "the keys here are every, format, glob, keep, quota, step, verify"),
     ],
-)
-def test_an_unknown_key_is_refused_at_any_depth_with_a_suggestion(data: dict[str, Any], key: str, near: str) -> None:
+)  # fmt: skip
+def test_an_unknown_key_is_refused_at_any_depth_with_a_hint(data: dict[str, Any], key: str, hint: str) -> None:
     at, message = only_mistake(**data)
     assert at == key
-    assert f"did you mean {near}?" in message
+    assert hint in message
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "7", True, [1]])
-def test_a_seed_is_a_number_that_all_libraries_take(seed: object) -> None:
-    at, message = only_mistake(seed=seed)
-    assert at == "seed"
-    assert "expected a whole number" in message
-
-
-def test_deterministic_is_true_or_false() -> None:
-    assert only_mistake(deterministic="yes")[1].startswith("expected true or false")
-
-
-@pytest.mark.parametrize(
-    ("data", "hint"),
-    [
-        ({"nodes": 2}, "it belongs under 'resources'"),
-        ({"resources": {"command": "x"}}, "it belongs at the top level"),
-        ({"partition": "spot"}, "it belongs under 'slurm'"),
-        ({"resources": {"mail_type": "END"}}, "it belongs under 'slurm'"),
-        ({"gpus": 2}, "did you mean 'resources.gpus_per_node'?"),
-        ({"queue": "spot"}, "did you mean 'slurm.partition'?"),
-        ({"checkpoint": {"interval": 5}}, "the keys here are every, format, glob, keep, quota, step, verify"),
-    ],
-)
-def test_a_key_in_the_wrong_section_gets_a_hint(data: dict[str, Any], hint: str) -> None:
-    assert hint in only_mistake(**data)[1]
-
-
-@pytest.mark.parametrize("name", ["comand", "cmd", "script", "run"])
-def test_a_command_under_another_name_is_one_mistake(name: str) -> None:
-    assert mistakes_of({"name": "x", name: "true"}) == [(name, "unknown key; did you mean 'command'?")]
-
-
-def test_a_required_key_is_missed_beside_an_unknown_one_that_is_no_slip_of_it() -> None:
-    assert [key for key, _ in mistakes_of({"name": "x", "nodes": 2})] == ["nodes", "command"]
+def test_a_missing_command_is_one_mistake_with_and_without_a_slip_of_it() -> None:
+    assert read({"name": "x"})[1] == [("command", "this key is required")]
+    for name in ("comand", "cmd", "script", "run"):
+        assert read({"name": "x", name: "true"})[1] == [(name, "unknown key; did you mean 'command'?")]
+    assert [key for key, _ in read({"name": "x", "nodes": 2})[1]] == ["nodes", "command"]
 
 
 def test_what_other_programs_call_a_key_leads_to_a_key_that_there_is() -> None:
@@ -252,82 +214,126 @@ def test_what_other_programs_call_a_key_leads_to_a_key_that_there_is() -> None:
     assert not {(*path[:-1], name) for name, path in OTHER_NAMES.items()} & keys
 
 
-@pytest.mark.parametrize("key", ["requeue", "tracking.mlflow"])
-def test_a_section_with_a_switch_that_is_switched_is_told_how(key: str) -> None:
-    section, _, inner = key.partition(".")
-    assert only_mistake(**{section: {inner: False} if inner else False})[1].endswith("; write {enabled: false}")
-
-
-def test_a_command_in_a_list_is_told_how_to_write_it() -> None:
-    [(_, message)] = mistakes_of({"name": "x", "command": ["python", "train.py"]})
-    assert message.endswith("; write python train.py")
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("name", "a/b", "cannot name a run"),
+        ("name", "   ", "expected name, found a blank text"),
+        *(("seed", seed, "expected a whole number") for seed in (-1, 2**32, 1.0, "7", True, [1])),
+        ("deterministic", "yes", "expected true or false"),
+        ("requeue", False, "; write {enabled: false}"),
+        ("tracking.mlflow", False, "; write {enabled: false}"),
+        ("resources.nodes", 0, "at least 1, found 0"),
+        ("resources.nodes", -2, "at least 1, found -2"),
+        ("resources.nodes", "two", "expected a whole number, found text ('two')"),
+        ("resources.nodes", {"min": 0, "max": 2}, "at least 1, found 0"),
+        ("resources.nodes", {"min": 3, "max": 2}, "'min' is more than 'max': 3 > 2"),
+        ("resources.nodes", {"min": 3}, "or {min: N, max: N}, found {'min': 3}"),
+        ("resources.nodes", {"min": 3, "maxi": 4}, "did you mean 'max'?"),
+        ("resources.spares", -1, "at least 0"),
+        ("requeue.enabled", "no", "expected true or false"),
+        ("requeue.signal", "SIGTREM", "did you mean 'SIGTERM'?"),
+        ("requeue.hang_after", 0.5, "at least 1"),
+        ("requeue.keep_nodes", "10x", "expected a time, found text ('10x')"),
+        ("requeue.keep_nodes", "0m", "expected a time above zero"),
+        ("requeue.oom.accumulation", "x1.5", "expected a whole factor"),
+        ("requeue.oom.accumulation", "x0", "expected a whole factor"),
+        ("resources.gpus_per_node", -1, "at least 0"),
+        ("resources.mem", 4, "4 has no unit"),
+        ("resources.mem", "4", "'4' has no unit"),
+        ("resources.time", 43200, "in quotes"),
+        ("resources", [1], "expected a section"),
+        ("command", "echo 'a", "the quotes of the command do not match"),
+        ("command", 'echo "a', "the quotes of the command do not match"),
+        ("command", "a\nb", "a command is one line"),
+        ("command", "", "found a blank text"),
+        ("command", ["python"], "found a list"),
+        ("command", ["python", "train.py"], "; write python train.py"),
+        ("params", [1], "expected a mapping"),
+        ("params>a.b", {"a.b": 1}, "cannot hold"),
+        ("params.a> ", {" ": 1}, "expected a name"),
+        ("params.a", float("nan"), "no such number"),
+        ("params.a>1", [1.0, float("inf")], "no such number"),
+        ("params.a", b"x", "found bytes"),
+        ("params.a>0", [b"x"], "bytes"),
+        ("params.api_key", "x", "looks like a secret"),
+        ("params.a.password", "x", "looks like a secret"),
+        ("slurm.partition", ["a"], "found a list"),
+        ("slurm.comment", "a\nb", "line break"),
+        ("network.profile", "tpc", "did you mean 'tcp'?"),
+        ("network.interface", "eth 0", "cannot be an interface name"),
+        ("env.A-B", "x", "cannot name an environment variable"),
+        ("env.A", True, "put it in quotes"),
+        ("env.A", None, "expected text"),
+        ("setup", 3, "expected a list"),
+        ("setup>0", "a\rb", "carriage return"),
+        ("setup>0", [1], "expected a line of shell"),
+        ("setup>0", ["a\rb"], "carriage return"),
+        ("checkpoint.keep", 0, "found 0: a run resumes from its newest checkpoint"),
+        ("checkpoint.keep", -1, "found -1: a run resumes from its newest checkpoint"),
+        ("checkpoint.keep.last", 0, "which must be kept"),
+        ("checkpoint.keep", "many", "expected a whole number, found text ('many')"),
+        ("checkpoint.keep", [3], "expected a section"),
+        ("checkpoint.keep.every_steps", 0, "at least 1, found 0"),
+        ("checkpoint.keep.best>metric", {}, "this key is required"),
+        ("checkpoint.keep.best", "loss", "expected a section"),
+        ("checkpoint.keep.best.metric", 3, "name of a metric"),
+        ("checkpoint.keep.best>n", {"metric": "a", "n": 0}, "at least 1, found 0"),
+        ("checkpoint.verify", "hash", "did you mean 'hashes'?"),
+        ("checkpoint.quota", 100, "100 has no unit"),
+        ("checkpoint.quota", "0GB", "a size above zero"),
+        ("checkpoint.every", "often", "expected auto"),
+        ("checkpoint.every", {"steps": 0}, "above zero"),
+        ("checkpoint.every", {"steps": 1.5}, "whole number of steps"),
+        ("checkpoint.every", {"minutes": float("inf")}, "above zero"),
+        ("checkpoint.every", {"step": 5}, "; write {steps: 5}"),
+        ("checkpoint.every", {"steps": 1, "minutes": 1}, "'steps' and 'minutes' exclude"),
+        ("checkpoint.format", "hf", "'format' needs 'glob'"),
+        ("checkpoint.step", r"(\d+)", "'step' needs 'glob'"),
+        ("command", "x --from {resume_from}", "set 'checkpoint.glob'"),
+        ("command", "x {resume_from?--go}", "'{resume_from}' needs to know where checkpoints are"),
+        ("command", "x {resume_form?a}", "is no placeholder; did you mean 'resume_from'?"),
+        ("command", "x --tag {resume_tag}", "'{resume_tag}' needs to know where checkpoints are"),
+        ("tracking.mlflow.uri", "https://me:pass@host", "credentials do not belong"),
+    ],
+)
+def test_a_wrong_value_is_refused_at_its_key(key: str, value: object, message: str) -> None:
+    """``key``: where the value stands, and after a ``>`` what of it is wrong."""
+    data: Any = value
+    for name in reversed(key.partition(">")[0].split(".")):
+        data = {name: data}
+    at, text = only_mistake(**data)
+    assert at == key.replace(">", ".")
+    assert message in text
 
 
 @pytest.mark.parametrize(
-    ("data", "key", "message"),
+    ("key", "data", "message"),
     [
-        ({"resources": {"nodes": 0}}, "resources.nodes", "at least 1, found 0"),
-        ({"resources": {"nodes": -2}}, "resources.nodes", "at least 1, found -2"),
-        ({"resources": {"nodes": "two"}}, "resources.nodes", "expected a whole number, found text ('two')"),
-        ({"resources": {"nodes": {"min": 0, "max": 2}}}, "resources.nodes", "at least 1, found 0"),
-        ({"resources": {"nodes": {"min": 3, "max": 2}}}, "resources.nodes", "'min' is more than 'max': 3 > 2"),
-        ({"resources": {"nodes": {"min": 3}}}, "resources.nodes", "or {min: N, max: N}, found {'min': 3}"),
-        ({"resources": {"nodes": {"min": 3, "maxi": 4}}}, "resources.nodes", "did you mean 'max'?"),
-        ({"resources": {"spares": -1}}, "resources.spares", "at least 0"),
-        ({"requeue": {"enabled": "no"}}, "requeue.enabled", "expected true or false"),
-        ({"requeue": {"signal": "SIGTREM"}}, "requeue.signal", "did you mean 'SIGTERM'?"),
-        ({"requeue": {"hang_after": 0.5}}, "requeue.hang_after", "at least 1"),
-        ({"resources": {"gpus_per_node": -1}}, "resources.gpus_per_node", "at least 0"),
-        ({"resources": {"mem": 4}}, "resources.mem", "4 has no unit"),
-        ({"resources": {"mem": "4"}}, "resources.mem", "'4' has no unit"),
-        ({"resources": {"time": 43200}}, "resources.time", "in quotes"),
-        ({"resources": [1]}, "resources", "expected a section"),
-        ({"command": "echo 'a"}, "command", "the quotes of the command do not match"),
-        ({"command": 'echo "a'}, "command", "the quotes of the command do not match"),
-        ({"command": "a\nb"}, "command", "a command is one line"),
-        ({"command": ""}, "command", "found a blank text"),
-        ({"command": ["python"]}, "command", "found a list"),
-        ({"params": [1]}, "params", "expected a mapping"),
-        ({"params": {"a.b": 1}}, "params.a.b", "cannot hold"),
-        ({"params": {"a": {" ": 1}}}, "params.a. ", "expected a name"),
-        ({"params": {"a": float("nan")}}, "params.a", "no such number"),
-        ({"params": {"a": [1.0, float("inf")]}}, "params.a.1", "no such number"),
-        ({"params": {"a": b"x"}}, "params.a", "found bytes"),
-        ({"params": {"a": [b"x"]}}, "params.a.0", "bytes"),
-        ({"params": {"api_key": "x"}}, "params.api_key", "looks like a secret"),
-        ({"params": {"a": {"password": "x"}}}, "params.a.password", "looks like a secret"),
-        ({"slurm": {"partition": ["a"]}}, "slurm.partition", "found a list"),
-        ({"slurm": {"comment": "a\nb"}}, "slurm.comment", "line break"),
-        ({"network": {"profile": "tpc"}}, "network.profile", "did you mean 'tcp'?"),
-        ({"network": {"interface": "eth 0"}}, "network.interface", "cannot be an interface name"),
-        ({"env": {"A-B": "x"}}, "env.A-B", "cannot name an environment variable"),
-        ({"env": {"A": True}}, "env.A", "put it in quotes"),
-        ({"env": {"A": None}}, "env.A", "expected text"),
-        ({"setup": 3}, "setup", "expected a list"),
-        ({"setup": "a\rb"}, "setup.0", "carriage return"),
-        ({"setup": [1]}, "setup.0", "expected a line of shell"),
-        ({"setup": ["a\rb"]}, "setup.0", "carriage return"),
-        ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "found 0: a run resumes from its newest checkpoint"),
-        ({"checkpoint": {"keep": -1}}, "checkpoint.keep", "found -1: a run resumes from its newest checkpoint"),
-        ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "which must be kept"),
-        ({"checkpoint": {"keep": "many"}}, "checkpoint.keep", "expected a whole number, found text ('many')"),
-        ({"checkpoint": {"keep": [3]}}, "checkpoint.keep", "expected a section"),
-        ({"checkpoint": {"keep": {"every_steps": 0}}}, "checkpoint.keep.every_steps", "at least 1, found 0"),
-        ({"checkpoint": {"keep": {"best": {}}}}, "checkpoint.keep.best.metric", "this key is required"),
-        ({"checkpoint": {"keep": {"best": "loss"}}}, "checkpoint.keep.best", "expected a section"),
-        ({"checkpoint": {"keep": {"best": {"metric": 3}}}}, "checkpoint.keep.best.metric", "name of a metric"),
-        ({"checkpoint": {"keep": {"best": {"metric": "a", "n": 0}}}}, "checkpoint.keep.best.n", "at least 1, found 0"),
-        ({"checkpoint": {"verify": "hash"}}, "checkpoint.verify", "did you mean 'hashes'?"),
-        ({"checkpoint": {"quota": 100}}, "checkpoint.quota", "100 has no unit"),
-        ({"checkpoint": {"quota": "0GB"}}, "checkpoint.quota", "a size above zero"),
-        ({"checkpoint": {"every": "often"}}, "checkpoint.every", "expected auto"),
-        ({"checkpoint": {"every": {"steps": 0}}}, "checkpoint.every", "above zero"),
-        ({"checkpoint": {"every": {"steps": 1.5}}}, "checkpoint.every", "whole number of steps"),
-        ({"checkpoint": {"every": {"minutes": float("inf")}}}, "checkpoint.every", "above zero"),
-        ({"tracking": {"mlflow": {"uri": "https://me:pass@host"}}}, "tracking.mlflow.uri", "credentials do not belong"),
+        ("checkpoint.glob", {"checkpoint": {"every": {"steps": 1}, "glob": "*"}}, "'glob' and 'every' exclude"),
+        ("checkpoint.glob", {"checkpoint": {"keep": 5, "glob": "*"}}, "your own script deletes what it no longer"),
+        ("checkpoint.glob", {"checkpoint": {"verify": "sizes", "glob": "*"}}, "'glob' and 'verify' exclude"),
+        ("checkpoint.glob", {"checkpoint": {"quota": "1GB", "glob": "*"}}, "'glob' and 'quota' exclude"),
+        ("slurm", {"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "'mem-per-cpu' and 'resources.mem'"),
+        ("slurm", {"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "'mem-per-gpu' and 'resources.mem'"),
+        ("requeue", {"requeue": {"oom": {"at_most": "4GB"}}}, "'oom.at_most' lets it raise 'resources.mem'"),
+        ("requeue", {"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "less than 'resources.mem'"),
+        *(("requeue.oom.mem", {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "4GB", "mem": factor}}},
+           "a factor above 1 such as 'x2'") for factor in (2, "x1")),
+        ("requeue.oom.at_most", {"resources": {"mem": "1GB"}, "requeue": {"oom": {"mem": "x2"}}}, "what may it get?"),
+        ("requeue", {"resources": {"accumulation": 4},
+                     "requeue": {"oom": {"accumulation": "x2", "max_accumulation": 3}}},
+         "is less than 'resources.accumulation'"),
+        ("requeue", {"requeue": {"lead": "5m"}, "resources": {"time": "00:05:00"}}, "write 'lead: 30s', or raise"),
+        ("slurm", {"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "are the same sbatch option"),
+        ("resources.procs_per_node", {"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "cannot share 2 GPUs"),
+        ("preflight.clock.warn_ms", {"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "above fail_ms"),
+        ("command", {"command": "x {resume_from?a b}", "checkpoint": {"glob": "*"}}, "does not end in the same"),
+        ("command", {"command": "x {resume_dir}", "checkpoint": {"glob": "*", "format": "own"}},
+         "'{resume_dir}' is always empty with 'checkpoint.format: own'"),
     ],
-)
-def test_a_wrong_value_is_refused_at_its_key(data: dict[str, Any], key: str, message: str) -> None:
+)  # fmt: skip
+def test_keys_that_exclude_each_other_are_refused(key: str, data: dict[str, Any], message: str) -> None:
     at, text = only_mistake(**data)
     assert at == key
     assert message in text
@@ -341,56 +347,13 @@ def test_a_wrong_value_is_refused_at_its_key(data: dict[str, Any], key: str, mes
     ],
 )
 def test_a_block_of_text_under_setup_is_its_lines(block: str, lines: tuple[str, ...]) -> None:
-    mistakes: list[str] = []
-    assert read_spec({"command": "x", "setup": block}, lambda _, message: mistakes.append(message)).setup == lines
-    assert mistakes == []
+    assert spec(setup=block).setup == lines
 
 
 def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> None:
-    mistakes = mistakes_of({"name": "x", "command": "true", "params": {"layers": [{"size": 1}, 2, {"size": 3}]}})
+    mistakes = mistakes_in(params={"layers": [{"size": 1}, 2, {"size": 3}]})
     assert [at for at, _ in mistakes] == ["params.layers.0", "params.layers.2"]
     assert all("use a mapping instead" in message for _, message in mistakes)
-
-
-@pytest.mark.parametrize(
-    ("data", "key", "message"),
-    [
-        ({"checkpoint": {"every": {"step": 5}}}, "checkpoint.every", "; write {steps: 5}"),
-        ({"checkpoint": {"every": {"steps": 1, "minutes": 1}}}, "checkpoint.every", "'steps' and 'minutes' exclude"),
-        ({"checkpoint": {"every": {"steps": 1}, "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'every' exclude"),
-        ({"checkpoint": {"keep": 5, "glob": "*.pt"}}, "checkpoint.glob", "your own script deletes what it no longer"),
-        ({"checkpoint": {"verify": "sizes", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'verify' exclude"),
-        ({"checkpoint": {"quota": "1GB", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'quota' exclude"),
-        ({"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "slurm", "'mem-per-cpu' and 'resources.mem'"),
-        ({"requeue": {"oom": {"at_most": "4GB"}}}, "requeue", "'oom.at_most' lets it raise 'resources.mem'"),
-        ({"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "requeue", "less than 'resources.mem'"),
-        ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem-per-gpu' and 'resources.mem'"),
-        ({"requeue": {"lead": "5m"}, "resources": {"time": "00:05:00"}}, "requeue", "write 'lead: 30s', or raise"),
-        ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),
-        ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),
-        ({"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "preflight.clock.warn_ms", "above fail_ms"),
-        ({"command": "x --from {resume_from}"}, "command", "set 'checkpoint.glob'"),
-        ({"command": "x {resume_from?--go}"}, "command", "'{resume_from}' needs to know where checkpoints are"),
-        (
-            {"command": "x {resume_from?a b}", "checkpoint": {"glob": "*"}},
-            "command",
-            "does not end in the same",
-        ),
-        ({"command": "x {resume_form?a}"}, "command", "is no placeholder; did you mean 'resume_from'?"),
-        ({"command": "x --tag {resume_tag}"}, "command", "'{resume_tag}' needs to know where checkpoints are"),
-        ({"checkpoint": {"format": "hf"}}, "checkpoint.format", "'format' needs 'glob'"),
-        ({"checkpoint": {"step": r"(\d+)"}}, "checkpoint.step", "'step' needs 'glob'"),
-        (
-            {"command": "x {resume_dir}", "checkpoint": {"glob": "*", "format": "own"}},
-            "command",
-            "'{resume_dir}' is always empty with 'checkpoint.format: own'",
-        ),
-    ],
-)
-def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key: str, message: str) -> None:
-    at, text = only_mistake(**data)
-    assert at == key
-    assert message in text
 
 
 @pytest.mark.parametrize(
@@ -401,14 +364,16 @@ def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key:
         ({}, KeepSpec(last=3, every_steps=None, best=None)),
         ({"every_steps": 1000}, KeepSpec(last=3, every_steps=1000)),
         ({"best": {"metric": "val/loss"}}, KeepSpec(last=3, best=BestSpec(metric="val/loss", mode="min", n=1))),
-        (
-            {"last": 1, "best": {"metric": "a", "mode": "max", "n": 2}},
-            KeepSpec(last=1, best=BestSpec(metric="a", mode="max", n=2)),
-        ),
+        ({"last": 1, "best": {"metric": "a", "mode": "max", "n": 2}},
+         KeepSpec(last=1, best=BestSpec(metric="a", mode="max", n=2))),
     ],
-)
+)  # fmt: skip
 def test_keep_may_be_a_number_or_a_mapping(written: object, keep: KeepSpec) -> None:
-    assert good({"name": "x", "command": "true", "checkpoint": {"keep": written}}).checkpoint.keep == keep
+    assert spec(checkpoint={"keep": written, "quota": "100GB"}).checkpoint.keep == keep
+    assert spec(checkpoint={"quota": "100GB"}).checkpoint.quota == 100 << 30
+    # Defaults that are written out do not conflict with a glob.
+    defaults = {"every": "auto", "keep": 3, "verify": "hashes", "quota": None}
+    assert spec(checkpoint={**defaults, "glob": "*.pt"}).checkpoint.glob == "*.pt"
 
 
 @pytest.mark.parametrize(
@@ -424,42 +389,22 @@ def test_keep_may_be_a_number_or_a_mapping(written: object, keep: KeepSpec) -> N
 def test_a_job_has_the_nodes_that_train_and_the_spare_ones(
     written: dict[str, Any], nodes: Nodes, allocated: Nodes, elastic: bool
 ) -> None:
-    resources = good({"name": "x", "command": "true", "resources": written}).resources
+    resources = spec(resources=written).resources
     assert (resources.nodes, resources.allocated, resources.elastic) == (nodes, allocated, elastic)
-
-
-def test_a_number_of_nodes_is_written_as_one_and_a_range_as_sbatch_has_it() -> None:
-    assert [nodes.to_dict() for nodes in (Nodes(2, 2), Nodes(2, 4))] == [2, {"min": 2, "max": 4}]
-    assert [str(nodes) for nodes in (Nodes(2, 2), Nodes(2, 4))] == ["2", "2-4"]
+    assert [each.to_dict() for each in (Nodes(2, 2), Nodes(2, 4))] == [2, {"min": 2, "max": 4}]
+    assert [str(each) for each in (Nodes(2, 2), Nodes(2, 4))] == ["2", "2-4"]
 
 
 @given(requeues)
-def test_the_requeue_section_of_another_version_can_be_read(
-    data: dict[str, Any],
-) -> None:
-    requeue = good({"name": "x", "command": "true", "requeue": data}).requeue
+def test_the_requeue_section_of_another_version_can_be_read(data: dict[str, Any]) -> None:
+    requeue = spec(requeue=data).requeue
     plain = json.loads(json.dumps(write_requeue(requeue)))
     assert read_requeue({**plain, "of_a_later_version": 1}) == requeue
     assert read_requeue({}) == RequeueSpec()
 
 
-def test_keep_is_written_in_full_and_a_quota_with_its_unit() -> None:
-    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": 5, "quota": "1.5TB"}}))
-    assert plain["checkpoint"]["keep"] == {"last": 5, "every_steps": None, "best": None}
-    assert plain["checkpoint"]["quota"] == "1536GB"
-
-
-def test_a_quota_is_a_number_of_bytes() -> None:
-    assert good({"name": "x", "command": "true", "checkpoint": {"quota": "100GB"}}).checkpoint.quota == 100 << 30
-
-
-def test_explicit_defaults_do_not_conflict_with_a_glob() -> None:
-    defaults = {"every": "auto", "keep": 3, "verify": "hashes", "quota": None}
-    assert good({"name": "x", "command": "true", "checkpoint": {**defaults, "glob": "*.pt"}}).checkpoint.glob == "*.pt"
-
-
 def test_all_mistakes_are_reported_in_one_reading() -> None:
-    mistakes = mistakes_of({"name": "a/b", "resources": {"nodes": 0, "mem": 4}, "evn": {}, "setup": 3})
+    mistakes = read({"name": "a/b", "resources": {"nodes": 0, "mem": 4}, "evn": {}, "setup": 3})[1]
     assert {at for at, _ in mistakes} == {"name", "command", "resources.nodes", "resources.mem", "evn", "setup"}
 
 
@@ -468,15 +413,12 @@ def test_all_mistakes_are_reported_in_one_reading() -> None:
     [({}, 1), ({"gpus_per_node": 4}, 4), ({"procs_per_node": 3}, 3), ({"gpus_per_node": 2, "procs_per_node": 4}, 4)],
 )
 def test_there_is_one_process_a_gpu_unless_the_spec_sets_a_number(resources: dict[str, int], processes: int) -> None:
-    assert good({"name": "x", "command": "true", "resources": resources}).resources.local_world_size == processes
+    assert spec(resources=resources).resources.local_world_size == processes
 
 
 def test_a_run_that_grows_divides_its_batch_into_more_parts_on_fewer_nodes() -> None:
     resources = ResourcesSpec(nodes=Nodes(1, 4), grow=True, accumulation=2)
     assert [resources.accumulation_on(nodes) for nodes in (4, 3, 2, 1)] == [2, 3, 4, 8]
     assert ResourcesSpec(nodes=Nodes(1, 4), accumulation=2).accumulation_on(1) == 2
-
-
-def test_only_a_run_with_a_range_of_nodes_can_grow() -> None:
     assert [key for key, _ in ResourcesSpec(nodes=Nodes(2, 2), grow=True).conflicts()] == ["grow"]
     assert list(ResourcesSpec(nodes=Nodes(1, 2), grow=True).conflicts()) == []

@@ -5,30 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.specs import mistakes_in, read
+from helpers.specs import plan as plan_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.query.tally import mean_gpus
-from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
-from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.spec import write_spec
 from slurmtrain.model.spec.sweep.cost import cost_of
 from slurmtrain.model.spec.values import Nodes
 
 TWO = [{"nodes": 2, "gpus_per_node": 4}, {"nodes": 1, "gpus_per_node": 8, "procs_per_node": 8}]
 
 
-def read(resources: dict[str, Any], **more: Any) -> tuple[Spec, dict[str, str]]:
-    """A spec with these resources, and the mistakes in it, by key."""
-    mistakes: dict[str, str] = {}
-    content = {"name": "x", "command": "python train.py", "resources": resources, **more}
-    return read_spec(content, lambda at, message: mistakes.update({".".join(at): message})), mistakes
+def wrong(resources: dict[str, Any], **more: Any) -> dict[str, str]:
+    """The mistakes in a spec with these resources, by key."""
+    return dict(mistakes_in(resources=resources, **more))
 
 
 def plan(resources: dict[str, Any], **more: Any) -> Plan:
-    spec, mistakes = read(resources, **more)
-    assert mistakes == {}
-    return make_plan(spec, workdir="/w", python="/p", template={})[0]
+    return plan_of(resources=resources, **more)
 
 
 def test_nodes_are_counted_component_by_component_with_what_each_has() -> None:
@@ -38,27 +36,15 @@ def test_nodes_are_counted_component_by_component_with_what_each_has() -> None:
     assert [resources.of_node(node).cpus_per_node for node in range(3)] == [8, 8, 16]
     assert (resources.most_ranks.counts, resources.most_gpus) == ((4, 4, 8), 16)
     assert [resources.nodes_of(16), resources.allocated.max] == [3, 3]
-
-
-def test_the_gpus_of_a_job_are_those_of_all_its_nodes() -> None:
-    assert plan({"nodes": {"min": 1, "max": 3}, "spares": 2, "gpus_per_node": 4}).spec.resources.most_gpus == 20
-
-
-@pytest.mark.parametrize("nodes", [10**400, {"min": 1, "max": 1_000_001}])
-def test_more_nodes_than_any_cluster_has_are_refused(nodes: object) -> None:
-    _, mistakes = read({"nodes": nodes})
-    assert "expected at most 1000000" in mistakes["resources.nodes"]
-
-
-def test_a_component_has_one_process_per_gpu_of_its_own_unless_the_spec_says_otherwise() -> None:
+    # A component has one process per GPU of its own. The GPUs of a job are those of all its nodes.
     components = [{"nodes": 1, "gpus_per_node": 2}, {"nodes": 1, "gpus_per_node": 3}]
     assert plan({"components": components}).spec.resources.most_ranks.counts == (2, 3)
+    assert plan({"nodes": {"min": 1, "max": 3}, "spares": 2, "gpus_per_node": 4}).spec.resources.most_gpus == 20
 
 
 def test_what_a_plan_says_of_components_is_read_back_and_what_it_leaves_out_keeps_its_hash() -> None:
     made = plan({"procs_per_node": 4, "components": TWO})
-    again = read_spec(write_spec(made.spec), lambda at, message: pytest.fail(f"{at}: {message}"))
-    assert again == made.spec
+    assert read(write_spec(made.spec)) == (made.spec, [])
     assert made.content["resources"]["components"][1]["procs_per_node"] == 8
     without = plan({"nodes": 3})
     assert without.content["resources"]["components"] is None
@@ -84,68 +70,46 @@ def test_each_component_requests_its_own_nodes_with_the_options_of_the_job_and_i
     assert "exclusive" in parts[0].slurm
 
 
-BAD = {
-    "no components": ({"components": []}, "components", "there are no components"),
-    "one component": ({"components": [{"nodes": 1}]}, "components", "there is only one component"),
-    "a mapping": ({"components": {"nodes": 1}}, "components", "expected a list of components"),
-    "no nodes": ({"components": [{}, {"nodes": 1}]}, "components.0.nodes", "this key is required"),
-    "a range of nodes": (
-        {"components": [{"nodes": {"min": 1, "max": 2}}, {"nodes": 1}]},
-        "components.0.nodes",
-        "expected a whole number",
-    ),
-    "a slip": (
-        {"components": [{"nodes": 1, "gpu_per_node": 1}, {"nodes": 1}]},
-        "components.0.gpu_per_node",
-        "did you mean 'gpus_per_node'?",
-    ),
-    "an option that is misspelt": (
-        {"components": [{"nodes": 1, "slurm": {"constrain": "a"}}, {"nodes": 1}]},
-        "components.0.slurm.constrain",
-        "did you mean 'constraint'?",
-    ),
-    "an option of the whole job": (
-        {"components": [{"nodes": 1, "slurm": {"mail-type": "END"}}, {"nodes": 1}]},
-        "components.0.slurm.mail-type",
-        "it is one of the whole job: write it under 'slurm'",
-    ),
-    "another number of nodes": ({"nodes": 5, "components": TWO}, "nodes", "components say how many nodes there are, 3"),
-    "spare nodes": ({"spares": 1, "components": TWO}, "spares", "components have no spare nodes"),
-    "growth": ({"grow": True, "components": TWO}, "grow", "it has nothing to grow to"),
-    "GPUs that cannot be shared": (
-        {"components": [{"nodes": 1, "gpus_per_node": 2, "procs_per_node": 3}, {"nodes": 1}]},
-        "components",
-        "component 0: 3 processes cannot share 2 GPUs evenly",
-    ),
-    "memory of one alone": (
-        {"components": [{"nodes": 1, "mem": "1GB"}, {"nodes": 1}]},
-        "components",
-        "component 1 has no 'mem', and another one has",
-    ),
-}
+NODE: dict[str, Any] = {"nodes": 1}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"components": []}, "components", "there are no components"),
+    ({"components": [NODE]}, "components", "there is only one component"),
+    ({"components": NODE}, "components", "expected a list of components"),
+    ({"components": [{}, NODE]}, "components.0.nodes", "this key is required"),
+    ({"components": [{"nodes": {"min": 1, "max": 2}}, NODE]}, "components.0.nodes", "expected a whole number"),
+    ({"components": [{**NODE, "gpu_per_node": 1}, NODE]}, "components.0.gpu_per_node", "did you mean 'gpus_per_node'?"),
+    ({"components": [{**NODE, "slurm": {"constrain": "a"}}, NODE]}, "components.0.slurm.constrain",
+     "did you mean 'constraint'?"),
+    ({"components": [{**NODE, "slurm": {"mail-type": "END"}}, NODE]}, "components.0.slurm.mail-type",
+     "it is one of the whole job: write it under 'slurm'"),
+    ({"nodes": 5, "components": TWO}, "nodes", "components say how many nodes there are, 3"),
+    ({"spares": 1, "components": TWO}, "spares", "components have no spare nodes"),
+    ({"grow": True, "components": TWO}, "grow", "it has nothing to grow to"),
+    ({"components": [{**NODE, "gpus_per_node": 2, "procs_per_node": 3}, NODE]}, "components",
+     "component 0: 3 processes cannot share 2 GPUs evenly"),
+    ({"components": [{**NODE, "mem": "1GB"}, NODE]}, "components", "component 1 has no 'mem', and another one has"),
+    # More nodes than any cluster has.
+    ({"nodes": 10**400}, "nodes", "expected at most 1000000"),
+    ({"nodes": {"min": 1, "max": 1_000_001}}, "nodes", "expected at most 1000000"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes_in_components_are_reported_at_their_keys(name: str) -> None:
-    resources, key, message = BAD[name]
-    _, mistakes = read(resources)
-    assert message in mistakes[f"resources.{key}"]
+@pytest.mark.parametrize(("resources", "key", "message"), BAD)
+def test_mistakes_in_components_are_reported_at_their_keys(resources: dict[str, Any], key: str, message: str) -> None:
+    assert message in wrong(resources)[f"resources.{key}"]
 
 
 def test_strategies_and_policies_that_need_equal_nodes_are_refused() -> None:
     unequal = {"components": [{"nodes": 1, "procs_per_node": 1}, {"nodes": 1, "procs_per_node": 2}]}
-    assert "different numbers of processes" in read(unequal, strategy="hsdp")[1]["strategy"]
+    assert "different numbers of processes" in wrong(unequal, strategy="hsdp")["strategy"]
     equal = {"procs_per_node": 2, "components": [{"nodes": 1}, {"nodes": 1}]}
-    assert read(equal, strategy="hsdp")[1] == {}
-    assert "'mesh': " in read(unequal, strategy={"name": "fsdp", "mesh": {"dp": 2, "tp": 2}})[1]["strategy"]
+    assert wrong(equal, strategy="hsdp") == {}
+    assert "'mesh': " in wrong(unequal, strategy={"name": "fsdp", "mesh": {"dp": 2, "tp": 2}})["strategy"]
     hierarchical = {"name": "ddp", "hook": "hierarchical"}
-    assert "the same number of processes on each node" in read(unequal, strategy=hierarchical)[1]["strategy"]
+    assert "the same number of processes on each node" in wrong(unequal, strategy=hierarchical)["strategy"]
     oom = {"mem": "1GB", "components": [{"nodes": 1}, {"nodes": 1}]}
-    assert "each component has its own" in read(oom, requeue={"oom": {"at_most": "4GB"}})[1]["requeue"]
-
-
-def test_a_number_of_nodes_that_is_no_number_is_reported_also_with_a_strategy() -> None:
-    assert "expected a whole number" in read({"nodes": "two"}, strategy="hsdp")[1]["resources.nodes"]
+    assert "each component has its own" in wrong(oom, requeue={"oom": {"at_most": "4GB"}})["requeue"]
+    assert "expected a whole number" in wrong({"nodes": "two"}, strategy="hsdp")["resources.nodes"]
 
 
 def test_costs_and_sums_count_the_gpus_of_each_node() -> None:

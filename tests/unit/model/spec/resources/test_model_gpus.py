@@ -5,22 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.specs import mistakes_in, only_mistake
+from helpers.specs import plan as plan_of
 
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.plan import Plan
 
 
 def plan(**resources: Any) -> Plan:
-    data = {"name": "x", "command": "python train.py", "resources": resources}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
-
-
-def mistakes(**resources: Any) -> list[str]:
-    messages: list[str] = []
-    data = {"command": "python train.py", "resources": resources}
-    read_spec(data, lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
-    return messages
+    return plan_of(resources=resources)
 
 
 def test_a_type_before_the_number_of_gpus_is_divided_from_it_and_the_ranks_follow_the_number() -> None:
@@ -64,20 +56,23 @@ def test_a_component_has_the_type_of_all_unless_it_has_gpus_of_its_own() -> None
 def test_another_way_to_write_gpus_is_a_mistake_whose_proposal_is_accepted(
     gpus: object, message: str, proposal: object
 ) -> None:
-    [mistake] = mistakes(gpus_per_node=gpus)
-    assert mistake.startswith("resources.gpus_per_node: ")
+    at, mistake = only_mistake(resources={"gpus_per_node": gpus})
+    assert at == "resources.gpus_per_node"
     assert message in mistake
-    assert mistakes(gpus_per_node=proposal) == []
+    assert mistakes_in(resources={"gpus_per_node": proposal}) == []
 
 
-def test_two_types_and_a_type_of_no_gpus_are_mistakes() -> None:
-    assert mistakes(gpus_per_node="h100:4", gpu_type="a100") == [
-        "resources.gpu_type: 'gpus_per_node' has another type, h100: leave this out"
-    ]
-    assert mistakes(gpu_type="a100") == [
-        "resources.gpu_type: there are no GPUs: set 'gpus_per_node', such as '1', or leave it out"
-    ]
-    assert mistakes(gpus_per_node="h100:0")
+def test_two_types_a_type_of_no_gpus_and_more_than_all_memory_are_mistakes() -> None:
+    assert only_mistake(resources={"gpus_per_node": "h100:4", "gpu_type": "a100"}) == (
+        "resources.gpu_type", "'gpus_per_node' has another type, h100: leave this out",
+    )  # fmt: skip
+    assert only_mistake(resources={"gpu_type": "a100"}) == (
+        "resources.gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out",
+    )  # fmt: skip
+    assert mistakes_in(resources={"gpus_per_node": "h100:0"})
+    assert only_mistake(resources={"mem": 0}, requeue={"oom": {"at_most": "4GB"}}) == (
+        "requeue", "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mem", [0, "0", "0GB", "0M"])
@@ -86,10 +81,3 @@ def test_no_memory_is_all_memory_of_a_node(mem: object) -> None:
     assert own.spec.resources.mem == 0
     assert own.to_json()["spec"]["resources"]["mem"] == "0"
     assert Plan.from_json(own.to_json()).hash == own.hash != plan().hash
-
-
-def test_more_than_all_memory_of_a_node_is_a_mistake() -> None:
-    messages: list[str] = []
-    data = {"command": "x", "resources": {"mem": 0}, "requeue": {"oom": {"at_most": "4GB"}}}
-    read_spec(data, lambda _, message: messages.append(message))
-    assert messages == ["'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, Call, SlurmCommands
+from helpers.specs import plan
 from submitit.core.utils import DelayedSubmission
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.task import run_node
@@ -57,20 +55,14 @@ def submission(tmp_path: Path) -> SubmissionDir:
 def make_submission(runs: Path) -> SubmissionDir:
     submission = RunsRoot(runs).run(RUN_ID).submission(1)
     make_directory(submission.path)
-    write_json(submission.plan, plan().to_json())
+    write_json(submission.plan, plan(name="digits").to_json())
     return submission
-
-
-def plan(**keys: Any) -> Plan:
-    data = {"name": "digits", "command": "python train.py", **keys}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
 
 
 def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
     with locked(submission.run.lock) as lock:
         assert lock is not None
-        return launch(LaunchRequest(plan(**keys), submission, lock), variables or {})
+        return launch(LaunchRequest(plan(name="digits", **keys), submission, lock), variables or {})
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -110,29 +102,16 @@ def test_secret_variables_reach_sbatch_and_are_written_nowhere(slurm: SlurmComma
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_sbatch_is_called_without_variables_that_outrank_the_batch_script(
+def test_sbatch_is_called_without_variables_that_outrank_the_batch_script_or_are_of_the_job_around(
     slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SBATCH_ACCOUNT", "SBATCH_EXPORT", "SBATCH_TIMELIMIT", "CUDA_VISIBLE_DEVICES", "SLURM_CLUSTERS"):
+    outer = ("SBATCH_ACCOUNT", "SBATCH_EXPORT", "SBATCH_TIMELIMIT", "CUDA_VISIBLE_DEVICES", "SLURM_CLUSTERS",
+             "SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SUBMITIT_EXECUTOR", "RANK", "MASTER_ADDR",
+             "SLURMTRAIN_SUBMISSION")  # fmt: skip
+    for name in (*outer, "SLURM_CONF"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     hand_over(submission)
-    env = slurm.calls("sbatch")[0].env
-    assert [name for name in env if name.startswith(("SBATCH_", "SLURM_", "CUDA_"))] == ["SLURM_CONF"]
-
-
-def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
-    slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outer = {"SBATCH_ACCOUNT": "x", "SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "5", "SUBMITIT_EXECUTOR": "slurm",
-             "RANK": "3", "MASTER_ADDR": "n0", "SLURMTRAIN_SUBMISSION": "9"}  # fmt: skip
-    for name, value in outer.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    hand_over(submission)
-    env = slurm.calls("sbatch")[0].env
-    assert not env.keys() & outer.keys()
-    assert env["SLURM_CONF"] == "/etc/slurm.conf"
+    assert slurm.calls("sbatch")[0].env.keys() & {*outer, "SLURM_CONF"} == {"SLURM_CONF"}
 
 
 # --- what sbatch may reply -------------------------------------------------------------------------------------
@@ -164,64 +143,25 @@ def test_a_job_that_sbatch_refuses_is_refused_with_its_message_and_a_hint(
         assert hint in str(caught.value).removeprefix(problem)
 
 
-def test_a_job_that_slurm_may_have_taken_is_uncertain(slurm: SlurmCommands, submission: SubmissionDir) -> None:
-    slurm.fails("sbatch", f"{FAILED}Socket timed out on send/recv operation\n")
-    with pytest.raises(
-        SubmissionUncertain, match=r"Socket timed out on send/recv operation.*'slurmtrain sync' finds out"
-    ):
-        hand_over(submission)
-
-
 @pytest.mark.parametrize(
-    "message",
-    ["Unable to contact slurm controller (connect failure)", "Connection refused", "Slurm backup: connect failure"],
-)
-def test_a_job_that_no_controller_was_there_to_take_can_be_submitted_again(
-    slurm: SlurmCommands, submission: SubmissionDir, message: str
+    ("sbatch", "message"),
+    [
+        (f"echo '{FAILED}Socket timed out on send/recv operation' >&2; exit 1",
+         "Socket timed out on send/recv operation.*'slurmtrain sync' finds out"),
+        ("kill -9 $$", "."),
+        ("echo 'Thank you! Your number is 4711.'", "Thank you"),
+        # The bookkeeping fails after sbatch took the job.
+        ("/bin/rm -r '{submitit}'; echo Submitted batch job 4711", "No such file"),
+        # The process that submits is killed.
+        ("kill -9 $PPID", "exit code -9"),
+    ],
+)  # fmt: skip
+def test_a_job_that_slurm_may_have_taken_is_uncertain(
+    slurm: SlurmCommands, submission: SubmissionDir, sbatch: str, message: str
 ) -> None:
-    slurm.fails("sbatch", f"{FAILED}{message}\n")
-    with pytest.raises(LaunchError, match="try again later") as caught:
+    (slurm.path / "sbatch").write_text(f"#!/bin/sh\n{sbatch.format(submitit=submission.submitit)}\n")
+    with pytest.raises(SubmissionUncertain, match=message):
         hand_over(submission)
-    assert not isinstance(caught.value, SubmissionUncertain)
-
-
-def test_a_job_whose_sbatch_was_killed_may_have_been_taken(slurm: SlurmCommands, submission: SubmissionDir) -> None:
-    slurm.replies("sbatch", code=-signal.SIGKILL)
-    with pytest.raises(SubmissionUncertain):
-        hand_over(submission)
-
-
-def test_an_answer_of_sbatch_that_names_no_job_is_uncertain(slurm: SlurmCommands, submission: SubmissionDir) -> None:
-    slurm.replies("sbatch", "Thank you! Your number is 4711.\n")
-    with pytest.raises(SubmissionUncertain, match="Thank you"):
-        hand_over(submission)
-
-
-def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_uncertain(
-    slurm: SlurmCommands, submission: SubmissionDir
-) -> None:
-    (slurm.path / "sbatch").write_text(
-        f"#!/bin/sh\n/bin/rm -r '{submission.submitit}'\necho Submitted batch job 4711\n"
-    )
-    with pytest.raises(SubmissionUncertain, match="No such file"):
-        hand_over(submission)
-
-
-def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_uncertain(
-    slurm: SlurmCommands, submission: SubmissionDir
-) -> None:
-    (slurm.path / "sbatch").write_text("#!/bin/sh\nkill -9 $PPID\n")
-    with pytest.raises(SubmissionUncertain, match="exit code -9"):
-        hand_over(submission)
-
-
-def test_without_srun_a_launch_fails_with_one_line(slurm: SlurmCommands, submission: SubmissionDir) -> None:
-    (slurm.path / "srun").unlink()
-    with pytest.raises(LaunchError, match="srun") as caught:
-        hand_over(submission)
-    assert not isinstance(caught.value, SubmissionUncertain)
-    assert "Traceback" not in str(caught.value)
-    assert slurm.calls("sbatch") == []
 
 
 def test_a_batch_script_is_utf_8_in_any_locale_and_the_job_gets_the_persons_own(
@@ -240,6 +180,18 @@ def no_room(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest
     submission.submitit.write_text("in the way of submitit's folder")
 
 
+def no_srun(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    (slurm.path / "srun").unlink()
+
+
+def no_controller(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.fails("sbatch", f"{FAILED}Unable to contact slurm controller (connect failure)\n")
+
+
+def refused(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.fails("sbatch", f"{FAILED}Connection refused\n")
+
+
 def no_interpreter(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
 
@@ -255,9 +207,10 @@ def too_long(submission: SubmissionDir, slurm: SlurmCommands, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [(no_room, "sbatch was not called.*File exists"), (no_interpreter, "sbatch was not called.*No module named"),
-     (no_sbatch, "sbatch was not called.*No such file"), (too_long, "Argument list too long|argument list too long")],
+     (no_sbatch, "sbatch was not called.*No such file"), (too_long, "Argument list too long|argument list too long"),
+     (no_srun, "srun"), (no_controller, "try again later"), (refused, "try again later")],
 )  # fmt: skip
-def test_what_fails_before_sbatch_is_called_leaves_no_doubt(
+def test_a_job_that_slurm_cannot_have_taken_leaves_no_doubt(
     slurm: SlurmCommands,
     submission: SubmissionDir,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +222,7 @@ def test_what_fails_before_sbatch_is_called_leaves_no_doubt(
         hand_over(submission)
     assert not isinstance(caught.value, SubmissionUncertain)
     assert "Traceback" not in str(caught.value)
-    assert slurm.calls("sbatch") == []
+    assert bool(slurm.calls("sbatch")) == (prepare in (no_controller, refused))
 
 
 # --- before anything is created ---------------------------------------------------------------------------------
@@ -279,21 +232,17 @@ def once() -> Scheduler:
     return Scheduler(1000.0, None)
 
 
-def test_what_slurm_can_run_passes(slurm: SlurmCommands) -> None:
+def test_what_slurm_can_run_passes_and_a_slurm_that_does_not_answer_or_is_not_there_is_an_error(
+    slurm: SlurmCommands,
+) -> None:
     check([plan(), plan(resources={"nodes": 4})], once())
     assert len(slurm.calls("scontrol")) == 1
     assert slurm.calls("sbatch") == []
-
-
-def test_without_sbatch_the_error_names_the_local_executor(slurm: SlurmCommands) -> None:
-    (slurm.path / "sbatch").unlink()
-    with pytest.raises(NotAvailable, match="use --executor local here"):
-        check([plan()], once())
-
-
-def test_a_slurm_that_does_not_answer_is_an_error_before_anything_is_created(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(LaunchError, match="nothing was created; try again later"):
+        check([plan()], once())
+    (slurm.path / "sbatch").unlink()
+    with pytest.raises(NotAvailable, match="use --executor local here"):
         check([plan()], once())
 
 
@@ -408,7 +357,3 @@ def test_only_a_process_that_may_still_submit_counts(
     assert not is_submitting(submission)
     with process(*(word.format(folder=submission.submitit) for word in command)):
         assert is_submitting(submission) is expected
-
-
-def test_the_request_of_a_submission_stands_in_its_plan(submission: SubmissionDir) -> None:
-    assert Plan.from_json(json.loads(submission.plan.read_text())) == plan()

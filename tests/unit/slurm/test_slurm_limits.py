@@ -5,14 +5,14 @@ And nodes that a request can do without are left out, but never so many that it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from helpers.specs import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.limits import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
@@ -23,76 +23,50 @@ PARTITIONS = read_partitions(
 )
 
 
-def plan(slurm: dict[str, Any] | None = None, **resources: Any) -> Plan:
-    data = {"name": "x", "command": "python train.py", "slurm": slurm or {}, "resources": resources}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
+TOO_LONG = "resources.time: partition spot lets a job run for 04:00:00 at most"
+TOO_MANY = "resources.nodes: partition long gives a job 2 nodes at most, not 3"
 
 
 @pytest.mark.parametrize(
-    "resources", [{}, {"nodes": 4, "gpus_per_node": 2, "time": "04:00:00"}, {"nodes": 1, "gpus_per_node": 8}]
-)
-def test_what_the_default_partition_can_run_is_possible(resources: dict[str, Any]) -> None:
-    assert rejection_reason(plan(**resources), PARTITIONS) is None
-
-
-@pytest.mark.parametrize(
-    ("resources", "reason"),
+    ("slurm", "resources", "reason"),
     [
-        ({"nodes": 5}, "resources.nodes: partition spot gives a job 4 nodes at most, not 5"),
-        ({"nodes": 3, "gpus_per_node": 3}, "resources.gpus_per_node: partition spot has 8 GPUs, not 9"),
-        ({"time": "04:00:01"}, "resources.time: partition spot lets a job run for 04:00:00 at most"),
+        ({}, {}, None),
+        ({}, {"nodes": 4, "gpus_per_node": 2, "time": "04:00:00"}, None),
+        ({}, {"nodes": 1, "gpus_per_node": 8}, None),
+        ({}, {"nodes": 5}, "resources.nodes: partition spot gives a job 4 nodes at most, not 5"),
+        ({}, {"nodes": 3, "gpus_per_node": 3}, "resources.gpus_per_node: partition spot has 8 GPUs, not 9"),
+        ({}, {"time": "04:00:01"}, TOO_LONG),
+        # A QOS may allow more time. A partition may give a job fewer nodes than it has, or count no GPUs.
+        ({"qos": "long"}, {"time": "1-0"}, None),
+        ({"partition": "long"}, {"nodes": 2}, None),
+        ({"partition": "long"}, {"nodes": 3}, TOO_MANY),
+        ({"partition": "long"}, {"gpus_per_node": 8}, None),
+        ({"partition": "free"}, {"nodes": 64, "time": "30-0"}, None),
+        # One of several partitions is enough.
+        ({"partition": "spot, long"}, {"time": "1-0"}, None),
+        ({"partition": "spot,long"}, {"nodes": 3, "time": "1-0"}, f"{TOO_LONG}; {TOO_MANY}"),
     ],
 )
-def test_what_the_default_partition_can_never_run_is_rejected_with_a_reason(
-    resources: dict[str, Any], reason: str
+def test_what_a_partition_can_never_run_is_rejected_with_a_reason(
+    slurm: dict[str, Any], resources: dict[str, Any], reason: str | None
 ) -> None:
-    assert rejection_reason(plan(**resources), PARTITIONS) == reason
+    assert rejection_reason(plan(slurm=slurm, resources=resources), PARTITIONS) == reason
 
 
 def test_an_unknown_partition_is_rejected_with_a_suggestion() -> None:
-    reason = rejection_reason(plan({"partition": "spto"}), PARTITIONS)
+    reason = rejection_reason(plan(slurm={"partition": "spto"}), PARTITIONS)
     assert reason is not None
     assert reason.startswith("slurm.partition: there is no partition 'spto'")
     assert "'spot'" in reason
     assert reason.endswith("there are free, long, spot")
 
 
-def test_a_partition_may_give_a_job_fewer_nodes_than_it_has() -> None:
-    assert rejection_reason(plan({"partition": "long"}, nodes=2), PARTITIONS) is None
-    reason = rejection_reason(plan({"partition": "long"}, nodes=3), PARTITIONS)
-    assert reason == "resources.nodes: partition long gives a job 2 nodes at most, not 3"
-
-
-def test_one_of_several_partitions_is_enough() -> None:
-    assert rejection_reason(plan({"partition": "spot, long"}, time="1-0"), PARTITIONS) is None
-
-
-def test_what_none_of_several_partitions_can_run_is_rejected_with_a_reason_for_each() -> None:
-    reason = rejection_reason(plan({"partition": "spot,long"}, nodes=3, time="1-0"), PARTITIONS)
-    assert reason == (
-        "resources.time: partition spot lets a job run for 04:00:00 at most; "
-        "resources.nodes: partition long gives a job 2 nodes at most, not 3"
-    )
-
-
-def test_a_qos_may_allow_more_time_than_the_partition() -> None:
-    assert rejection_reason(plan({"qos": "long"}, time="1-0"), PARTITIONS) is None
-
-
-def test_a_partition_without_limits_runs_for_any_time() -> None:
-    assert rejection_reason(plan({"partition": "free"}, nodes=64, time="30-0"), PARTITIONS) is None
-
-
-def test_gpus_that_a_partition_does_not_count_are_left_to_sbatch() -> None:
-    assert rejection_reason(plan({"partition": "long"}, gpus_per_node=8), PARTITIONS) is None
-
-
 @pytest.mark.parametrize("partitions", [{}, {"p": {"PartitionName": "p"}}, {"p": {"Default": "YES"}}])
 def test_where_nothing_is_known_of_the_default_partition_anything_may_be_possible(
     partitions: dict[str, dict[str, str]],
 ) -> None:
-    assert rejection_reason(plan(nodes=1000, gpus_per_node=8, time="300-0"), partitions) is None
+    huge = plan(resources={"nodes": 1000, "gpus_per_node": 8, "time": "300-0"})
+    assert rejection_reason(huge, partitions) is None
 
 
 # --- nodes to leave out -------------------------------------------------------------------------------------------
@@ -103,93 +77,67 @@ NODES = [
 ]
 
 
-def choose(*unwanted: str, slurm: dict[str, Any] | None = None) -> NodeChoice:
-    return choose_nodes(plan(slurm), PARTITIONS, NODES, unwanted)
-
-
-def test_nodes_that_a_request_can_spare_are_left_out() -> None:
-    choice = choose("n1", "n3")
-    assert (choice.excluded, choice.needed) == (["n1", "n3"], {})
+def choose(
+    *unwanted: str, slurm: dict[str, Any] | None = None, among: Sequence[NodeInfo] = NODES, **resources: Any
+) -> NodeChoice:
+    return choose_nodes(plan(slurm=slurm or {}, resources=resources), PARTITIONS, among, unwanted)
 
 
 def test_the_least_wanted_node_is_left_out_first_and_the_rest_only_as_long_as_enough_are_left() -> None:
-    choice = choose_nodes(plan(nodes=2), PARTITIONS, NODES, ["n3", "n0", "n1"])
-    assert choice.excluded == ["n3", "n0"]
-    assert choice.needed == {"n1": "2 nodes are needed and 1 would be left"}
-
-
-def test_the_last_node_is_used() -> None:
-    alone = [NODES[0]]
-    choice = choose_nodes(plan(), PARTITIONS, alone, ["n0"])
-    assert (choice.excluded, choice.needed) == ([], {"n0": "1 node is needed and none would be left"})
+    assert choose("n1", "n3") == NodeChoice(["n1", "n3"], {})
+    left = {"n1": "2 nodes are needed and 1 would be left"}
+    assert choose("n3", "n0", "n1", nodes=2) == NodeChoice(["n3", "n0"], left)
+    # The last node is used. A partition of several must have enough nodes left.
+    assert choose("n0", among=NODES[:1]) == NodeChoice([], {"n0": "1 node is needed and none would be left"})
+    assert choose("n4", "n3", "n0", slurm={"partition": "spot,long"}, nodes=3).excluded == ["n4", "n3"]
 
 
 def test_nodes_of_other_partitions_and_of_other_clusters_are_passed_over() -> None:
-    choice = choose("n4", "stranger")
-    assert (choice.excluded, choice.needed) == ([], {})
+    assert choose("n4", "stranger") == NodeChoice([], {})
     assert choose("n4", slurm={"partition": "long"}).excluded == ["n4"]
-
-
-def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
-    choice = choose_nodes(plan({"partition": "spot,long"}, nodes=3), PARTITIONS, NODES, ["n4", "n3", "n0"])
-    assert choice.excluded == ["n4", "n3"]
 
 
 @pytest.mark.parametrize(
     ("keys", "resources"),
-    [
-        ({}, {"gpus_per_node": 2}),
-        ({}, {"gpus_per_node": "h100:1"}),
-        ({}, {"mem": "10GB"}),
-        ({}, {"cpus_per_proc": 8}),
-        ({"constraint": "fast"}, {}),
-        ({"constraint": "fast&big"}, {}),
-        ({"constraint": "fast|huge"}, {}),
-    ],
-)
+    [({}, {"gpus_per_node": 2}), ({}, {"gpus_per_node": "h100:1"}), ({}, {"mem": "10GB"}), ({}, {"cpus_per_proc": 8}),
+     ({"constraint": "fast"}, {}), ({"constraint": "fast&big"}, {}), ({"constraint": "fast|huge"}, {})],
+)  # fmt: skip
 def test_only_nodes_that_fit_are_counted(keys: dict[str, Any], resources: dict[str, Any]) -> None:
-    small = [NodeInfo(name="n1", partition="spot", cpus=4, memory=1000, gpus=1)]
+    small = NodeInfo(name="n1", partition="spot", cpus=4, memory=1000, gpus=1)
     rest: dict[str, Any] = {"gpus": 2, "gpus_of_types": {"h100": 2}, "features": frozenset({"fast", "big"})}
-    big = [NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, **rest)]
-    choice = choose_nodes(plan(keys, **resources), PARTITIONS, [*small, *big], ["n0"])
+    big = NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, **rest)
+    choice = choose("n0", slurm=keys, among=[small, big], **resources)
     assert choice.needed == {"n0": "1 node is needed and none would be left"}
 
 
 def test_a_node_that_could_not_be_used_anyway_is_left_out() -> None:
     nodes = [NODES[0], NodeInfo(name="n1", partition="spot", state="drained")]
-    assert choose_nodes(plan(), PARTITIONS, nodes, ["n1"]).excluded == ["n1"]
-    assert choose_nodes(plan(), PARTITIONS, nodes, ["n0"]).excluded == []
+    assert choose("n1", among=nodes).excluded == ["n1"]
+    assert choose("n0", among=nodes).excluded == []
 
 
 def test_what_the_user_asks_for_and_excludes_counts() -> None:
     assert choose("n1", slurm={"exclude": "n[0-1]"}).excluded == []
-    choice = choose_nodes(plan({"exclude": "n[0,1]"}, nodes=2), PARTITIONS, NODES, ["n2"])
-    assert choice.needed == {"n2": "2 nodes are needed and 1 would be left"}
+    left = {"n2": "2 nodes are needed and 1 would be left"}
+    assert choose("n2", slurm={"exclude": "n[0,1]"}, nodes=2).needed == left
     assert choose("n1", slurm={"nodelist": "n[1-2]"}).needed == {"n1": "slurm.nodelist names it"}
+    # A list that is none is left to sbatch.
+    assert choose("n1", slurm={"exclude": "n[1"}).excluded == []
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
+    ("keys", "why", "decidable"),
     [
-        ({"reservation": "maint"}, "only Slurm knows the nodes of slurm.reservation"),
-        ({"nodefile": "/nodes"}, "only Slurm knows the nodes of slurm.nodefile"),
-        ({"nodelist": "/nodes"}, "slurm.nodelist is a file"),
-        ({"constraint": "[a*2&b]"}, "only Slurm knows the nodes of slurm.constraint"),
-        ({"constraint": "a,b"}, "only Slurm knows the nodes of slurm.constraint"),
+        ({"reservation": "maint"}, "only Slurm knows the nodes of slurm.reservation", False),
+        ({"nodefile": "/nodes"}, "only Slurm knows the nodes of slurm.nodefile", False),
+        ({"nodelist": "/nodes"}, "slurm.nodelist is a file", False),
+        ({"constraint": "[a*2&b]"}, "only Slurm knows the nodes of slurm.constraint", False),
+        ({"constraint": "a,b"}, "only Slurm knows the nodes of slurm.constraint", False),
+        ({"exclude": "/nodes"}, "slurm.exclude is a file", True),
     ],
 )
-def test_what_cannot_be_weighed_keeps_all_nodes(keys: dict[str, Any], why: str) -> None:
-    choice = choose("n1", slurm=keys)
-    assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": why}, False)
-
-
-def test_a_file_of_excluded_nodes_cannot_be_added_to() -> None:
-    choice = choose("n1", slurm={"exclude": "/nodes"})
-    assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": "slurm.exclude is a file"}, True)
-
-
-def test_a_list_of_nodes_that_is_none_is_left_to_sbatch() -> None:
-    assert choose("n1", slurm={"exclude": "n[1"}).excluded == []
+def test_what_cannot_be_weighed_keeps_all_nodes(keys: dict[str, Any], why: str, decidable: bool) -> None:
+    assert choose("n1", slurm=keys) == NodeChoice([], {"n1": why}, decidable)
 
 
 @given(st.lists(st.sampled_from([f"n{i}" for i in range(6)])), st.integers(1, 4), st.sets(st.sampled_from("0123")))
@@ -197,7 +145,7 @@ def test_whatever_is_left_out_the_request_can_be_met_if_it_could(
     unwanted: list[str], needed: int, down: set[str]
 ) -> None:
     nodes = [NodeInfo(name=f"n{i}", partition="spot", state="down" if str(i) in down else "idle") for i in range(4)]
-    choice = choose_nodes(plan(nodes=needed), PARTITIONS, nodes, unwanted)
+    choice = choose(*unwanted, among=nodes, nodes=needed)
     usable = {node.name for node in nodes if node.usable}
     assert len(usable - set(choice.excluded)) >= min(needed, len(usable))
     assert {*choice.excluded, *choice.needed} == set(unwanted) & {node.name for node in nodes}
@@ -218,30 +166,20 @@ PREEMPTED = read_partitions(
 @pytest.mark.parametrize(
     ("slurm", "seconds"),
     [
-        ({}, 60.0),
-        ({"partition": "tight"}, 5.0),
-        ({"partition": "none"}, 0.0),
-        ({"partition": "spot,tight"}, 5.0),
-        ({"partition": "paid,spot"}, 60.0),
-        ({"partition": "paid"}, None),
-        ({"partition": "gang"}, None),
-        ({"partition": "bare"}, None),
-        ({"partition": "unheard-of"}, None),
-        ({"partition": "spot", "qos": "low"}, None),
+        ({}, 60.0), ({"partition": "tight"}, 5.0), ({"partition": "none"}, 0.0), ({"partition": "spot,tight"}, 5.0),
+        ({"partition": "paid,spot"}, 60.0), ({"partition": "paid"}, None), ({"partition": "gang"}, None),
+        ({"partition": "bare"}, None), ({"partition": "unheard-of"}, None), ({"partition": "spot", "qos": "low"}, None),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_is_preempted_goes_on_for_the_shortest_grace_of_its_partitions(
     slurm: dict[str, Any], seconds: float | None
 ) -> None:
-    assert grace_s(plan(slurm), PREEMPTED) == seconds
+    assert grace_s(plan(slurm=slurm), PREEMPTED) == seconds
 
 
 @pytest.mark.parametrize(
     ("named", "name"), [(None, "spot"), ("tight", "tight"), ("spot, long", "long,spot"), ("long,spot", "long,spot")]
 )
 def test_partitions_have_one_name_whatever_their_order(named: str | None, name: str) -> None:
-    assert partition_names(plan({"partition": named} if named else {}), PREEMPTED) == name
-
-
-def test_without_a_default_partition_there_is_no_name() -> None:
+    assert partition_names(plan(slurm={"partition": named} if named else {}), PREEMPTED) == name
     assert partition_names(plan(), {}) == ""

@@ -32,19 +32,8 @@ def queue_line(*cells: str) -> str:
 
 
 # Lines of Slurm 22.05.8, without the blanks between the cells.
-RUNNING = (
-    "9",
-    "RUNNING",
-    "None",
-    "0",
-    "1795260968",
-    "1795262768",
-    "30:00",
-    "0",
-    "4294901753",
-    "node[0-2]",
-    "digits-r1",
-)
+RUNNING = ("9", "RUNNING", "None", "0", "1795260968", "1795262768", "30:00", "0", "4294901753", "node[0-2]",
+           "digits-r1")  # fmt: skip
 PENDING = ("10", "PENDING", "BeginTime", "1", "1795260980", "1795262780", "30:00", "0", "4294901752", "", "requeued")
 HELD = ("6", "PENDING", "JobHeldUser", "0", "N/A", "N/A", "1-02:03:00", "0", "0", "", "held")
 FAILED = ("7", "FAILED", "NonZeroExitCode", "0", "1795260968", "1795260969", "30:00", "768", "4294901755", "node0", "x")
@@ -52,20 +41,10 @@ CANCELLED = ("11", "CANCELLED", "None", "0", "1795260973", "1795260974", "30:00"
 
 
 def test_a_running_job_of_squeue_is_read() -> None:
-    assert read_queue(queue_line(*RUNNING)) == {
-        "9": Job(
-            id="9",
-            name="digits-r1",
-            state="RUNNING",
-            restart=0,
-            starts_at=1795260968.0,
-            ends_at=1795262768.0,
-            time_limit_s=1800.0,
-            exit_code=0,
-            priority=4294901753,
-            nodes="node[0-2]",
-        )
-    }
+    assert read_queue(queue_line(*RUNNING))["9"] == Job(
+        id="9", name="digits-r1", state="RUNNING", restart=0, starts_at=1795260968.0, ends_at=1795262768.0,
+        time_limit_s=1800.0, exit_code=0, priority=4294901753, nodes="node[0-2]",
+    )  # fmt: skip
 
 
 def test_a_requeued_job_has_its_restarts_and_the_time_at_which_it_may_start() -> None:
@@ -73,52 +52,28 @@ def test_a_requeued_job_has_its_restarts_and_the_time_at_which_it_may_start() ->
     assert (job.state, job.reason, job.restart, job.starts_at, job.nodes) == (
         "PENDING", "BeginTime", 1, 1795260980.0, "",
     )  # fmt: skip
-
-
-def test_what_squeue_does_not_know_is_none() -> None:
-    job = read_queue(queue_line(*HELD))["6"]
-    assert (job.starts_at, job.ends_at, job.priority, job.time_limit_s) == (None, None, 0, 93780.0)
-
-
-@pytest.mark.parametrize(("cells", "code", "signal"), [(FAILED, 3, None), (CANCELLED, 0, 15)])
-def test_squeue_of_22_05_prints_the_status_of_wait(cells: tuple[str, ...], code: int, signal: int | None) -> None:
-    [job] = read_queue(queue_line(*cells)).values()
-    assert (job.exit_code, job.signal) == (code, signal)
+    held = read_queue(queue_line(*HELD))["6"]
+    assert (held.starts_at, held.ends_at, held.priority, held.time_limit_s) == (None, None, 0, 93780.0)
 
 
 @pytest.mark.parametrize(
     ("text", "code", "signal"),
-    [("3:0", 3, None), ("0:9", 0, 9), ("1:15", 1, 15), ("N/A", None, None), ("", None, None)],
-)
-def test_a_squeue_that_prints_code_and_signal_is_read_as_well(text: str, code: int | None, signal: int | None) -> None:
+    [("768", 3, None), ("15", 0, 15), ("3:0", 3, None), ("0:9", 0, 9), ("1:15", 1, 15), ("N/A", None, None),
+     ("", None, None)],
+)  # fmt: skip
+def test_squeue_prints_the_status_of_wait_or_code_and_signal(text: str, code: int | None, signal: int | None) -> None:
     [job] = read_queue(queue_line(*FAILED[:7], text, *FAILED[8:])).values()
     assert (job.exit_code, job.signal) == (code, signal)
 
 
-def test_elements_of_an_array_are_jobs_of_their_own() -> None:
-    lines = [queue_line(f"5_{task}", *HELD[1:]) for task in (1, 2, 3)]
-    assert list(read_queue("\n".join(lines) + "\n")) == ["5_1", "5_2", "5_3"]
-
-
 @pytest.mark.parametrize(
-    "name", ["a|b", "wéird | name (x) 100%", "作業 🐍", "a\vb", "a\u2028b", "a\x85b", "x" * 290, ""]
+    "name",
+    ["a|b", "wéird | name (x) 100%", "作業 🐍", "a\vb", "a\u2028b", "a\x85b", "x" * 300, "", "new\nline"],
 )
 def test_the_name_of_a_job_of_squeue_may_hold_anything(name: str) -> None:
     jobs = read_queue(queue_line(*RUNNING[:-1], name) + "\n" + queue_line(*PENDING) + "\n")
     assert [job.name for job in jobs.values()] == [name, "requeued"]
-
-
-def test_a_name_that_is_longer_than_its_field_is_cut() -> None:
-    assert read_queue(queue_line(*RUNNING[:-1], "x" * 400))["9"].name == "x" * 300
-
-
-def test_a_name_with_a_line_break_costs_no_other_job() -> None:
-    jobs = read_queue(queue_line(*RUNNING[:-1], "new\nline") + "\n" + queue_line(*PENDING))
-    assert [job.name for job in jobs.values()] == ["new\nline", "requeued"]
-
-
-def test_an_unknown_state_is_kept_as_it_is() -> None:
-    assert read_queue(queue_line("9", "SOMETHING_NEW", *RUNNING[2:]))["9"].state == "SOMETHING_NEW"
+    assert read_queue(queue_line(*RUNNING[:-1], name + "x" * 400))["9"].name == (name + "x" * 400)[:300]
 
 
 def test_lines_of_squeue_without_all_cells_are_passed_over() -> None:
@@ -148,9 +103,15 @@ def test_the_format_asks_for_each_field_with_its_width_and_for_the_name_last() -
     assert len(fields) == len(QUEUE_FIELDS)
 
 
-@given(st.text())
-def test_no_text_of_squeue_is_an_error(text: str) -> None:
+@given(st.text() | st.text(st.sampled_from("|.:-019 \nABCDEFINOTU_=")))
+def test_no_text_of_slurms_commands_is_an_error(text: str) -> None:
     assert all(job_id == job.id and job.state for job_id, job in read_queue(text).items())
+    assert all(rows and {row.id for row in rows} == {job_id} for job_id, rows in read_accounting(text).items())
+    assert all(fields["PartitionName"] == name for name, fields in read_partitions(text).items())
+    assert all(node.name in text and node.partition in text for node in read_nodes(text))
+    assert all(key in text and value in text for key, value in read_job(text).items())
+    read = read_duration(text)
+    assert read is None or isinstance(read, float)
 
 
 def test_a_heterogeneous_job_is_one_job_in_the_state_of_its_leader_on_the_nodes_of_all_components() -> None:
@@ -188,25 +149,13 @@ ACCOUNTING = """\
 def test_all_starts_of_each_job_are_read_from_sacct() -> None:
     starts = read_accounting(ACCOUNTING)
     assert {job_id: [job.state for job in jobs] for job_id, jobs in starts.items()} == {
-        "8": ["FAILED"],
-        "10": ["REQUEUED", "RUNNING"],
-        "11": ["CANCELLED by 1001"],
-        "5": ["PENDING"],
+        "8": ["FAILED"], "10": ["REQUEUED", "RUNNING"], "11": ["CANCELLED by 1001"], "5": ["PENDING"],
         "12_3": ["TIMEOUT"],
-    }
-    assert starts["12_3"] == [
-        Job(
-            id="12_3",
-            name="of an array",
-            state="TIMEOUT",
-            submitted_at=1795260967.0,
-            starts_at=1795260970.0,
-            ends_at=1795262770.0,
-            time_limit_s=1800.0,
-            exit_code=0,
-            nodes="node[0-1]",
-        )
-    ]
+    }  # fmt: skip
+    assert starts["12_3"][0] == Job(
+        id="12_3", name="of an array", state="TIMEOUT", submitted_at=1795260967.0, starts_at=1795260970.0,
+        ends_at=1795262770.0, time_limit_s=1800.0, exit_code=0, nodes="node[0-1]",
+    )  # fmt: skip
     assert (starts["8"][0].exit_code, starts["8"][0].signal) == (0, 9)
     assert (starts["10"][1].ends_at, starts["10"][1].nodes, starts["5"][0].nodes) == (None, "node1", "")
 
@@ -237,15 +186,16 @@ def test_starts_are_in_the_order_in_which_they_began_and_one_that_never_began_is
     assert [job.state for job in read_accounting(text)["7"]] == ["PREEMPTED", "NODE_FAIL", "CANCELLED by 0"]
 
 
-@pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
-def test_a_job_one_of_whose_steps_ran_out_of_memory_did_so_too(state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "of_job"),
+    [("FAILED", "OUT_OF_MEMORY"), ("COMPLETED", "OUT_OF_MEMORY"), ("NODE_FAIL", None), ("PREEMPTED", None),
+     ("RUNNING", None), ("TIMEOUT", None), ("CANCELLED by 1001", None)],
+)  # fmt: skip
+def test_a_step_without_memory_explains_a_failure_but_not_what_slurm_or_a_person_did_to_the_job(
+    state: str, of_job: str | None
+) -> None:
     text = row("7", state) + row("7.batch", "FAILED") + row("7.0", "OUT_OF_MEMORY")
-    assert [job.state for job in read_accounting(text)["7"]] == ["OUT_OF_MEMORY"]
-
-
-@pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED", "RUNNING", "TIMEOUT", "CANCELLED by 1001"])
-def test_a_step_without_memory_does_not_explain_away_what_slurm_or_a_person_did_to_the_job(state: str) -> None:
-    assert read_accounting(row("7", state) + row("7.0", "OUT_OF_MEMORY"))["7"][0].state == state
+    assert [job.state for job in read_accounting(text)["7"]] == [of_job or state]
 
 
 def test_a_step_belongs_to_the_start_that_stands_before_it() -> None:
@@ -263,18 +213,15 @@ def test_the_starts_of_a_heterogeneous_job_are_those_of_its_leader_also_if_a_ste
     ]
 
 
-def test_a_step_without_its_job_is_passed_over() -> None:
-    assert read_accounting(row("7.batch", "OUT_OF_MEMORY")) == {}
-
-
 @pytest.mark.parametrize("name", ["a|b||c", "we ird|näme", "作業 🐍", "a\u2028b", "a\vb", "x" * 300, "", " two "])
 def test_the_name_of_a_job_of_sacct_may_hold_anything(name: str) -> None:
     starts = read_accounting(row("7", "FAILED", name=name) + row("8", "FAILED"))
     assert [starts[job_id][0].name for job_id in ("7", "8")] == [name, "n"]
 
 
-def test_short_lines_of_sacct_are_passed_over() -> None:
-    assert read_accounting("\n7|FAILED\nsacct: error: x\n|||\n" + row("8", "FAILED")).keys() == {"8"}
+def test_short_lines_of_sacct_and_steps_without_their_job_are_passed_over() -> None:
+    short = "\n7|FAILED\nsacct: error: x\n|||\n"
+    assert read_accounting(short + row("7.batch", "OUT_OF_MEMORY") + row("8", "FAILED")).keys() == {"8"}
 
 
 @pytest.mark.parametrize(
@@ -283,11 +230,6 @@ def test_short_lines_of_sacct_are_passed_over() -> None:
 def test_a_limit_of_sacct_is_minutes_or_nothing(raw: str, seconds: float | None) -> None:
     [job] = read_accounting(f"7|FAILED|0:0|1|2|3|{raw}|node0|n")["7"]
     assert job.time_limit_s == seconds
-
-
-@given(st.text(st.sampled_from("|.:019 \nABCDEFINOTU_")) | st.text())
-def test_no_text_of_sacct_is_an_error(text: str) -> None:
-    assert all(rows and {row.id for row in rows} == {job_id} for job_id, rows in read_accounting(text).items())
 
 
 # --- round trips ------------------------------------------------------------------------------------------------
@@ -318,6 +260,10 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+def time_of(at: float | None, nothing: str) -> str:
+    return nothing if at is None else f"{at:.0f}"
+
+
 @st.composite
 def queued(draw: st.DrawFn) -> Job:
     return replace(
@@ -326,10 +272,6 @@ def queued(draw: st.DrawFn) -> Job:
         restart=draw(st.integers(0, 99)),
         priority=draw(st.none() | st.integers(0, 2**32)),
     )
-
-
-def time_of(at: float | None, nothing: str) -> str:
-    return nothing if at is None else f"{at:.0f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -343,35 +285,18 @@ def duration(seconds: float | None) -> str:
 
 def in_queue(job: Job) -> str:
     return queue_line(
-        job.id,
-        job.state,
-        job.reason or "None",
-        str(job.restart),
-        time_of(job.starts_at, "N/A"),
-        time_of(job.ends_at, "N/A"),
-        duration(job.time_limit_s),
-        str((job.exit_code or 0) << 8 | (job.signal or 0)),
-        "N/A" if job.priority is None else str(job.priority),
-        job.nodes,
-        job.name,
-    )
+        job.id, job.state, job.reason or "None", str(job.restart), time_of(job.starts_at, "N/A"),
+        time_of(job.ends_at, "N/A"), duration(job.time_limit_s), str((job.exit_code or 0) << 8 | (job.signal or 0)),
+        "N/A" if job.priority is None else str(job.priority), job.nodes, job.name,
+    )  # fmt: skip
 
 
 def in_accounting(job: Job) -> str:
     minutes = "UNLIMITED" if job.time_limit_s is None else f"{job.time_limit_s / 60:.0f}"
-    cells = [
-        job.id,
-        job.state,
-        f"{job.exit_code}:{job.signal or 0}",
-        time_of(job.submitted_at, "Unknown"),
-        time_of(job.starts_at, "Unknown"),
-        time_of(job.ends_at, "Unknown"),
-        minutes,
-        job.nodes or "None assigned",
-        job.name,
-    ]
-    assert len(cells) == len(ACCOUNTING_FIELDS)
-    return "|".join(cells)
+    times = (time_of(at, "Unknown") for at in (job.submitted_at, job.starts_at, job.ends_at))
+    cells = (job.id, job.state, f"{job.exit_code}:{job.signal or 0}", *times, minutes, job.nodes or "None assigned")
+    assert len(cells) + 1 == len(ACCOUNTING_FIELDS)
+    return "|".join((*cells, job.name))
 
 
 @given(st.lists(queued(), unique_by=lambda job: job.id, max_size=4))
@@ -410,39 +335,14 @@ def test_partitions_are_read_with_their_fields() -> None:
     }  # fmt: skip
 
 
-@given(st.text())
-def test_no_text_of_scontrol_is_an_error(text: str) -> None:
-    assert all(fields["PartitionName"] == name for name, fields in read_partitions(text).items())
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("5", 300.0),
-        ("5:30", 330.0),
-        ("04:00:00", 14400.0),
-        ("1-02:03:00", 93780.0),
-        ("1-02:03", 93780.0),
-        ("2-0", 172800.0),
-        ("0:00", 0.0),
-        ("UNLIMITED", None),
-        ("NONE", None),
-        ("INVALID", None),
-        ("", None),
-        ("1-", None),
-        ("-5", None),
-        ("1:2:3:4", None),
-        ("4 h", None),
-    ],
-)
+    [("5", 300.0), ("5:30", 330.0), ("04:00:00", 14400.0), ("1-02:03:00", 93780.0), ("1-02:03", 93780.0),
+     ("2-0", 172800.0), ("0:00", 0.0), ("UNLIMITED", None), ("NONE", None), ("INVALID", None), ("", None),
+     ("1-", None), ("-5", None), ("1:2:3:4", None), ("4 h", None)],
+)  # fmt: skip
 def test_a_duration_is_read_as_slurm_writes_it(text: str, seconds: float | None) -> None:
     assert read_duration(text) == seconds
-
-
-@given(st.text() | st.text(st.sampled_from("0123456789-: ")))
-def test_no_text_of_a_duration_is_an_error(text: str) -> None:
-    read = read_duration(text)
-    assert read is None or isinstance(read, float)
 
 
 @pytest.mark.parametrize(
@@ -459,17 +359,9 @@ def test_nodes_are_read_once_for_each_partition() -> None:
     text = "node0|spot|idle|8|16000|gpu:2|(null)\nnode0|long|mixed-|128+|1031000|gpu:a100:4(S:0-1),shard:8|ib,a100\n"
     assert read_nodes(text) == [
         NodeInfo(name="node0", partition="spot", state="idle", cpus=8, memory=16000, gpus=2),
-        NodeInfo(
-            name="node0",
-            partition="long",
-            state="mixed-",
-            cpus=128,
-            memory=1031000,
-            gpus=4,
-            gpus_of_types={"a100": 4},
-            features=frozenset({"ib", "a100"}),
-        ),
-    ]
+        NodeInfo(name="node0", partition="long", state="mixed-", cpus=128, memory=1031000, gpus=4,
+                 gpus_of_types={"a100": 4}, features=frozenset({"ib", "a100"})),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -482,29 +374,12 @@ def test_gpus_of_a_node_are_counted_over_all_kinds(gres: str, gpus: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("state", "usable"),
-    [
-        ("idle", True),
-        ("allocated+", True),
-        ("completing", True),
-        ("idle~", True),
-        ("planned", True),
-        ("SOMETHING_NEW", True),
-        ("down", False),
-        ("drained", False),
-        ("draining@", False),
-        ("idle*", False),
-        ("fail", False),
-        ("unknown", False),
-    ],
-)
-def test_a_nodes_state_says_whether_it_can_get_a_job(state: str, usable: bool) -> None:
-    assert NodeInfo(name="n", partition="p", state=state).usable is usable
-
-
-@given(st.text())
-def test_any_text_gives_nodes_that_it_names(text: str) -> None:
-    assert all(node.name in text and node.partition in text for node in read_nodes(text))
+    ("usable", "states"),
+    [(True, ("idle", "allocated+", "completing", "idle~", "planned", "SOMETHING_NEW")),
+     (False, ("down", "drained", "draining@", "idle*", "fail", "unknown"))],
+)  # fmt: skip
+def test_a_nodes_state_says_whether_it_can_get_a_job(usable: bool, states: tuple[str, ...]) -> None:
+    assert {NodeInfo(name="n", partition="p", state=state).usable for state in states} == {usable}
 
 
 # --- scontrol show job --------------------------------------------------------------------------------------------
@@ -525,8 +400,3 @@ def test_fields_of_a_job_are_read_except_the_users_own_text() -> None:
         "BatchFlag": "1",
         "ExcNodeList": "node[1,3]",
     }
-
-
-@given(st.text())
-def test_any_text_can_be_read_as_a_job(text: str) -> None:
-    assert all(key in text and value in text for key, value in read_job(text).items())

@@ -14,25 +14,18 @@ from typing import Any
 
 import pytest
 from helpers.accounts import BOB, give, needs_accounts
+from helpers.specs import plan
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import ArrayDir
-from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
 
 RUN = RunDir(Path("/runs/RUN-ID"))
 PROJECT = Path(__file__).parents[3]
-
-
-def plan(**keys: Any) -> Plan:
-    data = {"name": "x", "command": "python train.py", **keys}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
 
 
 def request(run: RunDir = RUN, **keys: Any) -> Request:
@@ -50,14 +43,10 @@ def flags(job: Request) -> dict[str, str | None]:
     return options
 
 
-def test_the_number_of_switches_is_an_option_of_slurms() -> None:
-    assert flags(request(slurm={"switches": "1@00:10:00"}))["switches"] == "1@00:10:00"
-
-
 # --- submitit ---------------------------------------------------------------------------------------------------
 
 
-def test_submitits_private_script_maker_still_has_the_parameters_that_are_used() -> None:
+def test_submitits_private_script_maker_and_executor_still_have_the_parameters_that_are_used() -> None:
     parameters = inspect.signature(_make_sbatch_string).parameters
     assert {"command", "folder"} <= parameters.keys()
     every_named = dict.fromkeys(requests._NAMED, "x")
@@ -67,32 +56,58 @@ def test_submitits_private_script_maker_still_has_the_parameters_that_are_used()
     assert job.parameters.keys() <= parameters.keys()
     assert parameters.keys() >= requests._NAMED
     assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-
-
-def test_submitits_executor_still_takes_the_parameters_that_are_used() -> None:
     assert request().parameters.keys() <= SlurmExecutor._valid_parameters()
 
 
-def test_options_that_submitit_does_not_know_by_name_are_passed_on_literally() -> None:
-    for name in sorted(PASSED):
-        assert flags(request(slurm={name: "v1"}))[name] == "v1", name
+def test_each_option_of_the_spec_reaches_sbatch_literally() -> None:
+    for name in sorted(PASSED | {"mail_type"}):
+        assert flags(request(slurm={name: "some value"}))[name.replace("_", "-")] == "some value", name
 
 
 # --- parameters -------------------------------------------------------------------------------------------------
 
 
-def test_one_task_a_node_gets_the_cores_of_all_its_processes() -> None:
-    options = flags(request(resources={"nodes": 4, "procs_per_node": 2, "gpus_per_node": 2, "cpus_per_proc": 3}))
-    assert options["nodes"] == "4"
-    assert options["ntasks-per-node"] == "1"
-    assert options["cpus-per-task"] == "6"
-    assert options["gpus-per-node"] == "2"
-    assert "--cpus-per-task=6" in request(resources={"procs_per_node": 2, "cpus_per_proc": 3}).script("x")
+NOTHING = ("mem", "gpus-per-node", "partition", "account", "array", "error", "wckey", "contiguous", "qos", "overcommit")
+"""What is not asked for unless the spec does."""
+ON_EACH = {"nodes": 4, "procs_per_node": 2, "gpus_per_node": 2, "cpus_per_proc": 3}
 
 
-def test_gpus_of_a_type_and_all_memory_are_requested_as_sbatch_has_them() -> None:
-    options = flags(request(resources={"gpus_per_node": "h100:4", "mem": 0}))
-    assert (options["gpus-per-node"], options["mem"]) == ("h100:4", "0")
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        ({}, {"job-name": "x-RUN-ID", "chdir": "/runs/RUN-ID", "requeue": None, "open-mode": "append"}),
+        # One task a node gets the cores of all its processes.
+        (
+            {"resources": ON_EACH},
+            {"nodes": "4", "ntasks-per-node": "1", "cpus-per-task": "6", "gpus-per-node": "2"},
+        ),
+        ({"resources": {"gpus_per_node": "h100:4", "mem": 0}}, {"gpus-per-node": "h100:4", "mem": "0"}),
+        ({"resources": {"mem": "1.5GB"}}, {"mem": "1536M"}),
+        # A time limit is in whole minutes, rounded up. A short job is warned a tenth of its time before.
+        ({"resources": {"time": "00:30:00"}}, {"time": "30", "signal": "USR2@90"}),
+        ({"resources": {"time": "00:00:01"}}, {"time": "1"}),
+        ({"resources": {"time": "01:00:01"}}, {"time": "61", "signal": "USR2@90"}),
+        ({"resources": {"time": "1-0"}}, {"time": "1440"}),
+        ({"resources": {"time": "00:02:00"}}, {"signal": "USR2@15"}),
+        ({"resources": {"time": "00:10:00"}}, {"signal": "USR2@60"}),
+        ({}, {"signal": f"USR2@{requests.SIGNAL_LEAD_S}"}),
+        ({"requeue": {"lead": "300s"}}, {"signal": "USR2@300"}),
+        ({"requeue": {"lead": "5m"}, "resources": {"time": "00:06:00"}}, {"signal": "USR2@300"}),
+        ({"requeue": {"enabled": False}}, {"no-requeue": None}),
+        # True is the bare flag, false and null are nothing, and zero is a value. The wckey is not submitit's.
+        ({"slurm": {"exclusive": True, "contiguous": False, "qos": None}}, {"exclusive": None}),
+        ({"slurm": {"nice": 0, "priority": 0, "delay-boot": 0}}, {"nice": "0", "priority": "0", "delay-boot": "0"}),
+        ({"slurm": {"wckey": "mine", "core-spec": 0}}, {"wckey": "mine", "core-spec": "0"}),
+    ],
+)  # fmt: skip
+def test_the_options_of_a_job_are_those_of_its_spec(keys: dict[str, Any], options: dict[str, str | None]) -> None:
+    actual = flags(request(**keys))
+    assert {name: actual[name] for name in options} == options
+    assert not actual.keys() & (set(NOTHING) - options.keys())
+    assert ("requeue" in actual) != ("no-requeue" in actual)
+
+
+def test_gpus_of_a_type_and_all_memory_are_requested_for_packs_and_components() -> None:
     array = ArrayDir(Path("/runs/arrays/A"))
     packed = make_array_request(
         plan(resources={"gpus_per_node": "h100:1", "mem": 0}), array, 2, pack=Pack(3)
@@ -125,67 +140,9 @@ def test_a_job_that_follows_another_of_its_run_does_not_begin_beside_it(own: str
     assert flags(make_request(options, RUN.submission(2))).get("dependency") == own
 
 
-def test_what_the_spec_leaves_open_is_not_asked_for() -> None:
-    options = flags(request())
-    assert not options.keys() & {"mem", "gpus-per-node", "partition", "account", "array"}
-
-
-@pytest.mark.parametrize(
-    ("time", "minutes"), [("00:30:00", "30"), ("00:00:01", "1"), ("01:00:01", "61"), ("1-0", "1440")]
-)
-def test_a_time_limit_is_asked_for_in_whole_minutes_rounded_up(time: str, minutes: str) -> None:
-    assert flags(request(resources={"time": time}))["time"] == minutes
-
-
-def test_memory_is_asked_for_in_mebibytes_a_node() -> None:
-    assert flags(request(resources={"mem": "1.5GB"}))["mem"] == "1536M"
-
-
-def test_the_jobs_name_carries_the_runs_id() -> None:
-    assert flags(request())["job-name"] == "x-RUN-ID"
-
-
-def test_the_job_runs_in_the_run_directory_can_be_requeued_and_is_warned_in_time() -> None:
-    options = flags(request())
-    assert options["chdir"] == "/runs/RUN-ID"
-    assert options["requeue"] is None
-    assert options["signal"] == f"USR2@{requests.SIGNAL_LEAD_S}"
-    assert options["open-mode"] == "append"
-    assert "error" not in options
-
-
-@pytest.mark.parametrize(
-    "name", ["partition", "qos", "mail-type", "mail_type", "comment", "nodelist", "reservation", "nice"]
-)
-def test_an_option_of_the_spec_reaches_sbatch(name: str) -> None:
-    assert flags(request(slurm={name: "some value"}))[name.replace("_", "-")] == "some value"
-
-
-def test_true_is_the_bare_flag_and_false_or_null_is_nothing() -> None:
-    options = flags(
-        request(slurm={"exclusive": True, "hold": True, "contiguous": False, "qos": None, "overcommit": None})
-    )
-    assert options["exclusive"] is None
-    assert options["hold"] is None
-    assert not options.keys() & {"contiguous", "qos", "overcommit"}
-
-
-@pytest.mark.parametrize("name", ["nice", "priority", "delay-boot", "core-spec"])
-def test_zero_is_a_value(name: str) -> None:
-    assert flags(request(slurm={name: 0}))[name] == "0"
-
-
-def test_the_wckey_is_the_specs_and_not_submitits() -> None:
-    assert "wckey" not in flags(request())
-    assert flags(request(slurm={"wckey": "mine"}))["wckey"] == "mine"
-
-
-def test_the_same_plan_gives_the_same_script() -> None:
-    assert request(slurm={"qos": "a"}).script("x") == request(slurm={"qos": "a"}).script("x")
-
-
 # --- shell ------------------------------------------------------------------------------------------------------
 
+STRICT = ["set -euo pipefail"]
 ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
 
 
@@ -262,15 +219,16 @@ def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> 
     assert run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID"') == f"{ODD.path}|RUN-ID"
 
 
-@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c"])
-def test_a_character_that_only_python_takes_for_a_line_break_breaks_no_line(character: str, job: Job) -> None:
-    assert run_prologue(RunDir(Path(f"/runs/a{character}b/RUN-ID")), [], '"$SLURMTRAIN_RUN_DIR"').count(character) == 1
-    assert job.run(f"X='1{character}2'", print_this='"$X"') == f"1{character}2"
+def test_a_character_that_only_python_takes_for_a_line_break_breaks_no_line(job: Job) -> None:
+    characters = "\u2028\x85\x0b\x0c\x1c"
+    assert characters in run_prologue(RunDir(Path(f"/runs/a{characters}b/RUN-ID")), [], '"$SLURMTRAIN_RUN_DIR"')
+    assert job.run(f"X='1{characters}2'", print_this='"$X"') == f"1{characters}2"
 
 
 def test_setup_lines_run_in_their_order_and_know_the_run(job: Job) -> None:
-    setup = ["A=1", 'B="$A$SLURMTRAIN_RUN_ID"', "C='${B}'", "", "# a comment"]
-    assert job.run(*setup, print_this='"$B|$C"') == "1RUN-ID|${B}"
+    # Braces are no template.
+    setup = ["A=1", 'B="$A$SLURMTRAIN_RUN_ID"', "C='${B}{{ run_id }}{% if %}{# x #}'", "", "# a comment"]
+    assert job.run(*setup, print_this='"$B|$C"') == "1RUN-ID|${B}{{ run_id }}{% if %}{# x #}"
 
 
 def test_setup_runs_where_the_command_does_and_the_agent_starts_where_the_job_does(job: Job) -> None:
@@ -303,27 +261,21 @@ def test_a_line_that_fails_ends_setup_and_is_named(setup: list[str], code: int, 
     assert int(failed.split()[1]) in ({line, line + 1} if "|\n" in setup[0] else {line})
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "false || true",
-        "[ -f /nosuch ] && echo",
-        "source ./activate.sh",
-        "grep -q x /dev/null | cat",
-        "if false; then echo; fi",
-        "(exit 3) || true",
-        "sleep 0 & wait",
-        "trap 'echo bye >/dev/null' EXIT",
-        "set -euo pipefail",
-        "shopt -s nullglob; IFS=,",
-        "exec 2>/dev/null",
-    ],
-)
-def test_what_set_e_lets_pass_does_not_fail(line: str, job: Job) -> None:
+PASSES = (
+    "false || true", "[ -f /nosuch ] && echo", "source ./activate.sh", "grep -q x /dev/null | cat",
+    "if false; then echo; fi", "(exit 3) || true", "sleep 0 & wait", "trap 'echo bye >/dev/null' EXIT",
+    "set -euo pipefail", "shopt -s nullglob; IFS=,", "exec 2>/dev/null",
+)  # fmt: skip
+
+
+def test_what_set_e_lets_pass_does_not_fail(job: Job) -> None:
     # Activation scripts use unset variables, and tests that fail.
     (job.elsewhere / "activate.sh").write_text('[ -n "$NOSUCH" ]\nfalse\ngrep -q x /dev/null\nexport ACTIVE=1\n')
-    assert job.run("echo first", line, "export AFTER=1", print_this='"$SLURMTRAIN_SETUP_FAILED|$AFTER"') == "|1"
+    shown = '"$SLURMTRAIN_SETUP_FAILED|$AFTER"'
+    # A failure would be told with the number of its line.
+    assert job.run("echo first", *PASSES, "export AFTER=1", print_this=shown) == "|1"
     assert job.log == "first\n"
+    assert job.run("[ -f /nosuch ] && echo", "export AFTER=1", print_this=shown) == "|1"
 
 
 def test_a_signal_during_setup_has_teardown_run_with_what_setup_has_exported(job: Job) -> None:
@@ -359,13 +311,6 @@ def test_python_is_what_setup_makes_it_and_else_the_submitters(job: Job) -> None
     assert job.run("export PATH=$PWD:$PATH", print_this='"$SLURMTRAIN_PYTHON"') == f"{job.elsewhere}/python"
 
 
-def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
-    assert (
-        "echo {{ run_id }} {% if %} {# x #}"
-        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN.submission(1)).splitlines()
-    )
-
-
 def test_the_command_of_a_task_is_quoted() -> None:
     command = agent_command("/my python/it's", Path("/runs/$x"))
     assert shlex.split(command) == ["/my python/it's", "-X", "utf8", "-u", "-m", "slurmtrain.runtime.task", "/runs/$x"]
@@ -380,41 +325,35 @@ def test_the_whole_script_is_valid_shell(where: RunDir) -> None:
     assert flags(job)["chdir"] == str(where.path)
 
 
-def test_the_job_finds_its_pickle_though_its_submission_was_killed_before_submitit_named_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["0123abcd.pkl", "7_submitted.pkl"])
+def test_the_job_finds_its_pickle_though_its_submission_was_killed_before_submitit_named_it(
+    tmp_path: Path, name: str
+) -> None:
     run = RunDir(tmp_path / "it's a run")
     folder = run.submission(1).submitit
     folder.mkdir(parents=True)
-    (folder / "0123abcd.pkl").write_text("the function")
+    (folder / name).write_text("the function")
+    if name == "7_submitted.pkl":
+        (folder / "7_0_result.pkl").write_text("another")
     script = "\n".join(request(run).parameters["setup"])
     for _ in range(2):  # a job that was put back into the queue finds it too
         subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
         assert (folder / "7_submitted.pkl").read_text() == "the function"
 
 
-def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
-    folder = RunDir(tmp_path).submission(1).submitit
-    folder.mkdir(parents=True)
-    (folder / "7_submitted.pkl").write_text("the function")
-    (folder / "7_0_result.pkl").write_text("another")
-    script = "\n".join(request(RunDir(tmp_path)).parameters["setup"])
-    subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
-    assert (folder / "7_submitted.pkl").read_text() == "the function"
-
-
-@pytest.mark.parametrize("setup", [[], ["set -euo pipefail"]])
 @pytest.mark.parametrize(
-    ("intent", "code", "expected"),
+    ("intent", "code", "setup", "expected"),
     [
-        ("", 0, (0, [])),
-        ("", 3, (3, [])),
-        ("requeue", 1, (0, ["requeue incomplete 7"])),
-        ("requeue", 9, (0, ["requeue incomplete 7"])),
-        ("no-requeue", 0, (0, ["update JobId=7 Requeue=0"])),
-        ("no-requeue", 3, (3, ["update JobId=7 Requeue=0"])),
+        ("", 0, [], (0, [])),
+        ("", 3, STRICT, (3, [])),
+        ("requeue", 1, [], (0, ["requeue incomplete 7"])),
+        ("requeue", 9, STRICT, (0, ["requeue incomplete 7"])),
+        ("no-requeue", 0, [], (0, ["update JobId=7 Requeue=0"])),
+        ("no-requeue", 3, STRICT, (3, ["update JobId=7 Requeue=0"])),
     ],
 )
 def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
-    tmp_path: Path, intent: str, code: int, expected: tuple[int, list[str]], setup: list[str]
+    tmp_path: Path, intent: str, code: int, setup: list[str], expected: tuple[int, list[str]]
 ) -> None:
     run, calls = RunDir(tmp_path / "it's a run"), tmp_path / "calls"
     attempt = run.attempt("7", 2)
@@ -433,21 +372,6 @@ def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
     assert (completed.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
 
 
-def test_a_run_that_is_not_to_start_again_has_a_job_that_slurm_does_not_requeue_either() -> None:
-    options = request(requeue={"enabled": False}).parameters["additional_parameters"]
-    assert ("no-requeue" in options, "requeue" in options) == (True, False)
-
-
-@pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])
-def test_a_short_job_is_warned_a_tenth_of_its_time_before_the_limit(limit: str | None, lead: int) -> None:
-    assert flags(request(resources={"time": limit}))["signal"] == f"USR2@{lead}"
-
-
-def test_a_job_is_warned_as_long_before_the_limit_as_the_spec_says() -> None:
-    assert flags(request(requeue={"lead": "300s"}))["signal"] == "USR2@300"
-    assert flags(request(requeue={"lead": "5m"}, resources={"time": "00:06:00"}))["signal"] == "USR2@300"
-
-
 # --- job arrays -----------------------------------------------------------------------------------------------------
 
 
@@ -461,73 +385,8 @@ def test_a_job_array_asks_for_its_elements_and_writes_the_output_of_each_into_it
 
 
 @pytest.fixture
-def element(tmp_path: Path) -> tuple[ArrayDir, RunDir]:
-    """An array whose element 3 is the job of a run."""
-    array, run = ArrayDir(tmp_path / "it's an array"), RunDir(tmp_path / "it's a run")
-    for path in (array.submitit, array.elements, run.submission(1).submitit, run.attempt("7_3", 2).path):
-        path.mkdir(parents=True)
-    (array.submitit / "abc.pkl").write_text("pickle")
-    array.element(3).symlink_to(run.submission(1).path)
-    return array, run
-
-
-def run_element(array: ArrayDir, index: int, command: str) -> subprocess.CompletedProcess[str]:
-    """Run the batch script of an element, with this command instead of srun."""
-    array_request = make_array_request(plan(), array, 4).parameters
-    script = "\n".join([*array_request["setup"], command, *array_request["teardown"]])
-    job = {
-        "SLURM_JOB_ID": "11",
-        "SLURM_ARRAY_JOB_ID": "7",
-        "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_RESTART_COUNT": "2",
-    }
-    environ = {"PATH": f"{array.path}:/usr/bin:/bin", **job}
-    return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
-
-
-def test_an_element_enters_its_run(element: tuple[ArrayDir, RunDir]) -> None:
-    array, run = element
-    pickle = '"$(cat submissions/1/submitit/7_3_submitted.pkl)"'
-    command = f'printf "%s\\n" "$PWD" "$SLURMTRAIN_RUN_DIR" "$SLURMTRAIN_RUN_ID" {pickle}'
-    completed = run_element(array, 3, command)
-    assert completed.stdout.splitlines() == [str(run.path), str(run.path), run.id, "pickle"], completed.stderr
-    assert completed.returncode == 0
-
-
-def test_an_element_without_a_run_runs_nothing(element: tuple[ArrayDir, RunDir]) -> None:
-    completed = run_element(element[0], 2, "echo ran")
-    assert (completed.returncode, completed.stdout) == (1, "")
-    assert "job 7_2 has no run" in completed.stderr
-
-
-@pytest.mark.parametrize(
-    ("intent", "expected"), [("requeue", "requeue incomplete 7_3"), ("no-requeue", "update JobId=7_3 Requeue=0")]
-)
-def test_the_batch_script_of_an_element_requeues_it_alone(
-    element: tuple[ArrayDir, RunDir], intent: str, expected: str
-) -> None:
-    array, run = element
-    (run.attempt("7_3", 2).path / intent).write_text("{}")
-    scontrol = array.path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "$@"\n')
-    scontrol.chmod(0o755)
-    assert run_element(array, 3, "true").stdout == f"{expected}\n"
-
-
-# --- packs ------------------------------------------------------------------------------------------------------------
-
-
-def pack_script(array: ArrayDir, command: str) -> subprocess.CompletedProcess[str]:
-    """Run the batch script of element 3 of packs of two, with this command instead of srun."""
-    parameters = make_array_request(plan(), array, 4, pack=Pack(2)).parameters
-    script = "\n".join([*parameters["setup"], command, *parameters["teardown"]])
-    environ = {"PATH": f"{array.path}:/usr/bin:/bin", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-    return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
-
-
-@pytest.fixture
-def pack(tmp_path: Path) -> tuple[ArrayDir, list[AttemptDir]]:
-    """An array whose element 3 is the job of two runs, and their attempts."""
+def element(tmp_path: Path) -> tuple[ArrayDir, list[AttemptDir]]:
+    """An array whose element 3 is the job of a run, or in packs of two of two runs, and their attempts."""
     array = ArrayDir(tmp_path / "it's an array")
     for path in (array.submitit, array.elements):
         path.mkdir(parents=True)
@@ -535,14 +394,48 @@ def pack(tmp_path: Path) -> tuple[ArrayDir, list[AttemptDir]]:
     attempts = []
     for slot in range(2):
         run = RunDir(tmp_path / f"it's run {slot}")
-        run.submission(1).submitit.mkdir(parents=True)
-        array.element(3, slot).symlink_to(run.submission(1).path)
         attempts.append(run.attempt("7_3", 0))
-        attempts[-1].path.mkdir(parents=True)
-    scontrol = array.path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "$@"\n')
-    scontrol.chmod(0o755)
+        for path in (run.submission(1).submitit, attempts[-1].path):
+            path.mkdir(parents=True)
+        array.element(3, slot).symlink_to(run.submission(1).path)
+    array.element(3).symlink_to(attempts[0].run.submission(1).path)
+    put_scontrol(array.path)
     return array, attempts
+
+
+def put_scontrol(folder: Path, calls: str = "/dev/stdout") -> None:
+    """Have a scontrol there that writes its arguments to a file."""
+    (folder / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    (folder / "scontrol").chmod(0o755)
+
+
+def run_element(
+    array: ArrayDir, index: int, command: str, pack: Pack | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the batch script of an element, with this command instead of srun."""
+    parameters = make_array_request(plan(), array, 4, pack=pack).parameters
+    script = "\n".join([*parameters["setup"], command, *parameters["teardown"]])
+    job = {"SLURM_JOB_ID": "11", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
+    environ = {"PATH": f"{array.path}:/usr/bin:/bin", **job}
+    return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("pack", [None, Pack(2)])
+def test_an_element_enters_its_run(element: tuple[ArrayDir, list[AttemptDir]], pack: Pack | None) -> None:
+    array, [attempt, _] = element
+    pickle = attempt.run.submission(1).submitit / "7_3_submitted.pkl"
+    command = 'printf "%s\\n" "$PWD" "$SLURMTRAIN_RUN_DIR" "$SLURMTRAIN_RUN_ID"' if pack is None else "true"
+    completed = run_element(array, 3, command, pack)
+    assert completed.returncode == 0, completed.stderr
+    run = attempt.run
+    assert completed.stdout.splitlines() == ([str(run.path), str(run.path), run.id] if pack is None else [])
+    assert pickle.read_text() == "pickle"
+    other = run_element(array, 2, "echo ran")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "job 7_2 has no run" in other.stderr
+
+
+# --- packs ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_job_of_a_pack_has_a_task_for_each_run_which_writes_its_output_into_it() -> None:
@@ -558,18 +451,11 @@ def test_the_job_of_a_pack_has_a_task_for_each_run_which_writes_its_output_into_
     ]
 
 
-def test_the_agents_of_a_pack_find_their_pickle_in_the_folder_of_the_first_run(
-    pack: tuple[ArrayDir, list[AttemptDir]],
-) -> None:
-    array, attempts = pack
-    completed = pack_script(array, "true")
-    assert completed.returncode == 0, completed.stderr
-    assert (attempts[0].run.submission(1).submitit / "7_3_submitted.pkl").read_text() == "pickle"
-
-
 @pytest.mark.parametrize(
     ("intents", "expected"),
     [
+        (("requeue",), "requeue incomplete 7_3\n"),
+        (("no-requeue",), "update JobId=7_3 Requeue=0\n"),
         (("requeue", "no-requeue"), "requeue incomplete 7_3\n"),
         (("no-requeue", "requeue"), "requeue incomplete 7_3\n"),
         (("requeue", "requeue"), "requeue incomplete 7_3\n"),
@@ -579,11 +465,11 @@ def test_the_agents_of_a_pack_find_their_pickle_in_the_folder_of_the_first_run(
         (("no-requeue", ""), ""),
     ],
 )
-def test_the_batch_script_of_a_pack_requeues_it_once_if_any_run_is_to_go_on(
-    pack: tuple[ArrayDir, list[AttemptDir]], intents: tuple[str, str], expected: str
+def test_the_batch_script_of_an_element_requeues_it_alone_and_once_if_any_run_is_to_go_on(
+    element: tuple[ArrayDir, list[AttemptDir]], intents: tuple[str, ...], expected: str
 ) -> None:
-    array, attempts = pack
-    for attempt, intent in zip(attempts, intents, strict=True):
+    array, attempts = element
+    for attempt, intent in zip(attempts, intents, strict=False):
         if intent:
             (attempt.path / intent).write_text("{}")
-    assert pack_script(array, "true").stdout == expected
+    assert run_element(array, 3, "true", Pack(2) if len(intents) == 2 else None).stdout == expected

@@ -120,9 +120,13 @@ def requeue_job(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path 
 # --- putting back -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_excludes_no_node_is_only_requeued(slurm: Slurm) -> None:
+def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Slurm) -> None:
     requeue_job()
     assert [call.args for call in slurm.calls("scontrol")] == [["requeue", "incomplete", "7"]]
+    requeue_job(["node1"])
+    assert [call.args for call in slurm.calls("scontrol")][1:] == [
+        ["show", "job", "7"], ["requeue", "incomplete", "7"], ["update", "JobId=7", "ExcNodeList=node1"],
+    ]  # fmt: skip
 
 
 def test_a_job_that_is_to_wait_is_told_when_to_start_in_whole_seconds(slurm: Slurm) -> None:
@@ -138,15 +142,6 @@ def test_a_job_that_cannot_be_told_to_wait_is_put_back_all_the_same(slurm: Slurm
     assert (slurm.now["starts"], slurm.now["excluded"]) == ("now", "node1")
 
 
-def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Slurm) -> None:
-    requeue_job(["node1"])
-    assert [call.args for call in slurm.calls("scontrol")] == [
-        ["show", "job", "7"],
-        ["requeue", "incomplete", "7"],
-        ["update", "JobId=7", "ExcNodeList=node1"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("before", "after"), [("node2", "node[1-2]"), ("node[1,3]", "node[1,3]"), ("odd]", "odd],node1")]
 )
@@ -154,13 +149,6 @@ def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, afte
     slurm.job(excluded=before)
     requeue_job(["node1"])
     assert slurm.now["excluded"] == after
-
-
-def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
-    slurm.job(refusals=2)
-    requeue_job(["node1"])
-    assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
-    assert slurm.now["excluded"] == "node1"
 
 
 def test_a_job_is_kept_from_another_start(slurm: Slurm, tmp_path: Path) -> None:
@@ -191,6 +179,9 @@ def test_a_job_that_may_not_be_requeued_is_left_as_it_is(slurm: Slurm) -> None:
     with pytest.raises(SlurmDown, match="presently disabled"):
         requeue_job(["node1"])
     assert slurm.verbs == ["show", "requeue"]
+    record = SlurmQueue().record("7")
+    assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "0")
+    assert "ExcNodeList" not in record
 
 
 def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slurm) -> None:
@@ -218,12 +209,6 @@ def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, mo
     assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
 
 
-def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
-    record = SlurmQueue().record("7")
-    assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "1")
-    assert "ExcNodeList" not in record
-
-
 # --- a job that started before its turn ----------------------------------------------------------------------------
 
 
@@ -246,12 +231,9 @@ def test_a_job_behind_no_job_in_the_queue_looks_again_later(slurm: Slurm, after:
     slurm.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
     SlurmQueue().put_back("7", after, 239.5, Path("/nowhere"))
     assert (slurm.now["state"], slurm.now["after"], slurm.now["starts"]) == ("PENDING", "", "now+240")
-
-
-def test_a_job_that_slurm_does_not_put_back_for_another_reason_is_reported(slurm: Slurm) -> None:
     slurm.fails("scontrol", "scontrol: error: Unable to contact slurm controller")
     with pytest.raises(SlurmDown, match="Unable to contact"):
-        SlurmQueue().put_back("7", [], 120.0, Path("/nowhere"))
+        SlurmQueue().put_back("7", after, 120.0, Path("/nowhere"))
 
 
 # --- leaving nodes out --------------------------------------------------------------------------------------------
@@ -272,36 +254,31 @@ def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None
     assert slurm.calls("sbatch") == []
 
 
-def test_too_few_nodes_are_counted(slurm: Slurm) -> None:
-    slurm.job(excluded="node2")
-    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    problem = SlurmQueue().exclusion_problem("7", ["node1"])
-    assert problem == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+IDLE = "idle idle idle"
 
 
-def test_nodes_that_are_down_are_not_counted(slurm: Slurm) -> None:
-    slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
-    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    problem = SlurmQueue().exclusion_problem("7", ["node1"])
-    assert problem == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
-
-
-def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
-    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    problem = SlurmQueue().exclusion_problem("7", ["node1"])
-    assert problem == (
-        "node1 cannot be left out: Slurm says: allocation failure: Requested node configuration is not available"
-    )
-
-
-def test_a_node_that_slurm_does_not_know_is_named(slurm: Slurm) -> None:
-    slurm.replies("sbatch", stderr="allocation failure: Invalid node name specified\n", code=1)
-    assert SlurmQueue().exclusion_problem("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
-
-
-def test_a_refusal_that_is_not_about_nodes_is_no_problem(slurm: Slurm) -> None:
-    slurm.replies("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
-    assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
+@pytest.mark.parametrize(
+    ("refusal", "excluded", "states", "why"),
+    [
+        ("Requested node configuration is not available", "node2", IDLE, "2 nodes are needed and 1 would be left"),
+        # One is down.
+        ("Requested node configuration is not available", "(null)", "idle mixed down*",
+         "2 nodes are needed and 1 would be left"),
+        # What cannot be counted is in Slurm's own words.
+        ("Requested node configuration is not available", "(null)", IDLE,
+         "Slurm says: allocation failure: Requested node configuration is not available"),
+        ("Invalid node name specified", "(null)", "idle", "Slurm knows no node node1"),
+        # This is not about nodes.
+        ("Job violates accounting/QOS policy (job submit limit)", "(null)", IDLE, None),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_be_left_out_is_told_with_the_reason(
+    slurm: Slurm, refusal: str, excluded: str, states: str, why: str | None
+) -> None:
+    slurm.job(excluded=excluded)
+    slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(states.split())))
+    slurm.replies("sbatch", stderr=f"allocation failure: {refusal}\n", code=1)
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) == (why and f"node1 cannot be left out: {why}")
 
 
 # --- releasing ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
-from slurmtrain.slurm.command import command_environment, extract_errors, is_installed, run_command
+from slurmtrain.slurm.command import extract_errors, is_installed, run_command
 from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, queue_format
 from slurmtrain.slurm.scheduler import Scheduler, join_elements
 
@@ -48,7 +48,7 @@ def once() -> Scheduler:
 # --- squeue -----------------------------------------------------------------------------------------------------
 
 
-def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCommands) -> None:
+def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCommands, tmp_path: Path) -> None:
     scheduler = once()
     before = time.time()
     queues = [scheduler.queue() for _ in range(5)]
@@ -58,6 +58,7 @@ def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCom
     assert all(queue is queues[0] for queue in queues)
     [call] = slurm.calls("squeue")
     assert call.args == ["--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
 
 
 def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,25 +79,16 @@ def test_commands_that_look_again_share_squeues_answer(slurm: SlurmCommands, cac
     assert len(slurm.calls("squeue")) == 1
 
 
-def test_an_old_shared_answer_is_asked_for_anew_and_shared_again(
-    slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("passed_s", [61.0, -100.0])
+def test_a_shared_answer_that_is_old_or_from_the_future_is_asked_for_anew_and_shared_again(
+    slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float
 ) -> None:
     Scheduler(60.0, cache).queue()
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 61.0)
+    monkeypatch.setattr(time, "time", lambda: now + passed_s)
     slurm.replies("squeue", line(state="COMPLETING"))
     for _ in range(2):
         assert Scheduler(60.0, cache).queue().jobs["7"].state == "COMPLETING"
-    assert len(slurm.calls("squeue")) == 2
-
-
-def test_an_answer_from_the_future_is_not_believed(
-    slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Scheduler(60.0, cache).queue()
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 100.0)
-    Scheduler(60.0, cache).queue()
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -113,31 +105,18 @@ def test_an_answer_that_cannot_be_shared_is_an_answer(slurm: SlurmCommands, tmp_
         assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
 
 
-def test_a_command_that_looks_once_leaves_no_file_behind(slurm: SlurmCommands, tmp_path: Path) -> None:
-    once().queue()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
-
-
-def test_after_a_change_everything_is_asked_for_anew(slurm: SlurmCommands) -> None:
-    scheduler = once()
-    scheduler.queue()
-    scheduler.accounting({"7"}, False, 0.0)
-    scheduler.forget()
-    slurm.replies("squeue", line("8"))
-    assert scheduler.queue().jobs.keys() == {"8"}
-    scheduler.accounting({"7"}, False, 0.0)
-    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (2, 2)
-
-
-def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: SlurmCommands, cache: Path) -> None:
+def test_after_a_change_everything_is_asked_for_anew_and_no_shared_answer_from_before_it_believed(
+    slurm: SlurmCommands, cache: Path
+) -> None:
     scheduler = Scheduler(60.0, cache)
     scheduler.queue()
-    slurm.replies("squeue", line("8"))
+    scheduler.accounting({"7"}, False, 0.0)
     scheduler.forget()
-    assert scheduler.queue().jobs.keys() == {"8"}
-    assert scheduler.queue().jobs.keys() == {"8"}
-    assert Scheduler(60.0, cache).queue().jobs.keys() == {"8"}
-    assert len(slurm.calls("squeue")) == 2
+    slurm.replies("squeue", line("8"))
+    for each in (scheduler, scheduler, Scheduler(60.0, cache)):
+        assert each.queue().jobs.keys() == {"8"}
+    scheduler.accounting({"7"}, False, 0.0)
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (2, 2)
 
 
 def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm: SlurmCommands, cache: Path) -> None:
@@ -172,32 +151,26 @@ def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slu
     ]
 
 
-def test_sacct_is_asked_once_by_a_command_that_looks_once(slurm: SlurmCommands) -> None:
-    scheduler = once()
-    scheduler.accounting({"7"}, False, 0.0)
-    scheduler.accounting({"7", "8"}, False, 0.0)
-    assert len(slurm.calls("sacct")) == 1
-
-
 def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(
     slurm: SlurmCommands, cache: Path
 ) -> None:
-    scheduler = Scheduler(60.0, cache)
+    looks_once, scheduler = once(), Scheduler(60.0, cache)
+    for job_ids in ({"7"}, {"7", "8"}):
+        looks_once.accounting(job_ids, False, 0.0)
+    assert len(slurm.calls("sacct")) == 1
     for job_ids in ({"7", "8"}, {"7"}, {"8"}):
         scheduler.accounting(job_ids, False, 0.0)
-    assert len(slurm.calls("sacct")) == 1
-    scheduler.accounting({"9"}, False, 0.0)
     assert len(slurm.calls("sacct")) == 2
+    scheduler.accounting({"9"}, False, 0.0)
+    assert len(slurm.calls("sacct")) == 3
 
 
-def test_jobs_that_are_to_be_found_by_name_are_all_asked_for(slurm: SlurmCommands) -> None:
+def test_jobs_that_are_to_be_found_by_name_or_are_too_many_to_list_are_all_asked_for(slurm: SlurmCommands) -> None:
     once().accounting({"7"}, True, 0.0)
-    assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
-
-
-def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: SlurmCommands) -> None:
     once().accounting({str(number) for number in range(1001)}, False, 0.0)
-    assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
+    calls = slurm.calls("sacct")
+    assert not any(argument.startswith("--jobs") for call in calls for argument in call.args)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,25 +197,24 @@ def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: SlurmComma
 # --- scontrol ---------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_asked_for_once(slurm: SlurmCommands) -> None:
+def test_partitions_are_asked_for_once_and_a_slurm_that_is_down_is_an_error(slurm: SlurmCommands) -> None:
     scheduler = once()
     assert scheduler.partitions() == scheduler.partitions()
     assert scheduler.partitions()["spot"]["MaxTime"] == "1:00:00"
     assert [call.args for call in slurm.calls("scontrol")] == [["--oneliner", "show", "partition"]]
-
-
-def test_asking_for_partitions_while_slurm_is_down_is_an_error(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions error: Unable to contact slurm controller\n")
     with pytest.raises(SlurmDown, match="scontrol: slurm_load_partitions error: Unable to contact"):
         once().partitions()
 
 
-def test_a_command_that_only_looks_does_not_wait_for_a_slurm_that_does_not_answer(
-    slurm: SlurmCommands, tmp_path: Path
+def test_a_command_does_not_wait_for_a_slurm_that_does_not_answer(
+    slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.replies("squeue", until=tmp_path / "never")
     queue = Scheduler(math.inf, None, patience_s=1.0).queue()
     assert (queue.answered, queue.problem) == (False, "squeue did not answer within 1 s")
+    monkeypatch.setattr(command, "_TIMEOUT_S", 0.2)
+    assert "squeue did not answer within" in once().queue().problem
 
 
 # --- the commands' environment ----------------------------------------------------------------------------------
@@ -279,12 +251,6 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
         assert env["PATH"] == os.environ["PATH"]
 
 
-def test_the_environment_of_this_process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
-    command_environment()
-    assert os.environ["SQUEUE_FORMAT"] == "%i"
-
-
 # --- a command that fails ---------------------------------------------------------------------------------------
 
 
@@ -293,27 +259,16 @@ def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: SlurmCom
     assert run_command("squeue") == "a\ufffdb\n"
 
 
-def test_a_missing_command_is_named(slurm: SlurmCommands) -> None:
+def test_a_missing_command_is_named_and_a_silent_one_described_by_its_exit_code(slurm: SlurmCommands) -> None:
     (slurm.path / "sacct").unlink()
     assert is_installed("squeue")
     assert not is_installed("sacct")
     with pytest.raises(SlurmDown, match="there is no sacct on this machine's PATH"):
         run_command("sacct")
     assert "there is no sacct" in once().accounting({"7"}, False, 0.0).problem
-
-
-def test_a_command_that_fails_without_output_is_described_by_its_exit_code(slurm: SlurmCommands) -> None:
     slurm.replies("squeue", code=3)
     with pytest.raises(SlurmDown, match=r"squeue: exit code 3"):
         run_command("squeue")
-
-
-def test_a_command_that_does_not_answer_is_given_up(
-    slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "_TIMEOUT_S", 0.2)
-    slurm.replies("squeue", until=tmp_path / "never")
-    assert "squeue did not answer within" in once().queue().problem
 
 
 @pytest.mark.parametrize(

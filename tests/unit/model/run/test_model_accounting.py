@@ -70,30 +70,23 @@ BEFORE = {"queue": 20.0, "start": 13.0, "preflight": 3.0, "restore": 4.0}
 
 
 def test_every_second_of_an_attempt_that_completes_has_its_kind() -> None:
-    attempt = (
-        TimedAttempt().started().trains(140, 10).saves(200, 20).saves(290, 30, "end", stall_s=0.5).trained_to(30, 290)
-    )
-    attempt.at(297, NODE, "end", cause="completed")
+    attempt = TimedAttempt().started().trains(140, 10).saves(200, 20).saves(290, 30, "end", stall_s=0.5)
+    attempt.trained_to(30, 290).at(297, NODE, "end", cause="completed")
     # A save in the background costs the second for which training stood still; the last one all of its six.
     assert attempt.spent(300.0) == {**BEFORE, "train": 150.0, "stall": 7.0, "stop": 3.0}
 
 
 def test_a_job_in_the_queue_has_waited_for_as_long_as_something_is_known_of_it() -> None:
-    attempt = (
-        TimedAttempt().at(100, COMMAND, "submitting").at(115, COMMAND, "observed", state="PENDING", started_at=None)
-    )
+    attempt = TimedAttempt().at(100, COMMAND, "submitting")
+    attempt.at(115, COMMAND, "observed", state="PENDING", started_at=None)
     assert attempt.spent(None) == {"queue": 15.0}
     assert attempt.spent(130.0) == {"queue": 30.0}
 
 
-def test_slurm_knows_better_than_the_agent_when_the_queue_ended() -> None:
-    attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=117.0)
-    assert attempt.spent(130.0) == {"queue": 17.0, "start": 10.0, "preflight": 3.0}
-
-
-def test_an_agent_that_speaks_before_slurms_whole_second_has_begun() -> None:
-    attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=121.0)
-    assert attempt.spent(130.0)["queue"] == 20.0
+@pytest.mark.parametrize(("began", "queue"), [(117.0, 17.0), (121.0, 20.0)])
+def test_slurm_knows_better_than_the_agent_when_the_queue_ended_unless_it_is_later(began: float, queue: float) -> None:
+    attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=began)
+    assert attempt.spent(130.0) == {"queue": queue, "start": 27.0 - queue, "preflight": 3.0}
 
 
 def test_a_run_of_a_sweep_that_waits_for_its_turn_is_in_the_queue() -> None:
@@ -112,17 +105,14 @@ def test_a_script_without_a_session_trains_from_its_ranks_start_to_its_end() -> 
 def test_what_was_trained_after_the_step_that_is_gone_on_from_is_lost() -> None:
     attempt = TimedAttempt().started().trains(140).saves(160, 10).saves(180, 20).trained_to(28, 196)
     attempt.at(201, NODE, "end", cause="crash", failed_at=199.0)
-    alone = {"queue": 20.0, "start": 17.0, "preflight": 3.0}
+    alone = {"queue": 20.0, "start": 17.0, "preflight": 3.0, "stall": 2.0, "stop": 2.0}
     # From the 181st second on, when the stall was over: the crash came before step 29 was finished.
-    assert attempt.spent(201.0, 20) == {**alone, "train": 39.0, "stall": 2.0, "lost": 18.0, "stop": 2.0}
-    assert attempt.spent(201.0, 10) == {**alone, "train": 20.0, "stall": 2.0, "lost": 37.0, "stop": 2.0}
-    assert attempt.spent(201.0, 0) == {**alone, "stall": 2.0, "lost": 57.0, "stop": 2.0}
-    assert attempt.spent(201.0, None) == {**alone, "train": 57.0, "stall": 2.0, "stop": 2.0}
-
-
-def test_a_step_whose_save_nobody_told_of_is_estimated_between_its_neighbours() -> None:
-    attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(20, 180)
-    assert attempt.spent(180.0, 15)["lost"] == 10.0
+    for resumed_at, train, lost in ((20, 39.0, 18.0), (10, 20.0, 37.0), (0, 0.0, 57.0), (None, 57.0, 0.0)):
+        spent = {kind: seconds for kind, seconds in (("train", train), ("lost", lost)) if seconds}
+        assert attempt.spent(201.0, resumed_at) == alone | spent
+    # A step whose save nobody told of is estimated between its neighbours.
+    untold = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(20, 180)
+    assert untold.spent(180.0, 15)["lost"] == 10.0
 
 
 def test_an_attempt_that_is_asked_to_stop_loses_nothing_that_it_saves() -> None:
@@ -130,25 +120,15 @@ def test_an_attempt_that_is_asked_to_stop_loses_nothing_that_it_saves() -> None:
     attempt.saves(182, 20, "stop", stall_s=2.0).at(189, RANK, "stopped", step=20)
     attempt.at(190, NODE, "end", cause="preempted", failed_at=190.0)
     assert attempt.spent(190.0, 20) == {"queue": 20.0, "start": 17.0, "preflight": 3.0, "train": 40.0, "stop": 10.0}
-
-
-def test_ranks_that_stop_by_themselves_do_so_from_their_last_save() -> None:
-    attempt = (
-        TimedAttempt()
-        .started()
-        .trains(140)
-        .trained_to(20, 180)
-        .saves(182, 20, "stop")
-        .at(189, RANK, "stopped", step=20)
-    )
-    assert attempt.spent(190.0, 20)["stop"] == 8.0
+    # Ranks that stop by themselves do so from their last save.
+    alone = TimedAttempt().started().trains(140).trained_to(20, 180).saves(182, 20, "stop")
+    assert alone.at(189, RANK, "stopped", step=20).spent(190.0, 20)["stop"] == 8.0
 
 
 def restarted() -> TimedAttempt:
     """Round 0 trains from 140 to 200 s, saves step 10 at 160 s and fails after step 18; round 1 goes on at 240 s."""
-    attempt = (
-        TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).at(200, RANK, "raised", type="E", message="")
-    )
+    attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0)
+    attempt.at(200, RANK, "raised", type="E", message="")
     attempt.at(210, NODE, "restart", round=1, cause="crash", reached=18)
     attempt.at(212, NODE, "workers", processes={})
     return attempt.trains(240, 10, 1)
@@ -159,6 +139,9 @@ def test_a_restart_in_place_loses_what_was_trained_since_the_checkpoint() -> Non
     assert attempt.spent(300.0) == {
         "queue": 20.0, "start": 43.0, "preflight": 3.0, "restore": 4.0, "train": 80.0, "lost": 40.0, "stop": 10.0,
     }  # fmt: skip
+    # Until the ranks train again, the newest checkpoint is what they go on from.
+    attempt.events = [event for event in attempt.events if event.time <= 212]
+    assert attempt.spent(None)["lost"] == 40.0
 
 
 def test_a_later_round_that_goes_back_further_loses_what_the_first_had_kept() -> None:
@@ -167,38 +150,26 @@ def test_a_later_round_that_goes_back_further_loses_what_the_first_had_kept() ->
     assert attempt.spent(300.0, 10)["lost"] == pytest.approx(60.0 + 40.0)
 
 
-def test_until_the_ranks_train_again_the_newest_checkpoint_is_what_they_go_on_from() -> None:
-    attempt = restarted()
-    attempt.events = [event for event in attempt.events if event.time <= 212]
-    assert attempt.spent(None)["lost"] == 40.0
-
-
 def test_the_time_without_a_step_that_made_it_a_hang_is_lost_even_if_no_step_is() -> None:
     attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(10, 160)
-    attempt.at(230, NODE, "hang", ranks=[{"idle_s": 70.0}, {"idle_s": 60.0}, {"idle_s": 0.0}]).at(
-        231, NODE, "restart", round=1, reached=10
-    )
-    attempt.trains(250, 10, 1)
-    assert attempt.spent(260.0)["lost"] == 60.0
-    assert attempt.spent(260.0)["train"] == 40.0
+    attempt.at(230, NODE, "hang", ranks=[{"idle_s": 70.0}, {"idle_s": 60.0}, {"idle_s": 0.0}])
+    attempt.at(231, NODE, "restart", round=1, reached=10).trains(250, 10, 1)
+    assert (attempt.spent(260.0)["lost"], attempt.spent(260.0)["train"]) == (60.0, 40.0)
 
 
 def test_other_nodes_whose_clocks_are_off_do_not_move_what_node_0_says() -> None:
-    attempt = (
-        TimedAttempt().started().trains(140).trained_to(20, 180).at(181, NODE, "end", cause="crash", failed_at=180.0)
-    )
+    attempt = TimedAttempt().started().trains(140).trained_to(20, 180)
+    # A hang that another node tells of is put right by its clock.
+    hung = TimedAttempt().started().trains(140).trained_to(20, 180)
+    hung.at(128, "attempts/7.0/node-1.jsonl", "clock", node=1, offset_ms=-50_000.0)
+    hung.at(190, "attempts/7.0/node-1.jsonl", "hang", ranks=[])
+    assert hung.spent(250.0)["stop"] == 10.0
+    attempt.at(181, NODE, "end", cause="crash", failed_at=180.0)
     alone = attempt.spent(181.0, 20)
     for kind in ("agent", "workers", "end", "stopping", "preflight"):
         attempt.at(20, "attempts/7.0/node-1.jsonl", kind, node=1, host="n1", seconds=900.0, cause="crash")
     attempt.at(150, "attempts/7.0/rank-1.jsonl", "raised", type="E", message="")
     assert attempt.spent(181.0, 20) == alone
-
-
-def test_a_hang_that_another_node_tells_of_is_put_right_by_its_clock() -> None:
-    attempt = TimedAttempt().started().trains(140).trained_to(20, 180)
-    attempt.at(128, "attempts/7.0/node-1.jsonl", "clock", node=1, offset_ms=-50_000.0)
-    attempt.at(190, "attempts/7.0/node-1.jsonl", "hang", ranks=[])
-    assert attempt.spent(250.0)["stop"] == 10.0
 
 
 # --- the run ------------------------------------------------------------------------------------------------------
@@ -211,9 +182,10 @@ def run_of(*events: AnyEvent, **steps: Progress) -> Run:
 def test_an_attempt_counts_the_steps_that_its_restarts_in_place_did_again() -> None:
     attempt = restarted()
     progress = Progress(30, 300.0, {})
-    run = run_of(*attempt.events, r0=progress)
-    assert [attempt.lost_steps for attempt in run.attempts] == [8]
+    assert [each.lost_steps for each in run_of(*attempt.events, r0=progress).attempts] == [8]
     attempt.at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
+    # A round that finished no step does not lose those of the one before twice.
+    assert run_of(*attempt.events, r0=Progress(18, 199.0, {})).lost_steps == 8
     attempt.at(305, COMMAND, "observed", job_id="7", restart=0, state="FAILED")
     run = run_of(*attempt.events, r0=progress)
     assert run.attempts[0].lost_steps == run.lost_steps == 8 + 20
@@ -230,11 +202,6 @@ def test_an_attempt_that_has_completed_loses_steps_only_if_a_later_one_goes_back
     sim.submitted(2).started(submission=2).rank("session", step=begins_at, world_size=1)
     sim.rank("total", total_steps=100)
     assert [attempt.lost_steps for attempt in sim.run.attempts] == [lost, None]
-
-
-def test_a_round_that_finished_no_step_does_not_lose_those_of_the_one_before_twice() -> None:
-    attempt = restarted().at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
-    assert run_of(*attempt.events, r0=Progress(18, 199.0, {})).lost_steps == 8
 
 
 def test_a_job_that_is_put_back_waits_in_the_queue_from_the_end_of_its_earlier_start() -> None:

@@ -16,20 +16,21 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE
 
 
-def test_a_run_without_any_event_is_created() -> None:
-    run = read_run("RUN", [], {})
-    assert (run.id, run.name, run.state, run.attempts) == ("RUN", "RUN", "created", [])
-
-
 def test_a_run_goes_from_created_over_pending_and_running_to_completed() -> None:
+    empty = read_run("RUN", [], {})
+    assert (empty.id, empty.name, empty.state, empty.attempts) == ("RUN", "RUN", "created", [])
     sim = LocalRun().created()
     assert sim.fold().state == "created"
     assert sim.submitted().fold().state == "pending"
-    assert sim.started().fold().state == "running"
-    assert sim.ended("completed").fold().state == "completed"
+    assert sim.started(nodes=2).fold().state == "running"
+    assert sim.ended("completed", node=0).fold().state == "running"
+    assert sim.ended("completed", node=1).fold().state == "completed"
 
 
 def test_a_run_that_waits_on_its_machine_says_for_what() -> None:
+    sim = LocalRun().created().submitted()
+    sim.node("agent", node=0, nodes=1, host="n0", process=PROCESS, attempt=1).node("waiting", run="OTHER")
+    assert (sim.fold().state, sim.fold().reason) == ("pending", "waits until run OTHER has ended")
     sim = LocalRun().created().submitted().started()
     sim.node("waiting_for_slot", count=2, gpus=1)
     assert sim.fold().state == "pending"
@@ -54,35 +55,15 @@ def test_the_facts_of_a_completed_run_are_all_there() -> None:
     assert run.submitted_at < run.started_at < run.ended_at  # type: ignore[operator]
 
 
-def test_a_run_of_two_nodes_ends_when_both_have_said_so() -> None:
-    sim = LocalRun().created().submitted().started(nodes=2).ended("completed", node=0)
-    assert sim.fold().state == "running"
-    assert sim.ended("completed", node=1).fold().state == "completed"
+def test_a_cancelled_run_is_cancelled_with_the_step_it_reached_unless_it_had_ended_otherwise() -> None:
+    def cancelled() -> LocalRun:
+        return LocalRun().created().submitted().started().command("cancel", by="me")
 
-
-def test_the_first_node_to_fail_is_the_cause() -> None:
-    sim = LocalRun().created().submitted().started(nodes=2)
-    sim.ended("crash", node=1, reason="follows", failed_at=205.0, failures=[])
-    sim.ended("crash", node=0, reason="is the root", failed_at=204.0, failures=[{"rank": 0}])
-    run = sim.fold()
-    assert (run.state, run.reason) == ("failed", "is the root")
-    assert run.attempts[0].failures == ({"rank": 0},)
-
-
-def test_a_cancelled_run_is_cancelled_with_the_step_it_reached() -> None:
-    run = LocalRun().created().submitted().started().command("cancel", by="me").ended("cancelled").fold(j1=7)
+    run = cancelled().ended("cancelled").fold(j1=7)
     assert (run.state, run.reason, run.cancelled) == ("cancelled", "cancelled after step 7", True)
-
-
-def test_a_run_that_completed_in_spite_of_a_cancel_has_completed() -> None:
-    run = LocalRun().created().submitted().started().command("cancel", by="me").ended("completed").fold()
-    assert run.state == "completed"
-
-
-def test_a_crash_before_the_cancel_stays_a_crash() -> None:
-    sim = LocalRun().created().submitted().started()
-    sim.command("cancel", by="me").ended("crash", reason="boom", failed_at=sim.now - 1)
-    assert sim.fold().attempts[0].cause == "crash"
+    assert cancelled().ended("completed").fold().state == "completed"
+    sim = cancelled()
+    assert sim.ended("crash", reason="boom", failed_at=sim.now - 1).fold().attempts[0].cause == "crash"
 
 
 def test_a_run_that_was_cancelled_before_it_started_is_cancelled() -> None:
@@ -98,27 +79,18 @@ def test_a_cancel_of_the_last_attempt_does_not_touch_the_next_one() -> None:
     assert [attempt.state for attempt in run.attempts] == ["cancelled", "running"]
 
 
-def test_an_attempt_whose_processes_are_gone_is_lost() -> None:
+def test_what_the_job_says_outranks_what_was_observed() -> None:
     sim = LocalRun().created().submitted().started()
     sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
     run = sim.fold(j1=3)
     assert (run.state, run.reason, run.ended_at) == ("lost", "no process left after step 3", 150.0)
-
-
-def test_what_the_job_says_outranks_what_was_observed() -> None:
-    sim = LocalRun().created().submitted().started()
-    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
     assert sim.ended("completed").fold().state == "completed"
 
 
-def test_an_attempt_that_was_never_handed_over_is_none() -> None:
+def test_an_attempt_that_was_never_handed_over_is_none_unless_it_runs() -> None:
     sim = LocalRun().created().submitted().command("unstarted", job_id="j1", restart=0, reason="sbatch said no")
     run = sim.fold()
     assert (run.state, run.reason, run.attempts) == ("created", "sbatch said no", [])
-
-
-def test_an_attempt_that_runs_was_started_whatever_the_command_thought() -> None:
-    sim = LocalRun().created().submitted().command("unstarted", job_id="j1", restart=0, reason="no answer")
     assert sim.started().fold().state == "running"
 
 
@@ -141,47 +113,28 @@ def test_a_run_whose_processes_are_gone_waits_for_sync_unless_none_of_them_ever_
     assert setup.fold().reason == "module: not found; it failed before it finished a step, and would again"
 
 
-def test_a_run_of_a_sweep_that_waits_is_pending() -> None:
-    sim = LocalRun().created().submitted()
-    sim.node("agent", node=0, nodes=1, host="n0", process=PROCESS, attempt=1).node("waiting", run="OTHER")
-    run = sim.fold()
-    assert (run.state, run.reason) == ("pending", "waits until run OTHER has ended")
-
-
-def test_lost_steps_are_those_since_the_last_checkpoint() -> None:
+def test_lost_steps_are_those_since_the_last_checkpoint_which_the_next_attempt_does_again() -> None:
+    without = LocalRun().created().submitted().started().ended("crash", failed_at=150.0)
+    assert without.fold(j1=8).lost_steps == 8
     sim = LocalRun().created().submitted().started().saved(10)
     sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
     assert sim.fold(j1=13).lost_steps == 3
-
-
-def test_lost_steps_are_those_that_the_next_attempt_does_again() -> None:
-    sim = LocalRun().created().submitted().started().saved(10)
-    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
     sim.submitted(2).started(step=10).ended("completed")
     run = sim.fold(j1=13, j2=20)
     assert [attempt.lost_steps for attempt in run.attempts] == [3, 0]
     assert (run.lost_steps, run.step, run.attempts[1].first_step) == (3, 20, 10)
 
 
-def test_a_run_without_a_checkpoint_loses_all_its_steps() -> None:
-    sim = LocalRun().created().submitted().started().ended("crash", failed_at=150.0)
-    assert sim.fold(j1=8).lost_steps == 8
-
-
-def test_attempts_are_numbered_in_the_order_of_their_submission() -> None:
-    sim = LocalRun().created().submitted(job="j9").started().ended("crash", failed_at=109.0)
-    run = sim.submitted(2, job="j1").fold()
-    assert [(attempt.number, attempt.job_id) for attempt in run.attempts] == [(1, "j9"), (2, "j1")]
-    assert run.newest is run.attempts[-1]
-
-
 @pytest.mark.parametrize("cause", CAUSES)
-def test_every_cause_makes_an_ended_run(cause: str) -> None:
-    sim = LocalRun().created().submitted().started().ended(cause, failed_at=150.0)
+def test_every_cause_makes_an_ended_run_whose_next_attempt_has_the_next_number(cause: str) -> None:
+    sim = LocalRun().created().submitted(job="j9").started().ended(cause, failed_at=109.0)
     run = sim.fold()
     assert run.state == STATE_OF_CAUSE.get(cause, "failed")
     assert run.ended
     assert run.attempts[0].cause == cause
+    run = sim.submitted(2, job="j1").fold()
+    assert [(attempt.number, attempt.job_id) for attempt in run.attempts] == [(1, "j9"), (2, "j1")]
+    assert run.newest is run.attempts[-1]
 
 
 # --- any order, any subset --------------------------------------------------------------------------------------

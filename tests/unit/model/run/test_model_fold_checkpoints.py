@@ -16,41 +16,27 @@ def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_fro
     assert [(one.step, one.pruned_at) for one in run.checkpoints] == [(5, pruned_at), (10, None), (15, None)]
     assert run.checkpoint is not None
     assert run.checkpoint.step == 10
-
-
-def test_a_run_whose_checkpoints_are_all_pruned_has_none_and_loses_all_its_steps() -> None:
-    sim = LocalRun().created().submitted().started().saved(5)
-    sim.rank("pruned", path="checkpoints/step-5", step=5, why="not kept").ended("crash", failed_at=150.0)
-    run = sim.fold(j1=8)
+    # It is whole if it is verified later.
+    newest = sim.command("verified", path="checkpoints/step-15", step=15, reason=None).fold().checkpoint
+    assert newest is not None
+    assert newest.step == 15
+    gone = LocalRun().created().submitted().started().saved(5)
+    gone.rank("pruned", path="checkpoints/step-5", step=5, why="not kept").ended("crash", failed_at=150.0)
+    run = gone.fold(j1=8)
     assert (run.checkpoint, run.on_disk, run.lost_steps, len(run.checkpoints)) == (None, [], 8, 1)
 
 
-def test_what_a_save_says_of_itself_is_kept() -> None:
+def test_what_a_save_says_of_itself_is_kept_also_when_it_is_restored() -> None:
     sim = LocalRun().created().submitted().started().submitted(2).started()
     record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    sim.write(
-        "attempts/j1.0/rank-0.jsonl",
-        "saved",
-        **record,
-        stall_s=0.25,
-        why="asked",
-        metrics={"loss": 0.5, "lr": None},
-        request="r1",
-    )
-    [checkpoint] = sim.fold().checkpoints
-    assert (checkpoint.step, checkpoint.bytes, checkpoint.seconds, checkpoint.saved_at) == (5, 10, 2.5, 130.0)
-    assert (checkpoint.stall_s, checkpoint.why, checkpoint.metrics, checkpoint.attempt) == (
-        0.25,
-        "asked",
-        {"loss": 0.5, "lr": None},
-        1,
-    )
-    assert (checkpoint.complete, checkpoint.verified, checkpoint.verified_at, checkpoint.pruned_at) == (
-        True,
-        False,
-        None,
-        None,
-    )
+    own = {"stall_s": 0.25, "why": "asked", "metrics": {"loss": 0.5, "lr": None}}
+    sim.write("attempts/j1.0/rank-0.jsonl", "saved", **record, **own, request="r1")
+    kept = {**record, **own, "attempt": 1, "complete": True, "pruned_at": None}
+    for verified_at in (None, sim.now + 1):
+        [checkpoint] = sim.fold().checkpoints
+        assert {name: getattr(checkpoint, name) for name in kept} == kept
+        assert (checkpoint.verified, checkpoint.verified_at) == (verified_at is not None, verified_at)
+        sim.rank("restored", **record, world_size=1, lost_steps=0)
 
 
 def test_a_damaged_checkpoint_that_was_set_aside_is_known_by_its_new_path() -> None:
@@ -82,29 +68,6 @@ def test_a_person_may_have_a_checkpoint_verified(reason: str | None, good: bool)
     [checkpoint] = run.checkpoints
     assert (checkpoint.complete, checkpoint.verified, checkpoint.verified_at) == (good, good, sim.now - 1)
     assert (run.checkpoint is not None) == good
-
-
-def test_a_checkpoint_that_could_not_be_read_once_is_whole_when_it_is_verified_later() -> None:
-    sim = LocalRun().created().submitted().started().saved(5)
-    sim.rank("rejected", step=5, path="checkpoints/step-5", reason="Input/output error", aside=None)
-    assert sim.fold().checkpoint is None
-    sim.command("verified", path="checkpoints/step-5", step=5, reason=None)
-    assert sim.fold().checkpoint is not None
-
-
-def test_restoring_a_checkpoint_keeps_what_its_save_said() -> None:
-    sim = LocalRun().created().submitted().started()
-    record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    sim.rank("saved", **record, stall_s=0.25, why="steps", metrics={"loss": 0.5})
-    sim.submitted(2).started().rank("restored", **record, world_size=1, lost_steps=0)
-    [checkpoint] = sim.fold().checkpoints
-    assert (checkpoint.stall_s, checkpoint.why, checkpoint.metrics, checkpoint.attempt) == (
-        0.25,
-        "steps",
-        {"loss": 0.5},
-        1,
-    )
-    assert (checkpoint.verified, checkpoint.verified_at) == (True, sim.now)
 
 
 def test_a_run_that_begins_again_comes_to_the_same_paths_and_both_lives_are_known() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers.journal_events import read_run
 from helpers.simulated_run import BEGIN, SimulatedRun
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import AnyEvent
@@ -26,18 +27,30 @@ def policy(**keys: Any) -> dict[str, Any]:
 def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> SimulatedRun:
     """A run that has trained a while under a policy."""
     sim = SimulatedRun().submitted(requeue=policy(**keys)).started(nodes=nodes)
-    sim.steps["7.0"] = steps
-    return sim
-
-
-def saved(sim: SimulatedRun, step: int, restart: int = 0) -> SimulatedRun:
-    source = f"attempts/{sim.job}.{restart}/rank-0.jsonl"
-    return sim.write(source, "saved", step=step, path=f"checkpoints/step-{step}", bytes=1, seconds=1.0)
+    return sim.reached(steps)
 
 
 def crashed(sim: SimulatedRun, node: int = 0, restart: int = 0, **more: Any) -> SimulatedRun:
     fields = {"reason": "rank 0 exited with code 1", "failed_at": sim.now + 1, "failures": [FAILED], **more}
     return sim.ended("crash", node, restart, **fields)
+
+
+def wanted_back(sim: SimulatedRun, cause: str = "crash", why: str = "it broke", **fields: Any) -> SimulatedRun:
+    """An agent asks for its job to be put back into the queue."""
+    return sim.node("requeue", **{"cause": cause, "why": why, "exclude": [], "delay_s": 0.0, **fields})
+
+
+def preempted(sim: SimulatedRun, *, asks: bool = True) -> SimulatedRun:
+    """Its agent saves, asks for the job back, and ends."""
+    sim.saved(5)
+    if asks:
+        wanted_back(sim, "preempted", "preempted")
+    return sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
+
+
+def given_up(sim: SimulatedRun) -> SimulatedRun:
+    why = "it cannot start again: no nodes"
+    return sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason=why)
 
 
 def state_of(sim: SimulatedRun) -> tuple[str, str | None, str]:
@@ -76,88 +89,61 @@ def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str
     assert sim.newest.settled
 
 
-def test_a_time_limit_that_left_a_new_checkpoint_goes_on() -> None:
-    sim = saved(begun(), 5)
+def test_a_time_limit_goes_on_only_if_it_left_a_new_checkpoint() -> None:
+    sim = begun().saved(5)
     sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
     assert state_of(sim)[:2] == ("requeued", "sync")
-
-
-def test_a_time_limit_that_left_none_does_not() -> None:
     sim = begun()
     sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
     assert state_of(sim)[:2] == ("failed", None)
-    assert sim.run.reason.endswith(
-        "the time limit does not suffice for a checkpoint: raise resources.time or save more often"
-    )
+    assert sim.run.reason.endswith("for a checkpoint: raise resources.time or save more often")
+
+
+OFF = {"enabled": False}
 
 
 @pytest.mark.parametrize(
-    ("cause", "why"),
+    ("cause", "rules", "state", "why"),
     [
-        ("oom", "it ran out of memory, and would again"),
-        ("crash", "it failed before it finished a step, and would again"),
+        ("oom", {}, "failed", "why; it ran out of memory, and would again"),
+        ("crash", {}, "failed", "why; it failed before it finished a step, and would again"),
+        *((cause, OFF, "failed", "why; requeue.enabled is false") for cause in ("crash", "hang", "node_fail", "oom")),
+        ("lost", OFF, "lost", "why; requeue.enabled is false"),
+        # Runs of a version without policies stay as they ended.
+        *((cause, None, "failed", "why") for cause in ("crash", "hang", "node_fail")),
+        ("completed", {}, "completed", ""),
     ],
 )
-def test_what_would_happen_again_ends_the_run_and_says_why(cause: str, why: str) -> None:
-    sim = begun(steps=0).ended(cause, reason="it broke", failed_at=BEGIN)
-    assert state_of(sim) == ("failed", None, f"it broke; {why}")
+def test_what_is_not_to_be_started_again_is_not_and_says_why(
+    cause: str, rules: dict[str, Any] | None, state: str, why: str
+) -> None:
+    sim = SimulatedRun().submitted().started() if rules is None else begun(steps=0, **rules)
+    sim.ended(cause, reason="why", failed_at=BEGIN)
+    assert state_of(sim) == (state, None, why)
     assert sim.run.ended
     assert sim.newest.settled
 
 
-@pytest.mark.parametrize("cause", ["crash", "hang", "node_fail", "lost", "timeout", "oom"])
-def test_a_run_that_is_not_to_be_started_again_is_not(cause: str) -> None:
-    sim = begun(enabled=False).ended(cause, reason="why", failed_at=BEGIN)
-    state, by, reason = state_of(sim)
-    assert (state, by) == ("lost" if cause == "lost" else "failed", None)
-    assert reason == "why; requeue.enabled is false"
-
-
-@pytest.mark.parametrize("cause", ["crash", "node_fail", "hang"])
-def test_a_run_of_a_version_without_policies_stays_ended(cause: str) -> None:
-    sim = SimulatedRun().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
-    assert state_of(sim) == ("failed", None, "why")
-
-
-def test_a_run_that_completed_is_over_whatever_its_policy() -> None:
-    sim = begun().ended("completed")
-    assert state_of(sim) == ("completed", None, "")
-
-
-def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
-    sim = SimulatedRun(job="local-abc")
-    sim.command("created", name="n", executor="local")
-    sim.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
-    sim.command("submitted", submission=1, job_id="local-abc").started()
-    sim.steps["local-abc.0"] = 5
+@pytest.mark.parametrize("ends", ["crash", GONE])
+def test_a_run_on_this_machine_is_started_again_by_sync(ends: str) -> None:
+    sim = SimulatedRun(job="local-abc", executor="local").submitted(requeue=policy()).started().reached(5)
     assert state_of(sim)[:2] == ("running", None)
-    crashed(sim)
-    assert state_of(sim)[:2] == ("requeued", "sync")
-
-
-def test_a_run_on_this_machine_whose_processes_died_is_started_again_by_sync() -> None:
-    sim = SimulatedRun(job="local-abc")
-    sim.command("created", name="n", executor="local")
-    sim.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
-    sim.command("submitted", submission=1, job_id="local-abc").started()
-    sim.write(
-        "journal/observe.jsonl", "observed", job_id="local-abc", restart=0, source="host", state=GONE, reason="gone"
-    )
-    assert state_of(sim) == ("requeued", "sync", f"gone; {SYNC}")
+    if ends == GONE:
+        sim.command("observed", job_id="local-abc", restart=0, source="host", state=GONE, reason="gone")
+        assert state_of(sim) == ("requeued", "sync", f"gone after step 5; {SYNC}")
+    else:
+        assert state_of(crashed(sim))[:2] == ("requeued", "sync")
 
 
 # --- what agents say ------------------------------------------------------------------------------------------------
 
 
 def test_an_agent_that_puts_its_job_back_after_a_preemption_leaves_it_to_slurm() -> None:
-    sim = saved(begun(), 5)
-    sim.node("requeue", cause="preempted", why="preempted by a job of higher priority", exclude=[], delay_s=0.0)
-    sim.ended("preempted", reason="preempted by a job of higher priority", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert state_of(sim) == (
-        "requeued",
-        "slurm",
-        "preempted by a job of higher priority after step 5; starts again",
-    )
+    # Its last word is not needed.
+    first = wanted_back(begun(), "node_fail", "n1 is gone")
+    assert state_of(first) == ("requeued", "slurm", "n1 is gone; starts again")
+    sim = preempted(begun())
+    assert state_of(sim) == ("requeued", "slurm", "preempted after step 5; starts again")
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
     assert (sim.run.state, sim.causes) == ("requeued", ["preempted", None])
     sim.started(1)
@@ -166,35 +152,22 @@ def test_an_agent_that_puts_its_job_back_after_a_preemption_leaves_it_to_slurm()
 
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"])
 def test_a_job_that_is_over_though_its_agent_wanted_it_back_is_for_sync(state: str) -> None:
-    sim = begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=30.0)
+    sim = wanted_back(begun(), delay_s=30.0)
     crashed(sim).observed(sim.slurm(state))
     assert state_of(sim)[:2] == ("requeued", "sync")
     assert sim.newest.cause == "crash"
     assert sim.newest.again_at is not None
 
 
-def test_an_agent_that_was_killed_before_its_last_word_has_said_enough() -> None:
-    sim = begun().node("requeue", cause="node_fail", why="n1 is gone", exclude=[], delay_s=0.0)
-    assert state_of(sim) == ("requeued", "slurm", "n1 is gone; starts again")
-
-
-def test_a_run_that_a_command_gave_up_has_failed_and_says_why() -> None:
-    sim = crashed(begun())
-    sim.observed(sim.slurm("FAILED"))
-    sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    assert state_of(sim) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
+@pytest.mark.parametrize(("end", "state"), [(crashed, "FAILED"), (preempted, "PREEMPTED")])
+def test_a_run_that_a_command_gave_up_has_failed_and_says_why(
+    end: Callable[[SimulatedRun], SimulatedRun], state: str
+) -> None:
+    sim = end(begun())
+    given_up(sim.observed(sim.slurm(state)))
+    assert state_of(sim)[:2] == ("failed", None)
+    assert sim.run.reason.endswith("; it cannot start again: no nodes")
     assert sim.run.ended
-
-
-def test_a_preempted_job_that_a_command_gave_up_is_over_too() -> None:
-    sim = saved(begun(), 5)
-    sim.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
-    sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    sim.observed(sim.slurm("PREEMPTED"))
-    sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    state, by, reason = state_of(sim)
-    assert (state, by) == ("failed", None)
-    assert "it cannot start again: no nodes" in reason
 
 
 # --- cancelled ------------------------------------------------------------------------------------------------------
@@ -210,36 +183,22 @@ def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
     assert sim.run.cancelled
 
 
-def test_a_cancel_of_an_attempt_under_way_starts_nothing_again() -> None:
-    sim = begun().cancel().stopped()
-    sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert state_of(sim)[:2] == ("cancelled", None)
-
-
-def test_a_job_that_somebody_cancelled_in_slurm_during_its_preemption_never_starts_again() -> None:
-    sim = saved(begun(), 5)
-    sim.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
-    sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert state_of(sim)[:2] == ("cancelled", None)
-
-
-def test_a_preemption_that_slurm_calls_cancelled_and_whose_agent_said_no_more_than_its_end_never_starts_again() -> None:
-    sim = saved(begun(), 5).ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert state_of(sim)[:2] == ("requeued", "slurm")
-    sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert state_of(sim)[:2] == ("cancelled", None)
+def test_a_job_that_somebody_cancelled_while_it_ran_or_in_its_preemption_never_starts_again() -> None:
+    # Also if the agent said no more than its end.
+    for sim in (preempted(begun()), preempted(begun(), asks=False), begun().cancel().stopped()):
+        sim.observed(sim.slurm("CANCELLED by 1000"))
+        assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_start_that_somebody_cancelled_in_slurm_while_it_waited_ends_the_run() -> None:
-    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
+    sim = crashed(wanted_back(begun()))
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
     sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("CANCELLED by 1000")))
     assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_ended_that() -> None:
-    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)).cancel()
+    sim = crashed(wanted_back(begun())).cancel()
     assert state_of(sim)[0] == "requeued"
     sim.observed(sim.slurm("CANCELLED by 1000"))
     assert state_of(sim)[:2] == ("cancelled", None)
@@ -258,44 +217,35 @@ def test_a_job_that_slurm_preempts_and_puts_back_by_itself_is_slurms() -> None:
 
 def test_failures_are_those_of_the_node_with_the_reason_whoever_spoke_first() -> None:
     cascade = {**FAILED, "rank": 1, "error": "RuntimeError: Connection reset by peer"}
-    for put_back in (False, True):
-        sim = begun(nodes=2)
-        if put_back:
-            sim.node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)
+    for sim in (begun(nodes=2), wanted_back(begun(nodes=2))):
         crashed(sim, 1, cascade=True, failures=[cascade])
         crashed(sim, 0)
-        assert [failure["error"] for failure in sim.newest.failures] == ["ValueError: 1"], put_back
+        assert [failure["error"] for failure in sim.newest.failures] == ["ValueError: 1"]
 
 
 # --- starts that never were one -------------------------------------------------------------------------------------
 
 
 def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
-    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
+    sim = crashed(wanted_back(begun()))
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
     assert [attempt.key for attempt in sim.run.attempts] == ["7.0", "7.1"]
     sim.write("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
-    assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
-    assert state_of(sim)[:2] == ("requeued", "sync")
     # What Slurm says of it afterwards changes nothing.
-    sim.observed(sim.slurm("CANCELLED"), restart=1)
-    assert state_of(sim)[:2] == ("requeued", "sync")
+    for each in (sim, sim.observed(sim.slurm("CANCELLED"), restart=1)):
+        assert [attempt.key for attempt in each.run.attempts] == ["7.0"]
+        assert state_of(each)[:2] == ("requeued", "sync")
 
 
 def test_a_job_whose_later_start_was_surplus_never_trains_the_run_again() -> None:
-    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=0.0))
+    sim = crashed(wanted_back(begun(), exclude=["n1"]))
     sim.look(sim.queue(sim.slurm("RUNNING", restart=1)))
     sim.node("surplus", 0, 1, why="the run goes on with another job")
     assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
     assert state_of(sim)[:2] == ("requeued", "sync")
-
-
-def test_a_start_of_a_job_whose_run_is_over_never_was_one() -> None:
-    sim = begun().ended("completed")
-    sim.node("surplus", 0, 1, why="the run is completed already")
-    sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("COMPLETED")))
-    assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
-    assert sim.run.state == "completed"
+    over = begun().ended("completed").node("surplus", 0, 1, why="the run is completed already")
+    over.look(over.queue(), over.accounting(over.slurm("REQUEUED"), over.slurm("COMPLETED")))
+    assert ([attempt.key for attempt in over.run.attempts], over.run.state) == (["7.0"], "completed")
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
@@ -314,11 +264,7 @@ def test_what_a_lost_node_says_of_its_end_is_of_no_account() -> None:
     assert sim.run.state == "running"
     sim.ended("completed", 0).ended("completed", 1)
     assert state_of(sim) == ("completed", None, "")
-
-
-def test_a_restart_that_calls_every_node_lost_ends_no_attempt() -> None:
-    run = restarted(begun(), cause="node_fail", lost=(0,)).run
-    assert run.state == "running"
+    assert restarted(begun(), cause="node_fail", lost=(0,)).run.state == "running"
 
 
 def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
@@ -330,18 +276,17 @@ def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
 def test_restarts_in_place_count_as_failures() -> None:
     sim = begun(max_failures=2)
     for number in (1, 2):
-        restarted(saved(sim, number), number, committed=number)
+        restarted(sim.saved(number), number, committed=number)
         assert sim.run.state == "running"
-    crashed(saved(sim, 3))
+    crashed(sim.saved(3))
     assert state_of(sim)[:2] == ("failed", None)
     assert "requeue.max_failures is 2" in sim.run.reason
     assert len(sim.newest.restarts) == 2
 
 
 def test_a_restart_in_place_says_from_which_step_its_ranks_went_on() -> None:
-    sim = begun()
-    sim.write("attempts/7.0/rank-0.jsonl", "session", step=0)
-    restarted(saved(sim, 4), committed=4)
+    sim = begun().rank("session", step=0)
+    restarted(sim.saved(4), committed=4)
     sim.write("attempts/7.0/rank-0.1.jsonl", "session", step=4)
     assert (sim.newest.first_step, sim.newest.round_step, sim.newest.last_step) == (0, 4, 5)
 
@@ -355,21 +300,17 @@ def failing(times: int, by: str, **keys: Any) -> SimulatedRun:
     for number in range(1, times + 1):
         sim.job = str(6 + number)
         sim.submitted(number, by="submit" if number == 1 else by, requeue=policy(**keys)).started(submission=number)
-        sim.steps[f"{sim.job}.0"] = 10 * number
-        saved(sim, 10 * number)
+        sim.reached(10 * number).saved(10 * number)
         crashed(sim, failures=[{**FAILED, "error": "E" + "x" * number}])
         sim.observed(sim.slurm("FAILED"))
     return sim
 
 
-def test_a_run_is_given_up_after_so_many_failures() -> None:
+def test_a_run_is_given_up_after_so_many_failures_since_a_person_has_started_it() -> None:
     assert state_of(failing(2, "sync", max_failures=2))[:2] == ("requeued", "sync")
     sim = failing(3, "sync", max_failures=2)
     assert state_of(sim)[:2] == ("failed", None)
     assert sim.run.reason.endswith("it failed three times, and requeue.max_failures is 2")
-
-
-def test_failures_count_anew_once_a_person_has_started_the_run_again() -> None:
     assert state_of(failing(3, "resume", max_failures=2))[:2] == ("requeued", "sync")
 
 
@@ -389,22 +330,19 @@ def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
 
 
 def long_story() -> SimulatedRun:
-    sim = restarted(saved(begun(nodes=2), 3), 1, "node_fail", (1,), committed=3)
-    sim.node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=30.0)
+    sim = restarted(begun(nodes=2).saved(3), 1, "node_fail", (1,), committed=3)
+    wanted_back(sim, exclude=["n1"], delay_s=30.0)
     crashed(sim).observed(sim.slurm("REQUEUED"))
-    sim.started(1)
-    sim.steps["7.1"] = 9
+    sim.started(1).reached(9, 1)
     sim.ended("preempted", 0, 1, reason="preempted", signal="SIGTERM", sure=True, failed_at=sim.now)
     sim.observed(sim.slurm("PREEMPTED"), restart=1)
     sim.job = "8"
     sim.submitted(2, by="sync", requeue=policy()).started(submission=2)
     sim.observed(sim.slurm("NODE_FAIL"))
-    sim.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
-    return sim
+    return sim.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-@settings(max_examples=30)
 def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count: int) -> None:
     sim = long_story()
     events: list[AnyEvent] = sim.events[:count]

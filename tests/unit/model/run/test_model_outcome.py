@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.simulated_run import LIMIT_S, SimulatedRun
 
-from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, describe_state, is_final
+from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, is_final
 from slurmtrain.model.run.run import CAUSES
 
 # --- states of Slurm's ------------------------------------------------------------------------------------------
@@ -39,11 +39,6 @@ def test_every_final_state_has_a_cause_that_there_is_and_every_held_job_waits() 
     assert HELD <= WAITING
 
 
-def test_a_final_state_is_described_in_words() -> None:
-    assert describe_state("CANCELLED by 1001") == "cancelled in Slurm"
-    assert describe_state("SOMETHING_NEW") == "Slurm says SOMETHING_NEW"
-
-
 # --- what nobody but Slurm says ---------------------------------------------------------------------------------
 
 
@@ -61,26 +56,23 @@ def test_a_final_state_is_described_in_words() -> None:
         ("REQUEUED", "preempted", "requeued"),
         ("REVOKED", "cancelled", "revoked by its cluster"),
         ("COMPLETED", "lost", "Slurm says that the job completed, but the job itself never did"),
+        ("FAILED with signal 9", "crash", "Slurm says FAILED with signal 9"),
+        ("FAILED with exit code 3", "crash", "Slurm says FAILED with exit code 3"),
     ],
 )
-def test_an_attempt_that_said_nothing_ended_for_what_slurm_says(state: str, cause: str, reason: str) -> None:
-    sim = SimulatedRun().submitted().started()
-    sim.later(200).observed(sim.slurm(state))
+@pytest.mark.parametrize("spoke", [True, False])
+def test_an_attempt_that_said_nothing_of_its_end_ended_for_what_slurm_says(
+    state: str, cause: str, reason: str, spoke: bool
+) -> None:
+    sim = SimulatedRun().submitted()
+    if spoke:
+        sim.started()
+    state, _, code = state.partition(" with ")
+    fields = {code.rpartition(" ")[0].replace(" ", "_"): int(code.rpartition(" ")[2])} if code else {}
+    sim.later(200).observed(sim.slurm(state, **fields))
     attempt = sim.newest
     assert (attempt.cause, attempt.reason, attempt.confirmed) == (cause, reason, True)
     assert attempt.ended_at == sim.now - 1
-
-
-def test_a_job_that_was_killed_without_a_word_crashed_with_the_signal_that_slurm_saw() -> None:
-    sim = SimulatedRun().submitted().started()
-    sim.observed(sim.slurm("FAILED", signal=9))
-    assert (sim.newest.cause, sim.newest.reason) == ("crash", "Slurm says FAILED with signal 9")
-
-
-def test_a_job_that_failed_without_a_word_crashed_with_the_exit_code_that_slurm_saw() -> None:
-    sim = SimulatedRun().submitted()
-    sim.observed(sim.slurm("FAILED", exit_code=3))
-    assert (sim.newest.cause, sim.newest.reason) == ("crash", "Slurm says FAILED with exit code 3")
 
 
 def test_the_last_thing_that_a_silent_job_printed_is_part_of_the_reason() -> None:
@@ -126,16 +118,21 @@ def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_
 # --- time-outs --------------------------------------------------------------------------------------------------
 
 
-def test_a_time_out_at_the_limit_is_one() -> None:
+@pytest.mark.parametrize(
+    ("lasted", "cause", "reason"),
+    [
+        (LIMIT_S, "timeout", "the time limit was reached"),
+        (LIMIT_S - 30, "timeout", "the time limit was reached"),
+        # The job had left in its grace.
+        (600.0, "preempted", "preempted by a job of higher priority"),
+    ],
+)
+def test_a_time_out_near_the_limit_is_one_and_long_before_it_was_a_preemption(
+    lasted: float, cause: str, reason: str
+) -> None:
     sim = SimulatedRun().submitted().started().later(LIMIT_S).stopped()
-    sim.observed(sim.slurm("TIMEOUT", lasted=LIMIT_S))
-    assert (sim.newest.cause, sim.newest.reason) == ("timeout", "the time limit was reached")
-
-
-def test_a_time_out_long_before_the_limit_was_a_preemption_whose_job_left_in_its_grace() -> None:
-    sim = SimulatedRun().submitted().started().later(600).stopped()
-    sim.observed(sim.slurm("TIMEOUT", lasted=600.0))
-    assert (sim.newest.cause, sim.newest.reason) == ("preempted", "preempted by a job of higher priority")
+    sim.observed(sim.slurm("TIMEOUT", lasted=lasted))
+    assert (sim.newest.cause, sim.newest.reason) == (cause, reason)
 
 
 @pytest.mark.parametrize("missing", ["time_limit_s", "starts_at", "ends_at"])
@@ -143,12 +140,6 @@ def test_a_time_out_is_taken_for_one_where_slurm_does_not_tell_how_long_the_job_
     sim = SimulatedRun().submitted().started()
     untold: dict[str, Any] = {missing: None}
     sim.observed(replace(sim.slurm("TIMEOUT"), **untold))
-    assert sim.causes == ["timeout"]
-
-
-def test_a_job_that_left_a_few_seconds_before_its_limit_timed_out() -> None:
-    sim = SimulatedRun().submitted().started().later(LIMIT_S).stopped()
-    sim.observed(sim.slurm("TIMEOUT", lasted=LIMIT_S - 30))
     assert sim.causes == ["timeout"]
 
 
@@ -261,13 +252,6 @@ def test_the_node_that_failed_by_itself_is_to_blame_before_one_that_followed_ear
     assert sim.newest.reason == "is the root"
 
 
-def test_a_node_failure_with_a_silent_node_is_one_though_the_other_node_was_only_asked_to_stop() -> None:
-    sim = SimulatedRun().submitted().started(nodes=2).stopped(1)
-    assert not sim.run.ended
-    sim.observed(sim.slurm("NODE_FAIL"))
-    assert sim.causes == ["node_fail"]
-
-
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED by 0", "FAILED", "NODE_FAIL"])
 def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(state: str) -> None:
     sim = SimulatedRun().submitted().started(nodes=2).ended("completed", 0).ended("completed", 1)
@@ -278,11 +262,14 @@ def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(sta
     assert replace(sim.newest, spent=before.spent) == before
 
 
-def test_a_job_one_of_whose_nodes_kept_silent_completed_only_if_slurm_says_so_too() -> None:
+def test_a_job_one_of_whose_nodes_kept_silent_ended_as_slurm_says() -> None:
     for state, cause in (("COMPLETED", "completed"), ("NODE_FAIL", "node_fail"), (GONE, "lost")):
         sim = SimulatedRun().submitted().started(nodes=2).ended("completed", 0)
         sim.observed(sim.slurm(state))
         assert sim.causes == [cause]
+    sim = SimulatedRun().submitted().started(nodes=2).stopped(1)
+    assert not sim.run.ended
+    assert sim.observed(sim.slurm("NODE_FAIL")).causes == ["node_fail"]
 
 
 def test_slurms_completed_does_not_stand_in_for_a_node_that_was_asked_to_stop() -> None:
@@ -345,31 +332,27 @@ def test_a_job_that_ended_in_the_second_in_which_a_person_cancelled_it_was_cance
     assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "cancelled")
 
 
-def test_what_slurm_saw_after_a_person_cancelled_followed_from_it() -> None:
+@pytest.mark.parametrize("state", ["CANCELLED by 0", "COMPLETED", "FAILED", "TIMEOUT", "crash", GONE])
+def test_what_happened_after_a_person_cancelled_followed_from_it(state: str) -> None:
     sim = SimulatedRun().submitted().started().cancel().later(50)
-    sim.observed(sim.slurm("FAILED", exit_code=143))
-    assert sim.causes == ["cancelled"]
-
-
-def test_a_crash_after_a_person_cancelled_followed_from_it() -> None:
-    sim = SimulatedRun().submitted().started().cancel()
-    sim.ended("crash", reason="killed", failed_at=sim.now + 3)
-    assert sim.causes == ["cancelled"]
-
-
-def test_a_job_of_which_nothing_is_left_after_a_person_cancelled_it_was_cancelled() -> None:
-    sim = SimulatedRun().submitted().started().cancel()
-    sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
-    assert sim.causes == ["cancelled"]
+    if state == "crash":
+        sim.ended("crash", reason="killed", failed_at=sim.now + 3)
+    elif state == GONE:
+        sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
+    else:
+        sim.observed(sim.slurm(state))
+    assert (sim.causes, sim.run.state) == (["cancelled"], "cancelled")
 
 
 # --- jobs that Slurm started again ------------------------------------------------------------------------------
 
 
-def test_an_attempt_whose_job_began_again_was_preempted_if_it_was_asked_to_stop() -> None:
+def test_an_attempt_whose_job_began_again_was_preempted_if_it_was_asked_to_stop_and_else_as_it_said() -> None:
     sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
     assert sim.causes == ["preempted", None]
     assert (sim.run.state, sim.newest.restart, sim.newest.number) == ("running", 1, 2)
+    crashed = SimulatedRun().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
+    assert crashed.causes == ["crash", None]
 
 
 def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slurm_says_more() -> None:
@@ -378,11 +361,6 @@ def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slu
     assert sim.run.attempts[0].reason == "it ended without reporting a cause, and Slurm started it again"
     sim.observed(sim.slurm("NODE_FAIL"))
     assert sim.causes == ["node_fail", None]
-
-
-def test_a_crash_stays_one_though_its_job_began_again() -> None:
-    sim = SimulatedRun().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
-    assert sim.causes == ["crash", None]
 
 
 def test_a_cancel_of_the_second_start_leaves_the_first_one_as_it_ended() -> None:

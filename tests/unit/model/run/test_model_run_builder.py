@@ -102,7 +102,7 @@ def built(events: Sequence[AnyEvent], cuts: Sequence[int], *, keep: bool) -> Run
 
 
 @given(_stories(), st.lists(st.integers(0, 12), max_size=4), st.booleans(), st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=4 * settings.default.max_examples)
 def test_batches_in_any_order_give_the_run_that_all_events_at_once_give(
     events: list[AnyEvent], cuts: list[int], keep: bool, random: object
 ) -> None:

@@ -24,28 +24,35 @@ def best(n: int = 1, mode: str = "min", last: int = 1) -> KeepSpec:
     return KeepSpec(last=last, best=BestSpec(metric=METRIC, mode=mode, n=n))
 
 
-def test_without_checkpoints_nothing_stays_and_nothing_goes() -> None:
-    assert (reasons([], KeepSpec()), disposable([], KeepSpec())) == ({}, [])
+LAST, MULTIPLE, NEW = "one of the last 3", "every 1000 steps", "newest"
+FOUR = saved(1, 2, 3, 4, s1=0.5, s2=0.30999, s3=0.7, s4=0.9)
 
 
-def test_the_newest_and_as_many_as_asked_stay() -> None:
-    kept = reasons(saved(5, 10, 15, 20), KeepSpec(last=3))
-    assert kept == {10: "one of the last 3", 15: "one of the last 3", 20: "newest"}
-    assert disposable(saved(20, 5, 15, 1, 10), KeepSpec(last=3)) == [1, 5]
-
-
-def test_a_policy_that_would_keep_none_keeps_the_newest() -> None:
-    assert reasons(saved(5, 10), KeepSpec(last=0)) == {10: "newest"}
-
-
-def test_of_every_so_many_steps_the_multiple_stays() -> None:
-    kept = reasons(saved(500, 1000, 1500, 2000, 2500), KeepSpec(last=1, every_steps=1000))
-    assert kept == {1000: "every 1000 steps", 2000: "every 1000 steps", 2500: "newest"}
-
-
-def test_where_no_save_hit_the_multiple_the_next_one_stays_for_it() -> None:
-    kept = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), KeepSpec(last=1, every_steps=1000))
-    assert kept == {1010: "every 1000 steps", 3500: "every 1000 steps", 3700: "newest"}
+@pytest.mark.parametrize(
+    ("checkpoints", "keep", "kept"),
+    [
+        ([], KeepSpec(), {}),
+        (saved(5, 10, 15, 20), KeepSpec(last=3), {10: LAST, 15: LAST, 20: NEW}),
+        # A policy that would keep none keeps the newest.
+        (saved(5, 10), KeepSpec(last=0), {10: NEW}),
+        # Of every so many steps the multiple stays, and where no save hit it, the next one.
+        (saved(500, 1000, 1500, 2000, 2500), KeepSpec(last=1, every_steps=1000),
+         {1000: MULTIPLE, 2000: MULTIPLE, 2500: NEW}),
+        (saved(100, 990, 1010, 1020, 3500, 3600, 3700), KeepSpec(last=1, every_steps=1000),
+         {1010: MULTIPLE, 3500: MULTIPLE, 3700: NEW}),
+        (FOUR, best(2), {1: "best 2 of val_loss (0.5)", 2: "best 2 of val_loss (0.31)", 4: NEW}),
+        (FOUR, best(), {2: "best val_loss (0.31)", 4: NEW}),
+        (saved(1, 2, 3, s1=0.5, s2=0.9, s3=0.7), best(mode="max"), {2: "best val_loss (0.9)", 3: NEW}),
+        # One without the metric is no candidate.
+        ([Saved(1, {"loss": 0.0}), Saved(2, {METRIC: 0.5}), Saved(3, {})], best(1), {2: "best val_loss (0.5)", 3: NEW}),
+        (saved(5, 10, 20, s20=0.25), KeepSpec(last=2, every_steps=10, best=BestSpec(metric=METRIC, mode="min", n=1)),
+         {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}),
+    ],
+)  # fmt: skip
+def test_which_checkpoints_stay_and_why(checkpoints: list[Saved], keep: KeepSpec, kept: dict[int, str]) -> None:
+    assert reasons(checkpoints, keep) == kept
+    going = sorted({each.step for each in checkpoints} - set(kept))
+    assert disposable(checkpoints[::-1], keep) == going
 
 
 def test_what_stays_for_a_multiple_stays_though_others_are_deleted_and_more_are_saved() -> None:
@@ -54,20 +61,6 @@ def test_what_stays_for_a_multiple_stays_though_others_are_deleted_and_more_are_
     for step in range(7, 1000, 31):
         steps = sorted(reasons(saved(*steps, step), keep))
     assert steps == sorted(reasons(saved(*range(7, 1000, 31)), keep))
-
-
-def test_the_best_stay_with_their_value() -> None:
-    checkpoints = saved(1, 2, 3, 4, s1=0.5, s2=0.30999, s3=0.7, s4=0.9)
-    assert reasons(checkpoints, best(2)) == {
-        1: "best 2 of val_loss (0.5)",
-        2: "best 2 of val_loss (0.31)",
-        4: "newest",
-    }
-    assert reasons(checkpoints, best()) == {2: "best val_loss (0.31)", 4: "newest"}
-
-
-def test_the_best_may_be_the_highest() -> None:
-    assert reasons(saved(1, 2, 3, s1=0.5, s2=0.9, s3=0.7), best(mode="max")) == {2: "best val_loss (0.9)", 3: "newest"}
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -79,17 +72,6 @@ def test_of_equal_values_the_later_one_is_the_best(mode: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, 10**400])
 def test_what_is_no_number_is_never_the_best(mode: str, value: float | None) -> None:
     assert list(reasons(saved(1, 2, 3, s1=value, s2=0.5), best(2, mode))) == [2, 3]
-
-
-def test_a_checkpoint_without_the_metric_is_no_candidate() -> None:
-    checkpoints = [Saved(1, {"loss": 0.0}), Saved(2, {METRIC: 0.5}), Saved(3, {})]
-    assert list(reasons(checkpoints, best(9))) == [2, 3]
-
-
-def test_whatever_speaks_for_a_checkpoint_is_told() -> None:
-    keep = KeepSpec(last=2, every_steps=10, best=BestSpec(metric=METRIC, mode="min", n=1))
-    kept = reasons(saved(5, 10, 20, s20=0.25), keep)
-    assert kept == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
 
 
 values = st.none() | st.integers(-5, 5) | st.floats() | st.just(10**400)

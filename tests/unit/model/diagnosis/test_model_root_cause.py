@@ -15,28 +15,35 @@ from slurmtrain.model.diagnosis.root_cause import diagnose_hits, find_laggard
 # --- the root ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_earliest_root_wins() -> None:
-    diagnosis = diagnose_hits(
-        [
-            hit("disk-full", at=20.0),
-            hit("cuda-oom", at=10.0, origin="b"),
-            hit("peer-closed", at=5.0),
-        ]
-    )
-    assert diagnosis.root is not None
-    assert diagnosis.root.first.name == "cuda-oom"
-    assert [other.first.name for other in diagnosis.others] == ["peer-closed", "disk-full"]
-    assert diagnosis.ordered
+REFUSED, LATER = hit("nccl-connect", at=10.0), hit("cuda-oom", at=12.0, origin="b")
+TASK_FAILED = hits_of("error: *** STEP 7.0 CANCELLED DUE TO TASK FAILURE ***\n")
 
 
-def test_what_only_follows_is_never_the_root() -> None:
-    diagnosis = diagnose_hits([hit("peer-closed", at=1.0), hit("nccl-watchdog", at=2.0, groups=("1", "X"))])
-    assert diagnosis.root is None
-    assert [other.first.name for other in diagnosis.others] == ["peer-closed", "nccl-watchdog"]
-
-
-def test_a_note_is_never_the_root() -> None:
-    assert diagnose_hits([hit("slow-reverse-dns", at=1.0), hit("obsolete", at=2.0)]).root is None
+@pytest.mark.parametrize(
+    ("hits", "root", "others"),
+    [
+        # The earliest root wins.
+        ([hit("disk-full", at=20.0), hit("cuda-oom", at=10.0, origin="b"), hit("peer-closed", at=5.0)], "cuda-oom",
+         "peer-closed disk-full"),
+        # What only follows, a note, and that a task failed, is none.
+        ([hit("peer-closed", at=1.0), hit("nccl-watchdog", at=2.0, groups=("1", "X"))], None,
+         "peer-closed nccl-watchdog"),
+        ([hit("slow-reverse-dns", at=1.0), hit("obsolete", at=2.0)], None, None),
+        (TASK_FAILED, None, None),
+        # A broken connection is one only if it failed first, as far as that is known.
+        ([REFUSED, hit("cuda-oom", at=12.0, exact=False, origin="b")], "cuda-oom", None),
+        ([REFUSED, LATER], "nccl-connect", None),
+        ([REFUSED], "nccl-connect", ""),
+        # Lines without times are in their order, and come after one with a time.
+        ([hit("cuda-oom", line=9), hit("disk-full", line=3)], "disk-full", None),
+        ([hit("cuda-oom"), hit("disk-full", at=9.0, origin="b")], "disk-full", None),
+    ],
+)  # fmt: skip
+def test_the_earliest_root_wins(hits: list[Any], root: str | None, others: str | None) -> None:
+    diagnosis = diagnose_hits(hits)
+    assert (diagnosis.root and diagnosis.root.first.name) == root
+    if others is not None:
+        assert [other.first.name for other in diagnosis.others] == others.split()
 
 
 def test_slurms_last_word_takes_the_place_of_a_missing_root() -> None:
@@ -50,44 +57,12 @@ def test_slurms_last_word_takes_the_place_of_a_missing_root() -> None:
     assert with_root.root.first.name == "cuda-oom"
 
 
-def test_that_a_task_failed_explains_nothing() -> None:
-    assert diagnose_hits(hits_of("error: *** STEP 7.0 CANCELLED DUE TO TASK FAILURE ***\n")).root is None
-
-
-def test_a_broken_connection_is_no_root_if_a_rank_was_killed() -> None:
-    refused, oom = hit("nccl-connect", at=10.0), hit("cuda-oom", at=12.0, exact=False, origin="b")
-    diagnosis = diagnose_hits([refused, oom])
-    assert diagnosis.root is not None
-    assert diagnosis.root.first is oom
-
-
-def test_a_connection_that_failed_first_is_a_root() -> None:
-    refused, oom = hit("nccl-connect", at=10.0), hit("cuda-oom", at=12.0, origin="b")
-    diagnosis = diagnose_hits([refused, oom])
-    assert diagnosis.root is not None
-    assert diagnosis.root.first is refused
-    alone = diagnose_hits([refused])
-    assert alone.root is not None
-    assert alone.root.first is refused
-
-
 def test_roots_of_several_logs_without_times_are_in_no_known_order() -> None:
     assert not diagnose_hits([hit("cuda-oom", origin="a"), hit("disk-full", origin="b")]).ordered
+    assert not diagnose_hits([hit("cuda-oom"), hit("disk-full", at=9.0, origin="b")]).ordered
     assert diagnose_hits([hit("cuda-oom", origin="a", line=1), hit("disk-full", origin="a", line=0)]).ordered
     assert diagnose_hits([hit("cuda-oom", origin="a"), hit("peer-closed", origin="b")]).ordered
-
-
-def test_within_a_log_lines_without_times_are_in_their_order() -> None:
-    diagnosis = diagnose_hits([hit("cuda-oom", line=9), hit("disk-full", line=3)])
-    assert diagnosis.root is not None
-    assert diagnosis.root.first.name == "disk-full"
-
-
-def test_a_line_with_a_time_comes_before_one_without() -> None:
-    diagnosis = diagnose_hits([hit("cuda-oom"), hit("disk-full", at=9.0, origin="b")])
-    assert diagnosis.root is not None
-    assert diagnosis.root.first.name == "disk-full"
-    assert not diagnosis.ordered
+    assert diagnose_hits([hit("disk-full", at=20.0), hit("cuda-oom", at=10.0, origin="b")]).ordered
 
 
 def test_the_same_error_on_many_ranks_is_one_match() -> None:
@@ -109,30 +84,23 @@ def progress(*completed: int, group: int = 0) -> str:
     return "".join(PROGRESS.format(rank, 9, done, group) + "\n" for rank, done in enumerate(completed))
 
 
-def test_the_rank_with_the_fewest_collectives_is_behind() -> None:
-    suspect = find_laggard(hits_of(progress(811, 811, 809, 811)), range(4))
-    assert suspect is not None
-    assert suspect.ranks == [2]
-    assert suspect.why == "rank 2 had completed collective 809, others 811"
-
-
-def test_a_silent_rank_is_behind() -> None:
-    suspect = find_laggard(hits_of(progress(811, 811, 811)), range(4))
-    assert suspect is not None
-    assert suspect.ranks == [3]
-    assert suspect.why == "rank 3 wrote nothing while 3 others waited"
-
-
-def test_collectives_are_compared_within_their_group() -> None:
-    text = progress(5, 5, group=0) + progress(90, 90, group=1)
-    assert find_laggard(hits_of(text), range(2)) is None
-
-
-def test_sequence_numbers_decide_where_progress_is_not_logged() -> None:
-    text = "\n".join(WATCHDOG.format(rank, seq) for rank, seq in ((0, 12), (1, 11), (2, 12)))
-    suspect = find_laggard(hits_of(text), range(3))
-    assert suspect is not None
-    assert suspect.ranks == [1]
+@pytest.mark.parametrize(
+    ("text", "ranks", "behind", "why"),
+    [
+        (progress(811, 811, 809, 811), 4, [2], "rank 2 had completed collective 809, others 811"),
+        (progress(811, 811, 811), 4, [3], "rank 3 wrote nothing while 3 others waited"),
+        # Where progress is not logged, sequence numbers decide.
+        ("\n".join(WATCHDOG.format(rank, seq) for rank, seq in ((0, 12), (1, 11), (2, 12))), 3, [1], ""),
+        # Collectives are compared within their group.
+        (progress(5, 5, group=0) + progress(90, 90, group=1), 2, None, ""),
+    ],
+)
+def test_the_rank_with_the_fewest_collectives_is_behind(
+    text: str, ranks: int, behind: list[int] | None, why: str
+) -> None:
+    suspect = find_laggard(hits_of(text), range(ranks))
+    assert (suspect and suspect.ranks) == behind
+    assert suspect is None or why in suspect.why
 
 
 @pytest.mark.parametrize("ranks", [range(3), range(100), ()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -46,16 +46,16 @@ def test_a_limit_says_why_a_rank_ended_better_than_what_it_printed_before_a_sign
 STOP = StopRequest(cause="preempted", why="SIGUSR2", at=50.0, node=0)
 
 
-def test_workers_that_all_exit_with_zero_have_completed() -> None:
-    assert report_exits([exited(0, 0), exited(1, 0)], None, 0) == ExitReport(cause="completed", reason="")
-
-
 def test_the_first_worker_to_fail_is_the_cause_and_all_failures_are_listed() -> None:
     exits = [exited(0, -signal.SIGTERM, 102.0), exited(1, 3, 101.0, last_lines=["a", "ValueError: no", " "])]
     report = report_exits(exits, None, 0)
     assert (report.cause, report.failed_at) == ("crash", 101.0)
     assert report.reason == "rank 1 exited with code 3: ValueError: no"
-    assert [failure["rank"] for failure in report.failures] == [1, 0]
+    assert [(failure["rank"], failure["signal"], failure["exit_code"]) for failure in report.failures] == [
+        (1, None, 3), (0, "SIGTERM", None),
+    ]  # fmt: skip
+    assert exits[0].describe() == "rank 0 was killed by SIGTERM"
+    assert exited(0, -100).describe() == "rank 0 was killed by signal 100"
 
 
 def test_the_time_of_an_exception_counts_not_that_of_the_exit() -> None:
@@ -65,97 +65,71 @@ def test_the_time_of_an_exception_counts_not_that_of_the_exit() -> None:
     assert report.failed_at == 100.5
 
 
-def test_a_killed_worker_is_described_with_the_name_of_the_signal() -> None:
-    report = report_exits([exited(0, -signal.SIGKILL)], None, 0)
-    assert report.reason == "rank 0 was killed by SIGKILL"
-    [failure] = report.failures
-    assert (failure["signal"], failure["exit_code"]) == ("SIGKILL", None)
+WORK_IS_DONE = {"finished": True}
 
 
-def test_a_signal_without_a_name_is_described_by_its_number() -> None:
-    assert exited(0, -100).describe() == "rank 0 was killed by signal 100"
-
-
-@pytest.mark.parametrize("codes", [(STOPPED, STOPPED), (STOPPED, 0), (1, STOPPED), (-signal.SIGKILL, 3)])
-def test_exit_codes_after_a_request_follow_from_it(codes: tuple[int, int]) -> None:
-    report = report_exits([exited(rank, code) for rank, code in enumerate(codes)], STOP, 0)
-    assert report == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
-
-
-def test_only_the_node_with_the_reason_has_a_time_of_failure() -> None:
-    assert report_exits([exited(0, STOPPED)], STOP, 1) == ExitReport(
-        cause="preempted", reason="SIGUSR2", failed_at=None
-    )
-
-
-def test_work_that_was_done_in_spite_of_a_request_is_completed() -> None:
-    exits = [exited(0, 0, finished=True), exited(1, 0, finished=True)]
-    assert report_exits(exits, STOP, 0) == ExitReport(cause="completed", reason="")
-
-
-def test_exit_code_0_after_a_request_proves_nothing() -> None:
-    report = report_exits([exited(0, 0), exited(1, 0)], STOP, 0)
-    assert report == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
-
-
-def test_all_ranks_of_a_node_must_have_finished_their_work() -> None:
-    assert report_exits([exited(0, 0, finished=True), exited(1, 0)], STOP, 0).cause == "preempted"
-
-
-def test_a_rank_that_finished_its_work_and_then_failed_has_not_completed() -> None:
-    assert report_exits([exited(0, 3, finished=True)], None, 0).cause == "crash"
-    assert report_exits([exited(0, STOPPED, finished=True)], STOP, 0).cause == "preempted"
-
-
-def test_exit_code_0_after_a_request_completes_if_the_spec_says_so() -> None:
-    assert report_exits([exited(0, 0), exited(1, 0)], STOP, 0, zero_completes=True).cause == "completed"
-    assert report_exits([exited(0, 0), exited(1, STOPPED)], STOP, 0, zero_completes=True).cause == "preempted"
-
-
-@pytest.mark.parametrize(("at", "cause"), [(48.9, "completed"), (49.9, "preempted"), (50.1, "preempted")])
-def test_exit_code_0_well_before_the_request_is_completion_but_the_same_signal_may_reach_a_rank_first(
-    at: float, cause: str
+@pytest.mark.parametrize(
+    ("exits", "stop", "expected"),
+    [
+        ([(0, 100.0, {}), (0, 100.0, {})], None, "completed"),
+        ([(STOPPED, 100.0, {}), (0, 100.0, {})], None, "cancelled"),
+        # A rank that finished its work and then failed has not completed.
+        ([(3, 100.0, WORK_IS_DONE)], None, "crash"),
+        # After a request, exit codes follow from it, and 0 proves nothing unless all say that their work is done.
+        ([(STOPPED, 100.0, {}), (STOPPED, 100.0, {})], STOP, "preempted"),
+        ([(STOPPED, 100.0, {}), (0, 100.0, {})], STOP, "preempted"),
+        ([(1, 100.0, {}), (STOPPED, 100.0, {})], STOP, "preempted"),
+        ([(-signal.SIGKILL, 100.0, {}), (3, 100.0, {})], STOP, "preempted"),
+        ([(0, 100.0, {}), (0, 100.0, {})], STOP, "preempted"),
+        ([(0, 100.0, WORK_IS_DONE), (0, 100.0, {})], STOP, "preempted"),
+        ([(0, 100.0, WORK_IS_DONE), (0, 100.0, WORK_IS_DONE)], STOP, "completed"),
+        ([(STOPPED, 100.0, WORK_IS_DONE)], STOP, "preempted"),
+        # Well before it 0 is completion; the same signal may reach a rank a moment before.
+        ([(0, 48.9, {}), (0, 100.0, WORK_IS_DONE)], STOP, "completed"),
+        ([(0, 49.9, {}), (0, 100.0, WORK_IS_DONE)], STOP, "preempted"),
+        ([(0, 50.1, {}), (0, 100.0, WORK_IS_DONE)], STOP, "preempted"),
+        ([(1, 49.0, {}), (STOPPED, 60.0, {})], STOP, "crash"),
+        *(([(-signum, 49.9, {})], STOP, "preempted")
+          for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)),
+    ],
+)  # fmt: skip
+def test_why_the_ranks_of_a_node_ended(
+    exits: list[tuple[int, float, dict[str, Any]]], stop: StopRequest | None, expected: str
 ) -> None:
-    assert report_exits([exited(0, 0, at), exited(1, 0, 100.0, finished=True)], STOP, 0).cause == cause
+    ended = [exited(rank, code, at, **more) for rank, (code, at, more) in enumerate(exits)]
+    report = report_exits(ended, stop, 0)
+    assert report.cause == expected
+    if expected == "preempted":
+        assert report == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
+        # Only the node with the reason has a time of failure.
+        assert report_exits(ended, stop, 1) == replace(report, failed_at=None)
+        by_zero = report_exits(ended, stop, 0, zero_completes=True).cause
+        assert by_zero == ("completed" if {code for code, _, _ in exits} == {0} else "preempted")
+    elif expected == "crash":
+        assert report.failed_at == min(at for code, at, _ in exits if code not in (0, STOPPED))
+    else:
+        assert report.failed_at is None
 
 
-def test_a_failure_before_the_request_is_the_cause() -> None:
-    report = report_exits([exited(0, 1, 49.0), exited(1, STOPPED, 60.0)], STOP, 0)
-    assert (report.cause, report.failed_at) == ("crash", 49.0)
+LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1. This is typically caused by a remote worker hanging"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
-def test_a_worker_that_the_same_signal_reached_first_has_not_failed(signum: signal.Signals) -> None:
-    assert report_exits([exited(0, -signum, 49.9)], STOP, 0).cause == "preempted"
-
-
-def test_workers_that_stopped_cleanly_without_a_request_were_cancelled() -> None:
-    report = report_exits([exited(0, STOPPED), exited(1, 0)], None, 0)
-    assert report.cause == "cancelled"
-    assert report.failed_at is None
-
-
-def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_it_was_noticed_first() -> None:
-    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:1. This is typically caused by a remote worker hanging"
-    killed = Exit(rank=1, pid=11, code=-9, at=20.0)
-    witness = Exit(rank=0, pid=10, code=1, at=19.0, raised=(18.0, lost))
-    plain_witness = Exit(rank=2, pid=12, code=1, at=18.5, last_lines=[lost])
-    report = report_exits([witness, plain_witness, killed], None, 0)
+@pytest.mark.parametrize(
+    "witness",
+    [
+        exited(0, 1, 19.0, raised=(18.0, LOST)),
+        exited(0, -signal.SIGTERM, 19.0, raised=(18.0, LOST)),
+        exited(0, -signal.SIGABRT, 19.0, raised=(18.0, LOST)),
+        exited(0, 1, 18.5, last_lines=[LOST]),
+        # A watchdog aborts.
+        exited(0, -signal.SIGABRT, 19.0, last_lines=["ncclRemoteError: a call failed possibly due to a peer"]),
+    ],
+)
+def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_it_was_noticed_first(witness: Exit) -> None:
+    report = report_exits([witness, exited(1, -signal.SIGKILL, 20.0)], None, 0)
     assert report.reason == "rank 1 was killed by SIGKILL"
     assert not report.cascade
     assert report_exits([witness], None, 0).cascade
-
-
-@pytest.mark.parametrize("code", [-signal.SIGTERM, -signal.SIGABRT, 1])
-def test_a_rank_that_lost_its_peer_is_not_blamed_however_it_then_ended(code: int) -> None:
-    lost = "RuntimeError: Read error. This is typically caused by a remote worker hanging or bugs in the application."
-    witness = exited(0, code, 19.0, raised=(18.0, lost))
-    assert report_exits([witness, exited(1, -signal.SIGKILL, 20.0)], None, 0).reason == "rank 1 was killed by SIGKILL"
-
-
-def test_a_watchdog_that_aborts_over_a_lost_peer_is_not_blamed() -> None:
-    witness = exited(0, -signal.SIGABRT, 19.0, last_lines=["ncclRemoteError: a call failed possibly due to a peer"])
-    assert report_exits([witness, exited(1, 3, 20.0)], None, 0).reason == "rank 1 exited with code 3"
     assert not exited(0, -signal.SIGKILL, last_lines=["broken pipe"]).cascade
 
 
@@ -197,6 +171,14 @@ NODE_1 = LostNodes(names=["n1"], hosts=["n1"], at=9.0)
 PREEMPTED = StopCause(cause="preempted", why="preempted by a job of higher priority", evidence={"state": "RUNNING"})
 RUNS_ON = StopCause(cause="preempted", why="?", job_runs_on=True, evidence={"state": "RUNNING"})
 MISSING_1 = report_signal("SIGTERM", at=1.0, missing=["n1"])
+RAISED_FIRST = ExitReport(cause="crash", reason="x", failures=(RAISED, KILLED))
+
+
+OOM_KILLS = {"oom_kills": 2, "memory_limit": 8 * GIB}
+IN_SLURM = {"slurm": {"state": "RUNNING"}}
+N1_IS_GONE = "n1 is gone: its agent has not been heard of any more"
+XIDS = {"xids": [XID]}
+BY_ANOTHER = "preempted by a job of higher priority"
 
 
 @pytest.mark.parametrize(
@@ -204,78 +186,33 @@ MISSING_1 = report_signal("SIGTERM", at=1.0, missing=["n1"])
     [
         (CRASH, KernelEvidence(), {}),
         (COMPLETED, KernelEvidence(), {}),
-        (
-            CRASH,
-            KILLS,
-            {
-                "cause": "oom",
-                "reason": "rank 2 was killed for memory: the job's limit is 8 GiB (raise resources.mem); "
-                "rank 2 was killed by SIGKILL",
-                "evidence": {"oom_kills": 2, "memory_limit": 8 * GIB},
-            },
-        ),
-        (SIGNALLED, KILLS, {"evidence": {"oom_kills": 2, "memory_limit": 8 * GIB}}),
-        (CRASH, KernelEvidence(xids=[XID]), {"evidence": {"xids": [XID]}}),
+        (CRASH, KILLS, {"cause": "oom", "evidence": OOM_KILLS,
+                        "reason": "rank 2 was killed for memory: the job's limit is 8 GiB (raise resources.mem); "
+                                  "rank 2 was killed by SIGKILL"}),
+        # Others use the machine too; and only the failure that others follow from tells of memory.
+        (CRASH, KernelEvidence(oom_kills=1, own=False), {"evidence": {"oom_kills": 1, "memory_limit": None}}),
+        (RAISED_FIRST, KILLS, {"evidence": OOM_KILLS}),
+        (SIGNALLED, KILLS, {"evidence": OOM_KILLS}),
+        (CRASH, KernelEvidence(xids=[XID]), {"evidence": XIDS}),
+        (replace(CRASH, evidence={"slurm": {}}), KernelEvidence(xids=[XID]), {"evidence": {"slurm": {}, **XIDS}}),
         (HANG, HangEvidence("rank 1 is stopped by a signal"), {"reason": "rank 1 is stopped by a signal"}),
         (COMPLETED, NODE_1, {}),
         (SIGNALLED, NODE_1, {"evidence": {"gone": ["n1"]}}),
-        (
-            CRASH,
-            NODE_1,
-            {
-                "cause": "node_fail",
-                "reason": "n1 is gone: its agent has not been heard of any more",
-                "failures": (),
-                "without": ["n1"],
-            },
-        ),
-        (
-            ExitReport(cause="node_fail", reason="node 1 has not been heard from for 15 s"),
-            LostNodes(names=["n1", "node 2"], hosts=["n1"], at=9.0),
-            {
-                "reason": "n1, node 2 are gone: their agents have not been heard of any more",
-                "failed_at": 9.0,
-                "without": ["n1"],
-            },
-        ),
-        (
-            SIGNALLED,
-            PREEMPTED,
-            {
-                "reason": "preempted by a job of higher priority",
-                "sure": True,
-                "evidence": {"slurm": {"state": "RUNNING"}},
-            },
-        ),
+        (CRASH, NODE_1, {"cause": "node_fail", "reason": N1_IS_GONE, "failures": (), "without": ["n1"]}),
+        (ExitReport(cause="node_fail", reason="node 1 has not been heard from for 15 s"),
+         LostNodes(names=["n1", "node 2"], hosts=["n1"], at=9.0),
+         {"reason": "n1, node 2 are gone: their agents have not been heard of any more", "failed_at": 9.0,
+          "without": ["n1"]}),
+        (SIGNALLED, PREEMPTED, {"reason": BY_ANOTHER, "sure": True, "evidence": IN_SLURM}),
         (SIGNALLED, StopCause(cause="cancelled", why="x"), {"cause": "cancelled", "reason": "x", "sure": True}),
-        (SIGNALLED, RUNS_ON, {"reason": "?", "sure": True, "evidence": {"slurm": {"state": "RUNNING"}}}),
-        (
-            MISSING_1,
-            RUNS_ON,
-            {
-                "cause": "node_fail",
-                "reason": "n1 is gone: its agent has not been heard of any more",
-                "signal": None,
-                "without": ["n1"],
-                "evidence": {"gone": ["n1"], "slurm": {"state": "RUNNING"}},
-            },
-        ),
-        (
-            MISSING_1,
-            PREEMPTED,
-            {
-                "reason": "preempted by a job of higher priority",
-                "sure": True,
-                "evidence": {"gone": ["n1"], "slurm": {"state": "RUNNING"}},
-            },
-        ),
-        (
-            PREFLIGHT,
-            ExclusionProblem("2 nodes are needed"),
-            {"reason": "n1 has no GPU; 2 nodes are needed", "without": ()},
-        ),
+        (SIGNALLED, RUNS_ON, {"reason": "?", "sure": True, "evidence": IN_SLURM}),
+        (MISSING_1, RUNS_ON, {"cause": "node_fail", "reason": N1_IS_GONE, "signal": None, "without": ["n1"],
+                              "evidence": {"gone": ["n1"], **IN_SLURM}}),
+        (MISSING_1, PREEMPTED, {"reason": BY_ANOTHER, "sure": True, "evidence": {"gone": ["n1"], **IN_SLURM}}),
+        (PREFLIGHT, ExclusionProblem("2 nodes are needed"), {"reason": "n1 has no GPU; 2 nodes are needed",
+                                                             "without": ()}),
     ],
-)
+)  # fmt: skip
 def test_a_report_is_amended_by_what_is_learned_later_and_stays_the_same_otherwise(
     report: ExitReport, evidence: Evidence, changed: dict[str, Any]
 ) -> None:
@@ -284,21 +221,6 @@ def test_a_report_is_amended_by_what_is_learned_later_and_stays_the_same_otherwi
     assert asdict(amended) == {**before, **changed}
     assert asdict(report) == before
     assert (amended is report) == (not changed)
-
-
-def test_new_evidence_joins_what_was_known() -> None:
-    report = ExitReport(cause="crash", reason="x", evidence={"slurm": {}})
-    assert amend(report, KernelEvidence(xids=[XID])).evidence == {"slurm": {}, "xids": [XID]}
-
-
-def test_kills_on_a_machine_that_others_use_too_say_nothing_of_this_job() -> None:
-    amended = amend(CRASH, KernelEvidence(oom_kills=1, own=False))
-    assert (amended.cause, amended.evidence) == ("crash", {"oom_kills": 1, "memory_limit": None})
-
-
-def test_only_the_failure_that_others_follow_from_tells_of_memory() -> None:
-    report = ExitReport(cause="crash", reason="x", failures=(RAISED, KILLED))
-    assert amend(report, KILLS).cause == "crash"
 
 
 @pytest.mark.parametrize(("code", "blamed"), [(79, True), (48, True), (31, False), (13, False)])

@@ -107,6 +107,8 @@ def test_before_anything_was_saved_the_interval_is_short() -> None:
     choice = chosen(stall_s=None, save_s=None)
     assert (choice.seconds, choice.optimum_s, choice.bounded_by) == (FIRST_SAVE_S, None, "first")
     assert "the first save comes early" in choice.why
+    # What a namesake needed says nothing of the stall.
+    assert chosen(InterruptionStats(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
 
 
 def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
@@ -117,22 +119,10 @@ def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
     assert chosen(measured, stall_s=1.0, save_s=2.0).stall_s == 1.0
 
 
-def test_what_a_namesake_needed_says_nothing_of_the_stall() -> None:
-    assert chosen(InterruptionStats(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
-
-
-def test_where_nothing_is_known_a_node_is_taken_for_one_that_lasts_six_hours() -> None:
-    assert chosen(nodes=1).mtbf_s == PRIOR_MTBF_S
-    assert chosen(nodes=4).mtbf_s == PRIOR_MTBF_S / 4
-
-
-def test_what_was_seen_outweighs_what_was_assumed() -> None:
-    assert chosen(InterruptionStats(uptime_s=50 * 24 * HOUR, interruptions=49)).mtbf_s == pytest.approx(
-        24 * HOUR, rel=0.02
-    )
-
-
-def test_a_job_that_runs_on_undisturbed_saves_less_often() -> None:
+def test_what_was_seen_outweighs_that_a_node_is_taken_for_one_that_lasts_six_hours() -> None:
+    assert [chosen(nodes=nodes).mtbf_s for nodes in (1, 4)] == [PRIOR_MTBF_S, PRIOR_MTBF_S / 4]
+    history = InterruptionStats(uptime_s=50 * 24 * HOUR, interruptions=49)
+    assert chosen(history).mtbf_s == pytest.approx(24 * HOUR, rel=0.02)
     early, late = (chosen(nodes=100, uptime_s=hours * HOUR) for hours in (0.1, 10))
     assert late.mtbf_s == (10 * 100 * HOUR + PRIOR_MTBF_S) / 100
     assert early.seconds < late.seconds
@@ -261,52 +251,40 @@ def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() ->
     other = too_slow(95.04, 60.0, EveryMinutes(30), "partition spot")
     assert other is not None
     assert "checkpoint.every: auto would save ahead" in other
-
-
-@pytest.mark.parametrize(("save", "grace"), [(40.0, 60.0), (None, 60.0), (95.0, None)])
-def test_nothing_is_told_where_it_fits_or_may_fit(save: float | None, grace: float | None) -> None:
-    assert too_slow(save, grace, AUTO, "partition spot") is None
+    for save, grace in ((40.0, 60.0), (None, 60.0), (95.0, None)):
+        assert too_slow(save, grace, AUTO, "partition spot") is None
 
 
 # --- what saves cost ------------------------------------------------------------------------------------------------
 
 
-def test_before_the_first_save_nobody_knows_what_it_costs() -> None:
-    assert (Cost().stall_s, Cost().save_s) == (None, None)
-
-
-def test_a_save_stalls_as_the_last_ones_did_and_may_take_as_long_as_the_longest_of_them() -> None:
+@pytest.mark.parametrize(
+    ("saves", "stall_s", "save_s"),
+    [
+        ([], None, None),
+        # The first counts as long as there is no other, and what was long ago is forgotten.
+        ([(0.3, 9.0)], 0.3, 9.0),
+        ([(0.3, 9.0), (0.1, 2.0), (0.2, 4.0)], 0.15, 4.0),
+        ([(100.0, 100.0)] * 20 + [(1.0, 1.0)] * 8, 1.0, 1.0),
+    ],
+)
+def test_a_save_stalls_as_the_last_ones_did_and_may_take_as_long_as_the_longest_of_them(
+    saves: list[tuple[float, float]], stall_s: float | None, save_s: float | None
+) -> None:
     cost = Cost()
-    for stall, save in ((0.3, 9.0), (0.1, 2.0), (0.2, 4.0)):
+    for stall, save in saves:
         cost.add(stall_s=stall, save_s=save)
-    assert (cost.stall_s, cost.save_s) == (pytest.approx(0.15), 4.0)
-
-
-def test_the_first_save_counts_as_long_as_there_is_no_other() -> None:
-    cost = Cost()
-    cost.add(stall_s=0.3, save_s=9.0)
-    assert (cost.stall_s, cost.save_s) == (0.3, 9.0)
-
-
-def test_what_saves_cost_long_ago_is_forgotten() -> None:
-    cost = Cost()
-    for _ in range(20):
-        cost.add(stall_s=100.0, save_s=100.0)
-    for _ in range(8):
-        cost.add(stall_s=1.0, save_s=1.0)
-    assert (cost.stall_s, cost.save_s) == (1.0, 1.0)
+    assert (cost.stall_s, cost.save_s) == (pytest.approx(stall_s), save_s)
 
 
 # --- the history ----------------------------------------------------------------------------------------------------
 
 
 @given(histories)
-def test_a_history_survives_being_handed_over(history: InterruptionStats) -> None:
-    assert InterruptionStats.from_dict(json.loads(json.dumps(history.to_dict()))) == history
-
-
-def test_a_history_of_another_version_is_read_as_far_as_it_is_understood() -> None:
-    assert InterruptionStats.from_dict({"interruptions": 3, "colour": "red"}) == InterruptionStats(interruptions=3)
+def test_a_history_survives_being_handed_over_also_to_another_version(history: InterruptionStats) -> None:
+    data = json.loads(json.dumps(history.to_dict()))
+    assert InterruptionStats.from_dict(data) == InterruptionStats.from_dict({**data, "colour": "red"}) == history
+    assert InterruptionStats.from_dict({"interruptions": 3}) == InterruptionStats(interruptions=3)
 
 
 # --- is it due ------------------------------------------------------------------------------------------------------
@@ -316,17 +294,10 @@ def moment(step: int = 1, since_save_s: float = 0.0) -> SaveMoment:
     return SaveMoment(step=step, since_save_s=since_save_s, optimum_s=chosen().seconds)
 
 
-def test_a_save_every_n_minutes_is_due_when_they_have_passed() -> None:
-    assert not EveryMinutes(0.5).is_due(moment(since_save_s=29.9))
-    assert EveryMinutes(0.5).is_due(moment(since_save_s=30.0))
-
-
-def test_an_automatic_save_follows_the_choice() -> None:
-    assert not AUTO.is_due(moment(since_save_s=chosen().seconds - 0.1))
-    assert AUTO.is_due(moment(since_save_s=chosen().seconds))
-
-
-def test_a_save_every_n_steps_is_due_at_these_steps_whatever_the_clock_says() -> None:
+def test_when_a_save_is_due() -> None:
+    for every, seconds in ((EveryMinutes(0.5), 30.0), (AUTO, chosen().seconds)):
+        assert not every.is_due(moment(since_save_s=seconds - 0.1))
+        assert every.is_due(moment(since_save_s=seconds))
     assert [step for step in range(11) if EverySteps(5).is_due(moment(step))] == [5, 10]
     assert not EverySteps(5).is_due(moment(4, since_save_s=1e9))
 
@@ -347,11 +318,8 @@ def test_ranks_agree_about_four_times_a_second_and_approach_that_by_doubling(
     assert steps_to_agreement(step_s, previous) == steps
 
 
-def test_ranks_agree_more_often_while_a_checkpoint_is_being_written() -> None:
+@given(st.just(0.0) | st.floats(1e-9, 1e3), st.integers(1, 10**6))
+def test_ranks_agree_more_often_while_a_checkpoint_is_being_written(step_s: float, previous: int) -> None:
     assert [steps_to_agreement(0.001, 1000, saving=saving) for saving in (False, True)] == [250, 50]
     assert steps_to_agreement(10.0, 1, saving=True) == 1
-
-
-@given(st.just(0.0) | st.floats(1e-9, 1e3), st.integers(1, 10**6))
-def test_ranks_agree_again_after_at_least_one_step(step_s: float, previous: int) -> None:
     assert 1 <= steps_to_agreement(step_s, previous) <= 2 * previous

@@ -77,23 +77,13 @@ def test_nothing_is_started_again_if_the_spec_disables_it(cause: str) -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_that_started_before_an_upstream_had_ended_is_always_put_back(enabled: bool) -> None:
+    assert decide([], RULES).again
     early = PriorEnd(cause="early", at=0.0)
     assert [ends(*[early] * count, enabled=enabled).again for count in (1, 50)] == [True, True]
     # It uses up no budget either.
     assert ends(*[early] * 50, trained("crash", 0, 10)).again
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_whose_upstream_will_not_complete_is_not_started_again(enabled: bool) -> None:
+    # One whose upstream will not complete is not.
     assert not ends(PriorEnd(cause="upstream", at=0.0), enabled=enabled).again
-
-
-def test_a_run_that_has_not_run_yet_is_started() -> None:
-    assert decide([], RULES).again
-
-
-def test_running_out_of_memory_ends_a_run() -> None:
-    assert not ends(trained("oom", 0, 10)).again
 
 
 @pytest.mark.parametrize(
@@ -128,18 +118,15 @@ def test_a_run_whose_batch_does_not_fit_gets_more_memory_or_divides_it(
         assert "requeue.oom.max_accumulation is 8" in decision.why
 
 
-def test_a_run_out_of_memory_that_had_all_it_may_have_says_both_limits() -> None:
-    decision = decide([trained("oom", 0, 10)], replace(RULES, oom=OomSpec(at_most=4096)), BatchMemory(memory=8192))
-    assert decision.why == "it ran out of memory with 8GB, and requeue.oom.at_most is 4GB"
-
-
 def test_memory_is_not_raised_for_a_gpu_nor_where_nothing_limits_it() -> None:
-    rules, had = replace(RULES, oom=OomSpec(at_most=4096)), BatchMemory(memory=1024)
+    rules, had, oom = replace(RULES, oom=OomSpec(at_most=4096)), BatchMemory(memory=1024), trained("oom", 0, 10)
     of_gpu = decide([trained("oom", 0, 10, of_gpu=True)], rules, had)
     assert (of_gpu.again, "GPU memory" in of_gpu.why) == (False, True)
-    assert not decide([trained("oom", 0, 10)], rules, BatchMemory()).again
-    assert not decide([trained("oom", 0, 10)], rules, None).again
-    assert decide([trained("oom", 0, 10)], replace(rules, enabled=False), had).why.startswith("requeue.")
+    for refused in (decide([oom], rules, BatchMemory()), decide([oom], rules, None), ends(oom)):
+        assert not refused.again
+    assert decide([oom], replace(rules, enabled=False), had).why.startswith("requeue.")
+    why = decide([oom], rules, BatchMemory(memory=8192)).why
+    assert why == "it ran out of memory with 8GB, and requeue.oom.at_most is 4GB"
 
 
 @given(st.integers(1, 10**7), st.integers(1, 10**7), st.floats(1.01, 999), st.none() | st.integers(2, 999))
@@ -181,13 +168,10 @@ def test_a_preemption_is_followed_by_a_start_at_once_even_without_any_progress()
     assert decision.delay_s == 0
 
 
-def test_a_time_limit_after_a_new_checkpoint_is_followed_by_another_start() -> None:
+def test_a_time_limit_is_followed_by_another_start_only_after_a_new_checkpoint() -> None:
     decision = ends(trained("timeout", 0, 10))
     assert decision.again
     assert "from step 10" in decision.why
-
-
-def test_a_first_time_limit_that_leaves_no_new_checkpoint_ends_the_run() -> None:
     decision = ends(past("timeout", began_at_step=10, committed=10, reached=40))
     assert not decision.again
     assert "resources.time" in decision.why
@@ -253,15 +237,10 @@ def test_a_crash_before_the_first_step_ends_a_run_at_once(fields: dict[str, Any]
     assert "before it finished a step" in decision.why
 
 
-def test_a_crash_from_outside_before_the_first_step_is_tried_again() -> None:
+def test_a_crash_from_outside_or_of_a_script_that_has_trained_before_is_tried_again() -> None:
     assert ends(past("crash", reached=0, foreign=True)).again
-
-
-def test_a_script_that_has_finished_steps_before_may_fail_at_its_start() -> None:
     assert ends(trained("preempted", 0, 10), past("crash", began_at_step=10, committed=10, reached=10)).again
-
-
-def test_a_script_with_checkpoints_but_without_a_session_may_fail() -> None:
+    # It has checkpoints, but no session.
     assert ends(past("crash", began_at_step=10, committed=10)).again
 
 
@@ -271,31 +250,25 @@ def test_the_same_failure_at_the_same_step_twice_ends_a_run() -> None:
     assert not ends(first, again).again
     assert "twice at step 17 in the same way (ValueError: nan)" in ends(first, again).why
     assert not ends(first, trained("preempted", 10, 10), again).again
-    assert ends(first, replace(again, reached=18)).again
-    assert ends(first, replace(again, where="other")).again
-    assert ends(first, replace(again, committed=15)).again
+    for other in (replace(again, reached=18), replace(again, where="other"), replace(again, committed=15)):
+        assert ends(first, other).again
     assert ends(replace(first, where=""), replace(again, where="")).again
-
-
-def test_a_checkpoint_between_two_failures_at_the_same_step_lets_the_run_continue() -> None:
-    first = trained("crash", 0, 10, where="E", reached=17)
-    assert ends(first, trained("preempted", 10, 16), trained("crash", 16, 16, where="E", reached=17)).again
+    # A checkpoint in between lets the run continue.
+    assert ends(first, trained("preempted", 10, 16), replace(again, began_at_step=16, committed=16)).again
 
 
 def test_three_ends_in_a_row_without_a_new_checkpoint_end_a_run() -> None:
     row = [trained("crash", 10, 10, reached=11), past("lost", began_at_step=10, committed=10)]
     last = trained("hang", 10, 10, reached=13)
-    saved = trained("preempted", 0, 10)
+    saved, preempted = trained("preempted", 0, 10), trained("preempted", 10, 10)
     assert ends(saved, *row).again
     assert not ends(saved, *row, last).again
     assert "(crash, lost, hang) without a new checkpoint after step 10" in ends(saved, *row, last).why
-    assert not ends(saved, *row, trained("preempted", 10, 10), last).again
+    assert not ends(saved, *row, preempted, last).again
     assert ends(saved, *row, replace(last, committed=12)).again
-
-
-def test_a_preemption_in_between_is_not_one_of_the_three() -> None:
-    crash, preempted = trained("crash", 10, 10, foreign=True), trained("preempted", 10, 10)
-    assert ends(trained("preempted", 0, 10), crash, preempted, replace(crash, reached=11)).again
+    # A preemption is not one of the three.
+    crash = trained("crash", 10, 10, foreign=True)
+    assert ends(saved, crash, preempted, replace(crash, reached=11)).again
 
 
 @pytest.mark.parametrize("begin", [0, 10])
@@ -331,9 +304,6 @@ def test_three_failures_of_nodes_are_poison_only_where_all_came_at_the_same_step
 )
 def test_failures_that_differ_in_numbers_only_have_the_same_signature(first: str, second: str) -> None:
     assert signature(first) == signature(second)
-
-
-def test_failures_that_differ_in_words_have_different_signatures() -> None:
     assert signature("KeyError: 'added'") != signature("KeyError: 'faded'")
 
 
@@ -365,17 +335,17 @@ def restart(cause: str = "crash", at: float = 50.0, **more: Any) -> dict[str, An
 def test_every_end_counts_and_an_attempt_under_way_has_none() -> None:
     assert causes(attempt("node_fail"), attempt(None, restart=1)) == ["node_fail"]
     assert causes() == []
+    [lost] = prior_ends([attempt(None, state="lost")], [])
+    assert (lost.cause, lost.foreign) == ("lost", True)
+    # A restart without details is skipped.
+    assert causes(attempt("oom", restarts=({"at": 1.0, "round": 1},))) == ["oom"]
 
 
 def test_ends_before_a_person_started_the_run_again_do_not_count() -> None:
-    by_hand = attempt("oom", job_id="8", submission=2, asked_by="resume")
-    assert causes(attempt("crash"), by_hand, attempt("hang", job_id="9", submission=3, asked_by="sync")) == [
-        "oom",
-        "hang",
-    ]
-
-
-def test_a_later_start_of_the_same_job_is_not_a_start_by_a_person() -> None:
+    by_hand, by_sync = attempt("oom", job_id="8", submission=2, asked_by="resume"), attempt("hang", job_id="9")
+    synced = replace(by_sync, submission=3, asked_by="sync")
+    assert causes(attempt("crash"), by_hand, synced) == ["oom", "hang"]
+    # A later start of the same job is not one by a person.
     first = attempt("crash", asked_by="resume")
     assert causes(first, attempt("preempted", restart=1, asked_by="resume")) == ["crash", "preempted"]
 
@@ -386,10 +356,6 @@ def test_restarts_in_place_count_before_the_end_of_their_attempt() -> None:
     assert (second.cause, second.in_place) == ("oom", False)
     # They count as long as the attempt is under way too.
     assert causes(attempt(None, restarts=(restart(), restart("node_fail")))) == ["crash", "node_fail"]
-
-
-def test_a_restart_without_details_is_skipped() -> None:
-    assert causes(attempt("oom", restarts=({"at": 1.0, "round": 1},))) == ["oom"]
 
 
 def test_an_end_that_has_just_happened_replaces_the_journaled_one_of_its_attempt() -> None:
@@ -419,11 +385,6 @@ def test_an_end_tells_where_it_began_how_far_it_came_and_what_it_left() -> None:
     assert past == PriorEnd(
         cause="crash", at=100.0, began_at_step=5, committed=20, reached=41, where="SIGKILL step #", foreign=True
     )
-
-
-def test_an_end_without_a_cause_was_lost() -> None:
-    [past] = prior_ends([attempt(None, state="lost")], [])
-    assert (past.cause, past.foreign) == ("lost", True)
 
 
 def test_deleted_checkpoints_count_as_committed_and_damaged_ones_do_not() -> None:

@@ -14,81 +14,46 @@ from slurmtrain.model.run.run import CAUSES
 
 def failed(**fields: Any) -> dict[str, Any]:
     """One rank's failure, as a node agent journals it."""
-    return {
-        "rank": 0,
-        "pid": 1,
-        "exit_code": 1,
-        "signal": None,
-        "at": 1.0,
-        "error": None,
-        "last_lines": [],
-        **fields,
-    }
+    usual = {"rank": 0, "pid": 1, "exit_code": 1, "signal": None, "at": 1.0, "error": None, "last_lines": []}
+    return {**usual, **fields}
+
+
+COUNTED = {
+    "node_fail": UNNOTICED, "lost": UNNOTICED, "hang": UNNOTICED, "preempted": ANNOUNCED, "timeout": ANNOUNCED,
+    "completed": None, "cancelled": None, "preflight": None, "oom": None, "crash": None, "early": None,
+    "upstream": None,
+}  # fmt: skip
+
+
+def test_the_cause_of_an_end_decides_whether_it_counts() -> None:
+    assert {cause: interruption_kind(cause) for cause in CAUSES} == COUNTED
+    assert interruption_kind(None) is None
 
 
 @pytest.mark.parametrize(
-    ("cause", "counted"),
+    ("counted", "fields"),
     [
-        ("node_fail", UNNOTICED), ("lost", UNNOTICED), ("hang", UNNOTICED), ("preempted", ANNOUNCED),
-        ("timeout", ANNOUNCED), ("completed", None), ("cancelled", None), ("preflight", None), ("oom", None),
-        ("crash", None), ("early", None), ("upstream", None), (None, None),
+        (UNNOTICED, {"exit_code": None, "signal": "SIGKILL"}),
+        (UNNOTICED, {"exit_code": None, "signal": "SIGBUS"}),
+        (UNNOTICED, {"error": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}),
+        (UNNOTICED, {"error": "DistBackendError: NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21"}),
+        (UNNOTICED, {"error": "OSError: [Errno 5] Input/output error: '/data/x'"}),
+        (UNNOTICED, {"exit_code": None, "signal": "SIGABRT", "last_lines": [
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "Aborted"]}),
+        (UNNOTICED, {"last_lines": ["RuntimeError: [gloo] Connection reset by peer [10.0.0.1]:5"]}),
+        # These are of the program itself.
+        (None, {"error": "ValueError: loss is nan"}),
+        (None, {"error": "torch.OutOfMemoryError: CUDA out of memory"}),
+        (None, {"error": "DistBackendError: NCCL error: invalid usage"}),
+        (None, {"exit_code": None, "signal": "SIGSEGV"}),
+        (None, {"exit_code": 3, "last_lines": ["Traceback", "KeyError: 'lr'"]}),
+        (None, {"last_lines": ["connection reset by peer", *["later"] * 8]}),
     ],
 )  # fmt: skip
-def test_the_cause_of_an_end_decides_whether_it_counts(cause: str | None, counted: str | None) -> None:
-    assert interruption_kind(cause) == counted
-
-
-def test_every_cause_is_decided() -> None:
-    decided = {
-        "node_fail",
-        "lost",
-        "hang",
-        "preempted",
-        "timeout",
-        "completed",
-        "cancelled",
-        "preflight",
-        "oom",
-        "crash",
-        "early",
-        "upstream",
-    }
-    assert set(CAUSES) == decided
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        failed(exit_code=None, signal="SIGKILL"),
-        failed(exit_code=None, signal="SIGBUS"),
-        failed(error="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-        failed(error="DistBackendError: NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21"),
-        failed(error="OSError: [Errno 5] Input/output error: '/data/x'"),
-        failed(
-            exit_code=None,
-            signal="SIGABRT",
-            last_lines=["[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "Aborted"],
-        ),
-        failed(last_lines=["RuntimeError: [gloo] Connection reset by peer [10.0.0.1]:5"]),
-    ],
-)
-def test_a_crash_that_comes_from_outside_the_program_is_an_interruption(failure: dict[str, Any]) -> None:
-    assert interruption_kind("crash", [failure]) == UNNOTICED
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        failed(error="ValueError: loss is nan"),
-        failed(error="torch.OutOfMemoryError: CUDA out of memory"),
-        failed(error="DistBackendError: NCCL error: invalid usage"),
-        failed(exit_code=None, signal="SIGSEGV"),
-        failed(exit_code=3, last_lines=["Traceback", "KeyError: 'lr'"]),
-        failed(last_lines=["connection reset by peer", *["later"] * 8]),
-    ],
-)
-def test_a_crash_of_the_program_itself_does_not_count(failure: dict[str, Any]) -> None:
-    assert interruption_kind("crash", [failure]) is None
+def test_a_crash_that_comes_from_outside_the_program_is_an_interruption(
+    counted: str | None, fields: dict[str, Any]
+) -> None:
+    assert interruption_kind("crash", [failed(**fields)]) == counted
 
 
 def test_the_rank_that_failed_first_decides() -> None:
@@ -98,15 +63,9 @@ def test_the_rank_that_failed_first_decides() -> None:
 
 
 def test_attempts_are_added_to_the_statistics() -> None:
-    stats = add_attempts(
-        InterruptionStats(uptime_s=10.0, interruptions=1, grace_s=5.0),
-        [
-            AttemptSpan(100.0, "node_fail"),
-            AttemptSpan(50.0, "preempted"),
-            AttemptSpan(25.0, None),
-            AttemptSpan(-3.0, "completed"),
-        ],
-    )
+    spans = ((100.0, "node_fail"), (50.0, "preempted"), (25.0, None), (-3.0, "completed"))
+    before = InterruptionStats(uptime_s=10.0, interruptions=1, grace_s=5.0)
+    stats = add_attempts(before, [AttemptSpan(*span) for span in spans])
     assert stats == InterruptionStats(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)
 
 

@@ -175,7 +175,7 @@ def play(training: Training, remotes: list[Remote], action: tuple, *, journaled:
 
 
 @given(st.lists(actions, max_size=30), st.booleans())
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 def test_trackers_have_what_survives_all_rollbacks_between_syncs(played: list[tuple], journaled: bool) -> None:
     training, remotes = Training(), [Remote(truncates=True), Remote(truncates=False)]
     training.resume(0, restart=False, journaled=journaled)

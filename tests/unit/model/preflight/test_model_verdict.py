@@ -36,21 +36,20 @@ def failing(check: str = "disk", summary: str = "0.2 GB free (limit 1 GB)", **ev
 # --- why an attempt may not start -------------------------------------------------------------------------------
 
 
-def test_an_attempt_may_start_where_nothing_failed() -> None:
-    verdict = make_verdict({0: [Finding("disk", "pass", "412 GB free")], 1: [Finding("tmp", "warn", "full")]})
-    assert verdict.problem is None
-    assert verdict.blamed == []
-    assert make_verdict({}).problem is None
-
-
-def test_a_problem_names_the_host_and_the_check() -> None:
-    verdict = make_verdict({2: [failing(), Finding("tmp", "warn", "full")]})
-    assert verdict.problem == "node2: disk: 0.2 GB free (limit 1 GB)"
-    assert verdict.blamed == [2]
-
-
-def test_hosts_that_share_a_failure_are_named_together() -> None:
-    assert make_verdict({1: [failing()], 3: [failing()]}).problem == "node1, node3: disk: 0.2 GB free (limit 1 GB)"
+@pytest.mark.parametrize(
+    ("findings", "problem", "blamed"),
+    [
+        ({}, None, []),
+        ({0: [Finding("disk", "pass", "412 GB free")], 1: [Finding("tmp", "warn", "full")]}, None, []),
+        ({2: [failing(), Finding("tmp", "warn", "full")]}, "node2: disk: 0.2 GB free (limit 1 GB)", [2]),
+        ({1: [failing()], 3: [failing()]}, "node1, node3: disk: 0.2 GB free (limit 1 GB)", [1, 3]),
+    ],
+)
+def test_a_problem_names_the_hosts_and_the_check(
+    findings: dict[int, list[Finding]], problem: str | None, blamed: list[int]
+) -> None:
+    verdict = make_verdict(findings)
+    assert (verdict.problem, verdict.blamed) == (problem, blamed)
 
 
 def test_a_problem_names_at_most_a_few_hosts_and_failures() -> None:
@@ -61,25 +60,6 @@ def test_a_problem_names_at_most_a_few_hosts_and_failures() -> None:
 
 
 # --- without which nodes it could -------------------------------------------------------------------------------
-
-
-def test_nodes_with_a_failure_of_their_own_are_to_blame() -> None:
-    assert make_verdict({1: [failing()], 3: [failing("gpu", "7 of 8 GPUs")]}).blamed == [1, 3]
-
-
-def test_what_all_nodes_share_is_the_fault_of_none() -> None:
-    everywhere = {node: [failing()] for node in range(4)}
-    assert make_verdict(everywhere).blamed == []
-    everywhere[2] = [failing(), failing("gpu", "7 of 8 GPUs")]
-    assert make_verdict(everywhere).blamed == [2]
-
-
-def test_what_may_be_the_fault_of_another_node_is_the_fault_of_none() -> None:
-    assert make_verdict({1: [failing(ambiguous=True)], 3: [failing(ambiguous=True)]}).blamed == []
-
-
-def test_a_single_node_is_to_blame_for_what_it_failed() -> None:
-    assert make_verdict({0: [failing()]}, 1).blamed == [0]
 
 
 _FINDINGS = st.builds(
@@ -229,32 +209,28 @@ def bandwidth(facts: Mapping[str, Any], level: str = "fail", minimum: float | No
     return finding
 
 
-def test_a_bandwidth_without_a_limit_passes_with_its_figures() -> None:
-    finding = bandwidth(FIGURES)
-    assert (finding.status, finding.summary) == ("pass", "17.5 GB/s of bus bandwidth, 10 GB/s of an all-reduce")
-    assert finding.evidence["busbw_gb_s"] == 17.5
-
-
-@pytest.mark.parametrize(("minimum", "status"), [(17.4, "pass"), (17.5, "pass"), (17.6, "fail")])
-def test_a_bandwidth_below_the_limit_fails(minimum: float, status: str) -> None:
-    finding = bandwidth(FIGURES, minimum=minimum)
-    assert finding.status == status
-    assert finding.summary.endswith(f" (limit {minimum:g} GB/s)") == (status == "fail")
+AS_MEASURED = "17.5 GB/s of bus bandwidth, 10 GB/s of an all-reduce"
+CLOSED = "Connection closed by peer"
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "status", "summary"),
+    ("facts", "level", "minimum", "status", "summary"),
     [
-        ({"error": "Connection closed by peer"}, "fail", "fail", "Connection closed by peer"),
-        ({"error": "Connection closed by peer"}, "warn", "warn", "Connection closed by peer"),
-        ({"skip": "there is only one rank"}, "fail", "skip", "there is only one rank"),
+        (FIGURES, "fail", None, "pass", AS_MEASURED),
+        (FIGURES, "fail", 17.4, "pass", AS_MEASURED),
+        (FIGURES, "fail", 17.5, "pass", AS_MEASURED),
+        (FIGURES, "fail", 17.6, "fail", f"{AS_MEASURED} (limit 17.6 GB/s)"),
+        ({"error": CLOSED}, "fail", None, "fail", CLOSED),
+        ({"error": CLOSED}, "warn", None, "warn", CLOSED),
+        ({"skip": "there is only one rank"}, "fail", None, "skip", "there is only one rank"),
     ],
 )
-def test_an_all_reduce_without_figures_has_a_reason(
-    facts: dict[str, Any], level: str, status: str, summary: str
+def test_a_bandwidth_is_judged_by_its_limit(
+    facts: dict[str, Any], level: str, minimum: float | None, status: str, summary: str
 ) -> None:
-    finding = bandwidth(facts, level)
+    finding = bandwidth(facts, level, minimum)
     assert (finding.check, finding.status, finding.summary) == ("bandwidth", status, summary)
+    assert finding.evidence.get("busbw_gb_s") == facts.get("busbw_gb_s")
 
 
 def test_no_single_node_is_blamed_for_the_bandwidth() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slurmtrain.errors import QueryError
@@ -26,6 +28,10 @@ def test_runs_that_differ_only_in_seeds_are_one_group_and_the_best_comes_first()
     assert comparison.differs == ["params.lr", "params.seed"]
     assert ids(comparison) == [["c"], ["b", "a"]]
     assert ids(compare_runs(SWEEP, "acc", larger=False)) == [["a", "b"], ["c"]]
+    # Equal runs and runs without seeds stay apart. Runs without a value come last.
+    equal = compare_runs([run("a", 0.1, lr=1), run("b", 0.2, lr=1)], "acc", larger=True)
+    assert (ids(equal), equal.differs) == ([["b"], ["a"]], [])
+    assert ids(compare_runs([run("a", None, lr=1), run("b", 0.2, lr=2)], "acc", larger=False)) == [["b"], ["a"]]
 
 
 def test_the_spread_of_a_group_is_its_mean_and_sample_deviation() -> None:
@@ -44,16 +50,6 @@ def test_runs_of_another_name_or_with_other_settings_are_no_group() -> None:
     assert ids(compare_runs([*SWEEP, other], None, larger=False)) == [["a", "b"], ["c"], ["d"]]
     lacking = run("e", 0.5, seed=3)
     assert ["e"] in ids(compare_runs([*SWEEP, lacking], None, larger=False))
-
-
-def test_equal_runs_and_runs_without_seeds_stay_apart() -> None:
-    equal = [run("a", 0.1, lr=1), run("b", 0.2, lr=1)]
-    assert ids(compare_runs(equal, "acc", larger=True)) == [["b"], ["a"]]
-    assert compare_runs(equal, "acc", larger=True).differs == []
-
-
-def test_runs_without_a_value_come_last() -> None:
-    assert ids(compare_runs([run("a", None, lr=1), run("b", 0.2, lr=2)], "acc", larger=False)) == [["b"], ["a"]]
 
 
 @pytest.mark.parametrize("name", ["params.seed", "params.run.seed", "params.data_seed", "params.random_state"])
@@ -75,18 +71,17 @@ def test_a_metric_is_named_with_or_without_its_section() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "records", "message"),
     [
-        ("lr", "the name of metrics.lr does not show whether larger or smaller values are better: --max or --min"),
-        ("acd", "none of these runs has a field 'acd'"),
-        (None, "choose a metric with --by: metrics.acc, metrics.loss, metrics.lr"),
+        ("lr", RECORDS,
+         "the name of metrics.lr does not show whether larger or smaller values are better: --max or --min"),
+        ("acd", RECORDS, "none of these runs has a field 'acd'"),
+        (None, RECORDS, "choose a metric with --by: metrics.acc, metrics.loss, metrics.lr"),
+        (None, [{"metrics": {}}], "none of the runs has a metric"),
     ],
-)
-def test_what_does_not_say_which_run_is_better_is_refused(name: str | None, message: str) -> None:
+)  # fmt: skip
+def test_what_does_not_say_which_run_is_better_is_refused(
+    name: str | None, records: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(QueryError, match=message):
-        choose_criterion(name, None, RECORDS)
-
-
-def test_without_metrics_nothing_is_better() -> None:
-    with pytest.raises(QueryError, match="none of the runs has a metric"):
-        choose_criterion(None, None, [{"metrics": {}}])
+        choose_criterion(name, None, records)

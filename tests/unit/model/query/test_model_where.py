@@ -54,25 +54,33 @@ def holds(text: str, record: dict[str, Any] = RUN) -> bool:
         "state = failed and params.lr < 1 or params.lr = 0.05",
         "NOT state = failed AND tags = good",
         'id >= "0" and id < "1"',
+        # Text that is a number is compared as one, and text is neither smaller nor larger than a number.
+        "params.decay = 0.001",
+        "params.decay < 0.01",
+        "job_id > 999",
+        "params.lr = '0.05'",
+        "not params.opt < 3",
+        "not params.lr < abc",
+        "not params.amp > 0",
+        "not params.decay = '0.001'",
+        # Lengths of time and sizes are compared whatever their unit, and times with ages, days and moments.
+        "resources.time = 30m",
+        "resources.time < 1h",
+        "resources.mem >= 4GB",
+        "submitted_at > 3d",
+        "submitted_at < 2d",
+        "submitted_at > 2w and submitted_at <= 1d12h",
+        "submitted_at = 2026-11-20",
+        "submitted_at <= 2026-11-20 and submitted_at >= 2026-11-20",
+        "submitted_at != 2026-11-19 and submitted_at > 2026-11-19 and submitted_at < 2026-11-21",
+        "submitted_at = 2026-11-20T10:00Z",
+        "submitted_at = 2026-11-20T11:00:00+01:00",
+        "submitted_at = '2026-11-20 10:00:00.000Z'",
+        "submitted_at < 2026-11-20T10:01Z",
     ],
 )
 def test_a_condition_that_holds(text: str) -> None:
     assert holds(text)
-
-
-@pytest.mark.parametrize("text", ["params.decay = 0.001", "params.decay < 0.01", "job_id > 999", "params.lr = '0.05'"])
-def test_text_that_is_a_number_is_compared_as_one(text: str) -> None:
-    assert holds(text)
-
-
-@pytest.mark.parametrize("text", ["resources.time = 30m", "resources.time < 1h", "resources.mem >= 4GB"])
-def test_lengths_of_time_and_sizes_are_compared_whatever_their_unit(text: str) -> None:
-    assert holds(text)
-
-
-@pytest.mark.parametrize("text", ["params.opt < 3", "params.lr < abc", "params.amp > 0", "params.decay = '0.001'"])
-def test_text_is_neither_smaller_nor_larger_than_a_number(text: str) -> None:
-    assert not holds(text)
 
 
 @pytest.mark.parametrize("relation", ["=", "!=", "<", "<=", ">", ">=", "~", "!~"])
@@ -97,25 +105,6 @@ def test_a_list_is_compared_item_by_item() -> None:
     assert not holds("tags != good")
     assert not holds("good not in tags")
     assert not holds("nodes = n1")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "submitted_at > 3d",
-        "submitted_at < 2d",
-        "submitted_at > 2w and submitted_at <= 1d12h",
-        "submitted_at = 2026-11-20",
-        "submitted_at <= 2026-11-20 and submitted_at >= 2026-11-20",
-        "submitted_at != 2026-11-19 and submitted_at > 2026-11-19 and submitted_at < 2026-11-21",
-        "submitted_at = 2026-11-20T10:00Z",
-        "submitted_at = 2026-11-20T11:00:00+01:00",
-        "submitted_at = '2026-11-20 10:00:00.000Z'",
-        "submitted_at < 2026-11-20T10:01Z",
-    ],
-)
-def test_times_are_compared_with_ages_days_and_moments(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holds(text)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +138,13 @@ def test_a_mistake_is_shown_where_it_is(text: str, message: str, caret: int) -> 
     assert pointer == " " * (2 + caret) + "^"
 
 
-def test_an_empty_condition_is_refused() -> None:
+def test_empty_conditions_and_deep_nesting_are_refused_and_long_conditions_are_not() -> None:
     with pytest.raises(QueryError, match="the condition is empty"):
         holds("  ")
-
-
-def test_deep_nesting_is_refused_and_long_conditions_are_not() -> None:
-    with pytest.raises(QueryError, match="more than 50 conditions within each other"):
-        holds("(" * 10_000 + "state = failed" + ")" * 10_000)
-    with pytest.raises(QueryError, match="more than 50 conditions within each other"):
-        holds("not " * 10_000 + "state = failed")
-    assert holds(" or ".join(["state = failed"] * 5_000 + ["state = completed"]))
+    for deep in ("(" * 10_000 + "state = failed" + ")" * 10_000, "not " * 10_000 + "state = failed"):
+        with pytest.raises(QueryError, match="more than 50 conditions within each other"):
+            holds(deep)
+    assert holds(" or ".join(["state = failed"] * 2_000 + ["state = completed"]))
 
 
 def test_values_of_options_are_text() -> None:

@@ -35,7 +35,7 @@ trees = st.recursive(
     values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=10
 )
 sections = st.dictionaries(keys, trees, max_size=5)
-quietly = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quietly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def check_any_input(tmp_path: Path, text: str, overrides: Sequence[str] = (), sweep: Sequence[str] = ()) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -57,7 +57,6 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d", "setup"]), _VALUES), min_size=1, max_size=4))
 def test_what_a_spec_becomes_does_not_depend_on_the_specs_before_it(templates: list[dict[str, Any]]) -> None:
     shared = Interpolator()

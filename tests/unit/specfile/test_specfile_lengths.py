@@ -11,6 +11,7 @@ from slurmtrain.specfile.lengths import excesses
 
 # The longest variable has 128 KiB, with its name, the sign in between and the NUL at its end.
 _LONGEST = (128 << 10) - len("A=") - 1
+_WORD = " " + "x" * 999
 
 
 def refused(**keys: Any) -> list[tuple[str, ...]]:
@@ -28,7 +29,7 @@ def refused(**keys: Any) -> list[tuple[str, ...]]:
         ({"env": {"A": "x" * _LONGEST}}, {"env": {"A": "x" * (_LONGEST + 1)}}, ("env", "A")),
         ({"env": {"A": "ü" * (_LONGEST // 2)}}, {"env": {"A": "ü" * (_LONGEST // 2 + 1)}}, ("env", "A")),
         ({"command": f"c {'x' * ((128 << 10) - 1)}"}, {"command": f"c {'x' * (128 << 10)}"}, ("command",)),
-        ({"command": "c" + " x" * 500_000}, {"command": "c" + " x" * 600_000}, ("command",)),
+        ({"command": "c" + _WORD * 1000}, {"command": "c" + _WORD * 1100}, ("command",)),
         (
             {"env": {f"A{i}": "x" * 100_000 for i in range(10)}},
             {"env": {f"A{i}": "x" * 100_000 for i in range(11)}},
@@ -36,14 +37,14 @@ def refused(**keys: Any) -> list[tuple[str, ...]]:
         ),
         ({"setup": ["x" * 1000] * 1000}, {"setup": ["x" * 1000] * 1100}, ("setup",)),
         ({"teardown": ["x" * 1000] * 1000}, {"teardown": ["x" * 1000] * 1100}, ("teardown",)),
-        ({"params": {"x": ["f" * 100] * 9000}}, {"params": {"x": ["f" * 100] * 50_000}}, ("params",)),
+        ({"params": {"x": ["f" * 100] * 9000}}, {"params": {"x": ["f" * 100] * 41_000}}, ("params",)),
         ({"params": {"x": {"n" * 250: 1}}}, {"params": {"x": {"n" * 251: 1}}}, ("params", "x")),
         ({"workdir": "w" * 4096}, {"workdir": "w" * 4097}, ("workdir",)),
         ({"slurm": {"comment": "c" * 65_536}}, {"slurm": {"comment": "c" * 65_537}}, ("slurm", "comment")),
-        ({"code": {"exclude": ["a" * 50] * 10_000}}, {"code": {"exclude": ["a" * 50] * 20_000}}, ("code",)),
+        ({"code": {"exclude": ["a" * 500] * 1000}}, {"code": {"exclude": ["a" * 500] * 2200}}, ("code",)),
         (
             {"after": [f"before-{i}" for i in range(1000)]},
-            {"after": [f"before-{i}" for i in range(75_000)]},
+            {"after": [f"{'b' * 58}{i:06}" for i in range(17_000)]},
             ("after",),
         ),
     ],

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
+from helpers.script_modules import load_script
 
 
 @pytest.fixture(scope="module")
-def log() -> Iterator[ModuleType]:
+def log() -> ModuleType:
     """The part without a cluster."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        spec = importlib.util.spec_from_file_location("bench_goodput_log", BENCHMARKS / "_goodput_log.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "bench_goodput_log", module)  # where dataclasses look for it
-        spec.loader.exec_module(module)
-        yield module
+    return load_script("benchmarks/_goodput_log.py")
 
 
 # Steps 1 to 3 in process 7, and, after a checkpoint of step 2, steps 3 and 4 in process 8.

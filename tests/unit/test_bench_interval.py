@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks"
+from helpers.script_modules import load_script
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
+def bench() -> ModuleType:
     """The benchmark, imported as scripts/bench does."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
-        spec = importlib.util.spec_from_file_location("bench_interval", BENCHMARKS / "interval.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "bench_interval", module)  # where dataclasses look for it
-        spec.loader.exec_module(module)
-        yield module
+    return load_script("benchmarks/interval.py")
 
 
 def test_attempts_lie_between_interruptions_and_those_that_come_while_restarting_are_one(bench: ModuleType) -> None:

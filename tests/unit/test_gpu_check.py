@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from helpers.gpu_figures import Figures
+from helpers.script_modules import SCRIPTS, load_script
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu-check"
+SCRIPT = SCRIPTS / "gpu-check"
 FACTS = {"python": "3.12.3", "torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "count": 2, "paths": []}
 GPUS = {**FACTS, "gpus": ["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]}
 REPORT = """<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="pytest" tests="4">
@@ -25,16 +24,7 @@ REPORT = """<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="p
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    spec = spec_from_loader("gpu_check", SourceFileLoader("gpu_check", str(SCRIPT)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        # Nothing is to be left beside a script; dataclasses look up the module that they are defined in.
-        patch.setattr(sys, "dont_write_bytecode", True)
-        patch.setitem(sys.modules, "gpu_check", module)
-        spec.loader.exec_module(module)
-    return module
+    return load_script("gpu-check")
 
 
 def test_arguments_that_it_does_not_know_are_pytests(check: ModuleType) -> None:
@@ -77,9 +67,6 @@ def test_a_python_says_which_torch_and_packages_it_has(check: ModuleType) -> Non
     facts = check.probe(sys.executable).facts
     assert facts["torch"]
     assert any(path.endswith("site-packages") for path in facts["paths"])
-
-
-def test_a_python_that_does_not_start_is_passed_over(check: ModuleType) -> None:
     assert "does not answer" in check.probe("/no/such/python").problem
 
 
@@ -124,6 +111,7 @@ def test_the_table_names_machine_software_figures_and_what_was_skipped(check: Mo
     figures.add("stall of a save", 0.012345, "s")
     figures.add("matrix product", 789.4, "TFLOP/s")
     figures.write(tmp_path / "figures")
+    assert check.read_figures(tmp_path / "missing") == []
     rows, outcome = check.read_figures(tmp_path / "figures"), check.read_outcome(REPORT)
     table = check.make_table(GPUS, "580.1", rows, outcome, 321.4)
     assert re.match(
@@ -132,10 +120,6 @@ def test_the_table_names_machine_software_figures_and_what_was_skipped(check: Mo
     assert "2 tests passed in 321 s, 2 failed, 1 were skipped." in table
     assert "| stall of a save | 0.0123 s |\n| matrix product | 789 TFLOP/s |" in table
     assert table.endswith("Skipped:\n\n- needs two CUDA devices\n")
-
-
-def test_without_figures_there_are_no_rows(check: ModuleType, tmp_path: Path) -> None:
-    assert check.read_figures(tmp_path / "missing") == []
 
 
 def test_only_the_table_of_the_page_is_replaced_however_often(check: ModuleType, tmp_path: Path) -> None:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import ast
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "names"
+from helpers.script_modules import load_script
 
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The check, for a tree of its own."""
-    spec = spec_from_loader("names_check", SourceFileLoader("names_check", str(SCRIPT)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    # Nothing is to be left beside a script.
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    spec.loader.exec_module(module)
+    module = load_script("names")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     for tree in module.TREES:
         (tmp_path / tree).mkdir()
@@ -36,21 +27,14 @@ def vague(names: ModuleType, text: str) -> list[str]:
 @pytest.mark.parametrize(
     "text",
     [
-        "{} = 1",
-        "for {} in range(3): pass",
-        "with open('x') as {}: pass",
-        "if ({} := 1): pass",
-        "def f({}): pass",
-        "def f(*, {}=1): pass",
-        "def {}(): pass",
-        "class A:\n    {}: int = 0",
-        "class A:\n    def f(self): self.{} = 1",
-        "a, (b, {}) = 1, (2, 3)",
+        "{} = 1", "for {} in range(3): pass", "with open('x') as {}: pass", "if ({} := 1): pass", "def f({}): pass",
+        "def f(*, {}=1): pass", "def {}(): pass", "class A:\n    {}: int = 0",
+        "class A:\n    def f(self): self.{} = 1", "a, (b, {}) = 1, (2, 3)",
     ],
-)
-@pytest.mark.parametrize("name", ["said", "one", "_told", "FOUND"])
-def test_a_name_that_says_nothing_is_found_wherever_it_is_bound(names: ModuleType, text: str, name: str) -> None:
-    assert vague(names, text.format(name)) == [name]
+)  # fmt: skip
+def test_a_name_that_says_nothing_is_found_wherever_it_is_bound(names: ModuleType, text: str) -> None:
+    for name in ("said", "one", "_told", "FOUND"):
+        assert vague(names, text.format(name)) == [name]
 
 
 @pytest.mark.parametrize(

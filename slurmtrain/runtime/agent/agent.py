@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -65,7 +66,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.packs.member import enter_pack
 from slurmtrain.runtime.peers.gate import Refusals
-from slurmtrain.runtime.preflight.entry import report_unfit, run_preflight
+from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
@@ -204,18 +205,24 @@ class _Agent:
         if self._node.index == 0:
             # Before the preflight: what the server needs to answer costs no time then.
             self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
-        self._prepare_code()
         check_version()
-        outcome: AttemptOutcome | Stage = stage
-        while isinstance(outcome, Stage):
-            outcome = self._run_stage(outcome)
+        # Whatever happens meanwhile, the copy is complete before this attempt ends: another one may write there then.
+        with ThreadPoolExecutor(1, "code") as beside:
+            code = beside.submit(self._prepare_code)
+            outcome: AttemptOutcome | Stage = stage
+            while isinstance(outcome, Stage):
+                outcome = self._run_stage(outcome, code.result)
         return outcome
 
-    def _run_stage(self, stage: Stage) -> AttemptOutcome | Stage:
-        """Run a part of the attempt with an unchanging set of nodes. Raises SlurmtrainError."""
+    def _run_stage(self, stage: Stage, wait_for_code: Callable[[], None]) -> AttemptOutcome | Stage:
+        """Run a part of the attempt with an unchanging set of nodes. Raises SlurmtrainError.
+
+        ``wait_for_code``: raises what has kept this node from preparing the code.
+        """
         self._at = self._node.at(stage)
         attempt = replace(self._attempt, round=stage.round)
-        preflight = run_preflight(attempt, self._at, self._plan, self._journal, self._flag, self._refusals)
+        host = PreflightHost(flag=self._flag, refusals=self._refusals, finish=wait_for_code)
+        preflight = run_preflight(attempt, self._at, self._plan, self._journal, host)
         failed = isinstance(preflight, ExitReport) or preflight.problem is not None or preflight.master is None
         if failed and self._node.index in stage.before and self._flag.raised is None:
             # With the newcomers it cannot go on, but without them it did.
@@ -271,7 +278,7 @@ class _Agent:
         return self._finish.displacement()
 
     def _prepare_code(self) -> None:
-        """Make the run's own copy of its code. Other nodes need not wait: none passes the preflight without node 0."""
+        """Make the run's own copy of its code, on node 0, without which no node passes the preflight."""
         code = self._plan.code
         if code is not None and self._node.index == 0:
             from slurmtrain.runtime.code.results import link_results

@@ -268,6 +268,8 @@ class _Coordinator:
 
     async def _end(self, ending: _Ending) -> PreflightOutcome:
         """Send each node its last command, and wait until all have disconnected."""
+        if ending.verdict.problem is None:
+            await in_background(self._participant.finish)
         # A node cannot be excluded by name if its name is unknown.
         blamed = [self._hosts[node] for node in ending.verdict.blamed if node in self._named]
         commands = ending.commands(self._participant.nodes, blamed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
@@ -38,8 +39,23 @@ class _Stopped(Exception):
     """A signal arrived before the preflight ended."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightHost:
+    """What the agent has for its part of a preflight.
+
+    Attributes:
+        flag: Raised when a signal arrives.
+        refusals: Counts connections that do not come from nodes of the attempt.
+        finish: On node 0, waits for what has to be there before any node passes. May raise SlurmtrainError.
+    """
+
+    flag: StopFlag
+    refusals: Refusals = field(default_factory=Refusals)
+    finish: Callable[[], None] = lambda: None
+
+
 def run_preflight(
-    attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag, refusals: Refusals | None = None
+    attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, host: PreflightHost
 ) -> PreflightOutcome | ExitReport:
     """Run this node's part of the preflight with all other nodes, and journal the outcome.
 
@@ -48,17 +64,17 @@ def run_preflight(
         node: This node of the attempt.
         plan: The run's plan.
         journal: This node's journal.
-        flag: Raised when a signal arrives.
-        refusals: Counts connections that do not come from nodes of the attempt.
+        host: The agent.
 
     Returns:
         The outcome; or how this agent should exit if the nodes never reached a verdict.
 
     Raises:
         LaunchError: Node 0 cannot be found.
+        SlurmtrainError: ``finish`` of the host has raised it.
     """
-    began = time.monotonic()
-    local = _LocalNode(attempt, node, plan, flag, refusals or Refusals())
+    began, flag = time.monotonic(), host.flag
+    local = _LocalNode(attempt, node, plan, host)
     try:
         outcome = asyncio.run(_unless_stopped(local.run(), flag))
     except _Stopped:
@@ -97,7 +113,7 @@ def report_unfit(outcome: PreflightOutcome, spec: Spec, *, is_node_0: bool) -> E
 class _LocalNode:
     """This machine as a :class:`Participant`."""
 
-    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag, refusals: Refusals) -> None:
+    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, host: PreflightHost) -> None:
         self._attempt = attempt
         self._node = node
         self._plan = plan
@@ -118,8 +134,9 @@ class _LocalNode:
             bandwidth=self._measure_bandwidth,
             single_machine=node.executor == "local",
             expected_hosts=node.hosts if node.executor == "slurm" else {},
-            stopped=lambda: flag.name,
-            refusals=refusals,
+            stopped=lambda: host.flag.name,
+            refusals=host.refusals,
+            finish=host.finish,
         )
 
     def run(self) -> Coroutine[Any, Any, PreflightOutcome]:

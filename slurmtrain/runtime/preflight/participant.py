@@ -67,6 +67,7 @@ class Participant:
         bind_source: Probe from the node's own address, whatever the kernel's routes say: for tests with the addresses
             of many nodes on one machine.
         refusals: Counts connections that do not come from nodes of the attempt.
+        finish: On node 0, waits for what has to be there before any node passes.
     """
 
     node: int
@@ -86,6 +87,7 @@ class Participant:
     join_s: float = JOIN_S
     bind_source: bool = False
     refusals: Refusals = field(default_factory=Refusals)
+    finish: Callable[[], None] = lambda: None
 
     def prober(self, secret: bytes) -> Prober:
         """What answers the probes of other nodes, which know this ``secret``, and makes this node's own."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.errors import LaunchError
+from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.run.events.agent import NetworkElected
@@ -25,7 +25,7 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
-from slurmtrain.runtime.preflight.entry import run_preflight
+from slurmtrain.runtime.preflight.entry import PreflightHost, run_preflight
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.system.journal import Journal
 
@@ -61,10 +61,11 @@ class Agent:
         self._node = node_
         self._plan = Plan(spec=spec, workdir="/", python=sys.executable, template={})
         self.flag = StopFlag()
+        self.host = PreflightHost(flag=self.flag)
 
     def run(self) -> PreflightOutcome | ExitReport:
         with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
-            result = run_preflight(self._attempt, self._node, self._plan, journal, self.flag)
+            result = run_preflight(self._attempt, self._node, self._plan, journal, self.host)
         if isinstance(result, PreflightOutcome) and result.reserved is not None:
             result.reserved.close()
         return result
@@ -146,6 +147,42 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own_findings
         clock, preflight = agents[index].events
         assert clock["node"] == preflight["node"] == index
         assert clock["samples"] == (0 if index == 0 else 32)
+
+
+def test_no_node_passes_before_node_0_has_finished(agent: Agents) -> None:
+    first, second = (agent(node(index, count=2), spec(2)) for index in range(2))
+    proceed, passed = threading.Event(), threading.Event()
+
+    def finish() -> None:
+        begun.set()
+        assert proceed.wait(LONG_S)
+
+    def run_second() -> None:
+        assert isinstance(second.run(), PreflightOutcome)
+        passed.set()
+
+    begun = threading.Event()
+    first.host = PreflightHost(flag=first.flag, finish=finish)
+    threads = [threading.Thread(target=run) for run in (first.run, run_second)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(LONG_S)
+    assert not passed.wait(0.2)
+    proceed.set()
+    assert passed.wait(LONG_S)
+    for thread in threads:
+        thread.join(LONG_S)
+
+
+def test_what_keeps_node_0_from_finishing_ends_its_preflight(agent: Agents) -> None:
+    def finish() -> None:
+        raise SlurmtrainError("the snapshot is damaged")
+
+    single = agent()
+    single.host = PreflightHost(flag=single.flag, finish=finish)
+    with pytest.raises(SlurmtrainError, match="the snapshot is damaged"):
+        single.run()
+    assert single.events == []
 
 
 def returning(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:

@@ -151,6 +151,13 @@ def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, afte
     assert slurm.now["excluded"] == after
 
 
+def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
+    slurm.job(refusals=2)
+    requeue_job(["node1"])
+    assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
+    assert slurm.now["excluded"] == "node1"
+
+
 def test_a_job_is_kept_from_another_start(slurm: Slurm, tmp_path: Path) -> None:
     SlurmQueue().forbid_requeue("7", tmp_path / "no-requeue")
     assert slurm.calls("scontrol")[0].args == ["update", "JobId=7", "Requeue=0"]

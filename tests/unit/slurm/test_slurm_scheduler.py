@@ -249,6 +249,8 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
         assert (env["SLURM_CONF"], env["SLURM_JWT"]) == ("/etc/slurm/slurm.conf", "t")
         assert (env["SLURM_TIME_FORMAT"], env["LC_ALL"], env["SLURM_BITSTR_LEN"]) == ("%s", "C.UTF-8", "0")
         assert env["PATH"] == os.environ["PATH"]
+    # The environment of this process stays as it is.
+    assert SCRUBBED.items() <= os.environ.items()
 
 
 # --- a command that fails ---------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def test_a_mistake_is_reported_at_its_line(mistakes: Mistakes, text: str, line: 
     assert (place, at) == (line, key)
     # What to write instead may follow.
     assert why == message or why.startswith(f"{message}; " if message else "")
+    assert "put it in quotes" in why or key != "params.day"
 
 
 @pytest.mark.parametrize(

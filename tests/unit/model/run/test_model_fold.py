@@ -55,6 +55,15 @@ def test_the_facts_of_a_completed_run_are_all_there() -> None:
     assert run.submitted_at < run.started_at < run.ended_at  # type: ignore[operator]
 
 
+def test_the_first_node_to_fail_is_the_cause() -> None:
+    sim = LocalRun().created().submitted().started(nodes=2)
+    sim.ended("crash", node=1, reason="follows", failed_at=205.0, failures=[])
+    sim.ended("crash", node=0, reason="is the root", failed_at=204.0, failures=[{"rank": 0}])
+    run = sim.fold()
+    assert (run.state, run.reason) == ("failed", "is the root")
+    assert run.attempts[0].failures == ({"rank": 0},)
+
+
 def test_a_cancelled_run_is_cancelled_with_the_step_it_reached_unless_it_had_ended_otherwise() -> None:
     def cancelled() -> LocalRun:
         return LocalRun().created().submitted().started().command("cancel", by="me")

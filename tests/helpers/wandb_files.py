@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
 _FILE_HEADER = 7
 _BLOCK = 1 << 15
 _CHUNK_HEADER = 7
@@ -22,6 +20,8 @@ _WHOLE, _LAST = 1, 4
 
 def read_records(path: Path) -> Iterator[Any]:
     """The records of a ``.wandb`` file."""
+    from wandb.proto import wandb_internal_pb2
+
     content, position, record = path.read_bytes(), _FILE_HEADER, b""
     while position + _CHUNK_HEADER <= len(content):
         left = _BLOCK - position % _BLOCK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
 from helpers.checkpoints import make_checkpoints, make_run
@@ -30,6 +29,8 @@ def run(workspace: Workspace) -> RunDir:
 def test_a_model_is_registered_once_with_its_run_step_and_hash(
     workspace: Workspace, run: RunDir, tmp_path: Path
 ) -> None:
+    import mlflow
+
     request = ExportRequest(to=tmp_path / "model.safetensors", force=True)
     first = export_registered(workspace, run.id, request, "digits")
     again = export_registered(workspace, run.id, request, "digits")

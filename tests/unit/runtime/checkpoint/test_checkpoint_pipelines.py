@@ -11,7 +11,6 @@ import pytest
 import torch
 from helpers.ranks import Attempt, Pair, alone
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.files import read_manifest
@@ -133,6 +132,8 @@ def test_two_stages_become_four_and_those_two_with_two_replicas_each(tmp_path: P
 
 def run_schedule(ranks: RankGroup, objects: dict[str, Any], first: int, last: int) -> list[float]:
     """Train from step ``first`` to ``last`` in a pipeline of two stages; the losses, on the last stage."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
     stage = PipelineStage(objects["model"], ranks.rank, ranks.world_size, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     losses: list[float] = []

@@ -6,9 +6,10 @@ import re
 
 HIDDEN = "<redacted>"
 # Text up to the last @ before a slash, or else up to the next @: whoever writes a password with a slash into a URL has
-# forgotten to encode it. Neither a port with an @ after it nor a variable of a shell is a password.
+# forgotten to encode it. Neither a port with an @ after it nor a variable of a shell is a password. A scheme is sought
+# only where a word begins, so that a long word is read once.
 _IN_ACCOUNT = re.compile(
-    r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:?#\[\"'`]*:)(?!\d*[/?#]|\$|<redacted>)"
+    r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://[^\s/@:?#\[\"'`]*:)(?!\d*[/?#]|\$|<redacted>)"
     r"(?:[^\s/?#\"'`]+|[^\s@\"'`]+)(?=@)"
 )
 _IN_QUERY = re.compile(

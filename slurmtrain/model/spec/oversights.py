@@ -22,7 +22,7 @@ PLACEHOLDERS = (
 )  # fmt: skip
 # Braces as for an interpolation, but without the dollar sign: {params.lr}, or {lr}.
 _BRACES = re.compile(r"(?<!\$)\{([A-Za-z_][\w-]*(?:\.[\w-]+)*)\}")
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 NUMBERS = re.compile(rf"{_NUMBER}(?:\s*,\s*{_NUMBER})+")
 # A variable, and words that only a shell understands, outside of quotes.
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")

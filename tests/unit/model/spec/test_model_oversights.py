@@ -10,7 +10,7 @@ from helpers.simulated_run import make_test_plan
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.launcher import NodePlace
-from slurmtrain.model.spec.oversights import PLACEHOLDERS, find_oversights
+from slurmtrain.model.spec.oversights import NUMBERS, PLACEHOLDERS, find_oversights
 from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.environment.ranks import facts_for_command
 
@@ -130,3 +130,9 @@ def test_numbers_with_commas_are_told_to_be_text_and_no_other_texts(text: str) -
     assert f"--sweep params.model.lr={text}" in message
     assert f"for a list: [{text}]" in message
     assert oversights(params=dict(zip("abcde", ("0.1", "a,b", "1,2,x", "1,", "data/a,1"), strict=True))) == []
+
+
+def test_a_very_long_number_is_read_only_once() -> None:
+    # If each of its digits were tried as the end of the number, this would take hours.
+    assert not NUMBERS.fullmatch("1" * 100_000)
+    assert NUMBERS.fullmatch("1," + "1" * 100_000)

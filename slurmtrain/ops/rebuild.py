@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RegistryDamaged, RegistryUnusable
@@ -12,14 +11,14 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
-    from slurmtrain.registry.parallel_ingest import ShowRuns
+    from slurmtrain.registry.ingest import ShowRuns
 
 
 def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -> Observed:
     """Read everything again; other commands see the old registry until the new one is complete.
 
-    A file that is damaged is repaired; one that is not a registry is moved aside, with its journal, as
-    ``registry.db.old``. A schema on a server is emptied if it is a registry of another version or runs root.
+    A damaged file is renamed to ``registry.db.damaged``, and one that is not a registry to ``registry.db.old``. A
+    schema on a server is emptied if it is a registry of another version or runs root.
 
     Args:
         workspace: Where the runs are.
@@ -31,28 +30,22 @@ def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -
     try:
         # Unlike the workspace's own, which goes on in memory: here that would be a failure.
         workspace.store = Store(address)
+        workspace.store.check()
         garbage = _read_again(workspace, show)
     except RegistryUnusable as error:
-        if not (isinstance(error, RegistryDamaged) and isinstance(address, Path) and _repair(workspace, address, show)):
-            from slurmtrain.registry.database import put_aside
+        from slurmtrain.registry.database import put_aside
 
-            put_aside(address)
+        kept = put_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
+        if kept is not None and workspace.note is not None:
+            workspace.note(f"{address} could not be used ({error.__cause__ or error}): it is kept as {kept}")
         workspace.store = Store(address)
-        return observe(workspace)
+        garbage = _read_again(workspace, show)
     return replace(observe(workspace), garbage=garbage)
-
-
-def _repair(workspace: Workspace, path: Path, show: ShowRuns) -> bool:
-    """Whether a damaged file was replaced."""
-    from slurmtrain.registry.damage.repair import repair
-
-    runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
-    return repair(path, runs, show).kept is not None
 
 
 def _read_again(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbage]]:
     """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
-    from slurmtrain.registry.parallel_ingest import ingest_all
+    from slurmtrain.registry.ingest import ingest_all
 
     runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
     with workspace.store.begin() as transaction:

@@ -12,6 +12,7 @@ from slurmtrain.registry.sqlite.connections import READS
 
 if TYPE_CHECKING:
     from slurmtrain.model.database_url import DatabaseUrl
+    from slurmtrain.registry.sqlite.file import FileIdentity
 
 
 def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engine:
@@ -48,14 +49,28 @@ def reading(engine: sa.Engine) -> sa.Connection:
     return engine.connect().execution_options(**options)
 
 
-def put_aside(address: Path | DatabaseUrl) -> None:
-    """Make room for a new registry where one is that cannot be used: a file is renamed, a schema emptied.
+def identity(address: Path | DatabaseUrl) -> FileIdentity | None:
+    """Which file the registry is; None: none, or it is on a server."""
+    return file.identity(address) if isinstance(address, Path) else None
 
-    Raises RegistryUnusable if a schema holds tables of others; RegistryFailed, PathError.
+
+def put_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileIdentity | None = None) -> Path | None:
+    """Make room for a new registry where one cannot be used: a file is renamed, a schema emptied.
+
+    Args:
+        address: Where it is.
+        suffix: What the new name ends in.
+        only: The only file that is renamed; another one may be there by now.
+
+    Returns:
+        The file's new name, if it was renamed.
+
+    Raises:
+        RegistryUnusable: A schema holds tables of others; RegistryFailed, PathError.
     """
     if isinstance(address, Path):
-        file.put_aside(address)
-        return
+        return file.put_aside(address, suffix, only)
     from slurmtrain.registry.postgresql.server import start_anew
 
     start_anew(address)
+    return None

@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,14 @@ from slurmtrain.system.metric_lines import MetricLines, read_metric_lines
 
 # This many runs are read before their rows are written: enough to make the cost of a statement negligible, and few
 # enough for their events to fit into memory.
-_RUNS_AT_ONCE = 500
+_RUNS_AT_ONCE = 250
 # What content that nobody expected can lead to. A registry that cannot be used is no fault of a run's.
 _UNEXPECTED = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
+
+ShowRuns = Callable[[int, int], None]
+"""A callback that takes the number of runs read and the total."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,26 @@ def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> I
     for run_id, reason in ingested.unreadable.items():
         transaction.set_unreadable(run_id, reason)
     return ingested
+
+
+def ingest_all(
+    transaction: Transaction,
+    runs: Sequence[RunDir],
+    show: ShowRuns = lambda _done, _total: None,
+) -> list[tuple[str, Garbage]]:
+    """Read very many runs; returns lines that are no records, with the ids of their runs.
+
+    Args:
+        transaction: The transaction that stores what is read.
+        runs: The run directories, without duplicates.
+        show: Called with the progress.
+    """
+    garbage: list[tuple[str, Garbage]] = []
+    show(0, len(runs))
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        garbage += ingest(transaction, runs[first : first + _RUNS_AT_ONCE], dead=False).garbage
+        show(min(first + _RUNS_AT_ONCE, len(runs)), len(runs))
+    return garbage
 
 
 @contextlib.contextmanager

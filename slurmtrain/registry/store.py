@@ -22,9 +22,8 @@ from slurmtrain.registry import queries, schema
 from slurmtrain.registry.choice import index
 from slurmtrain.registry.choice.index import IndexRow
 from slurmtrain.registry.choice.listed import Listed, decode_cell, is_mirrored
-from slurmtrain.registry.damage.spare import Spare
-from slurmtrain.registry.damage.values import NOT_OURS, damaged_value
-from slurmtrain.registry.database import engine_in_memory, open_engine, reading
+from slurmtrain.registry.database import engine_in_memory, identity, open_engine, put_aside, reading
+from slurmtrain.registry.foreign_values import NOT_OURS, damaged_value
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
     from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.sent import Sent
+    from slurmtrain.registry.spare import Spare
+    from slurmtrain.registry.sqlite.file import FileIdentity
     from slurmtrain.registry.transaction import Transaction
 
 
@@ -73,8 +74,10 @@ class Store:
         self._was_damaged = False
         self.in_memory = False
         """Whether the database has failed, so that nothing is stored."""
+        self._engine: sa.Engine
+        self._file: FileIdentity | None
         try:
-            self._engine = open_engine(address)
+            self._open()
         except (PathError, RegistryUnusable) as error:
             self._replace(error)
 
@@ -83,7 +86,7 @@ class Store:
         """A registry of this process alone, which holds nothing yet."""
         store = cls.__new__(cls)
         store.address, store._spare, store.in_memory = Path(":memory:"), None, True
-        store._was_damaged = False
+        store._was_damaged, store._file = False, None
         store._engine = engine_in_memory()
         return store
 
@@ -303,6 +306,14 @@ class Store:
         if not self.in_memory:
             self._replace(error)
 
+    def check(self) -> None:
+        """Raise RegistryDamaged if SQLite finds anything wrong with the file."""
+        if isinstance(self.address, Path):
+            with reading(self._engine) as connection:
+                finding = str(connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar())
+            if finding != "ok":
+                raise RegistryDamaged(f"the registry {self.address} is damaged ({finding})")
+
     def begin(self) -> Transaction:
         """A transaction, all or nothing; use it as ``with store.begin() as transaction:``. Nothing replaces it."""
         from slurmtrain.registry.transaction import Transaction
@@ -350,37 +361,63 @@ class Store:
             # In memory nothing is damaged: there it is a bug.
             if self.in_memory or self._spare is None:
                 raise
+            self._try_in_memory(action, self._spare)
             self._replace(damaged_value(error, self.address))
         return self._try(action)
 
+    def _try_in_memory(self, action: Callable[[], object], spare: Spare) -> None:
+        """Raise what the action raises with what the run directories hold: then no file is to blame."""
+        engine, self._engine = self._engine, engine_in_memory()
+        try:
+            with self.begin() as transaction:
+                spare.fill(transaction)
+            action()
+        finally:
+            self._engine = engine
+
     def _reopen(self) -> None:
         self._engine.dispose()
+        self._open()
+
+    def _open(self) -> None:
+        # Before it is opened: only this file may be put aside if it is damaged.
+        self._file = identity(self.address)
         self._engine = open_engine(self.address)
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:
-        """Go on with a repaired file, or in memory with what the run directories hold; or raise ``error``."""
+        """Go on with a new file where one is damaged, or in memory with the run directories; or raise ``error``."""
         if self._spare is None or self.in_memory or isinstance(error, RegistryNewer):
             raise error
         problem = ""
         try:
-            if isinstance(error, RegistryDamaged) and self._repair(self._spare):
+            if isinstance(error, RegistryDamaged) and self._start_anew(error, self._spare):
                 return
         except (PathError, RegistryUnusable) as failure:
-            problem = f"; that was tried: {failure}"
+            problem = f"; a new one cannot be made: {failure}"
         self._spare.warn(f"{error}{problem}; meanwhile the run directories are read instead")
         self.in_memory = True
         self._engine = engine_in_memory()
         with self.begin() as transaction:
             self._spare.fill(transaction)
 
-    def _repair(self, spare: Spare) -> bool:
-        """Replace a damaged file, once; whether there is an intact one now."""
-        if self._was_damaged or not isinstance(self.address, Path):
+    def _start_anew(self, error: RegistryDamaged, spare: Spare) -> bool:
+        """Put a damaged file aside, once, and fill a new one; whether there is one now.
+
+        A kill leaves the damaged file, none or a new one; the next command reads whatever that does not have.
+        """
+        if self._was_damaged or spare.note is None or not isinstance(self.address, Path):
             return False
         self._was_damaged = True
         if "_engine" in vars(self):
             self._engine.dispose()
-        if not spare.repair(self.address):
-            return False
-        self._engine = open_engine(self.address)
+        kept = put_aside(self.address, "damaged", only=self._file)
+        if kept is not None:
+            spare.note(
+                f"the registry {self.address} was damaged ({error.__cause__ or error}): it is kept as {kept}, and a "
+                "new one is made from the run directories"
+            )
+        self._open()
+        # Also if another command has put the file aside: it may not have filled the new one yet.
+        with self.begin() as transaction:
+            spare.fill(transaction)
         return True

@@ -44,12 +44,10 @@ class Transaction:
     What its methods write can be read back after :meth:`flush`.
     """
 
-    def __init__(self, engine: sa.Engine | None, *, dialect: str = "") -> None:
-        """``engine``: the database; None: only rows are collected, for a database of the ``dialect``."""
-        self._transaction: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext() if engine is None else engine.begin()
-        )
-        self.dialect = dialect if engine is None else engine.dialect.name
+    def __init__(self, engine: sa.Engine) -> None:
+        """``engine``: the database."""
+        self._transaction = engine.begin()
+        self.dialect = engine.dialect.name
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._put: set[str] = set()
 
@@ -77,12 +75,6 @@ class Transaction:
             if rows:
                 self._connection.exec_driver_sql(statement, rows)
         self._rows.clear()
-
-    def add_rows(self, rows: Mapping[str, Sequence[Row]]) -> None:
-        """Write rows of runs that are not stored yet. ``rows``: by the statement that writes them."""
-        for statement, of_statement in rows.items():
-            if of_statement:
-                self._connection.exec_driver_sql(statement, list(of_statement))
 
     @contextlib.contextmanager
     def savepoint(self, *errors: type[Exception]) -> Iterator[None]:

@@ -14,12 +14,14 @@ from click.testing import CliRunner
 from slurmtrain.cli import show, status
 from slurmtrain.config import Config
 from slurmtrain.model.run.ids import run_id
-from slurmtrain.ops import registry_care
+from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.damage.repair import Repaired
+from slurmtrain.registry.ingest import ingest
+from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.store import Store
 
 IDS = [run_id(1_700_000_000_000 + number, number) for number in range(12)]
-SENT = "INSERT INTO sent VALUES (?, 'mlflow', 'u', 'r', '{}', 5, '{}', 9, '[]', '', NULL)"
+SENT = Sent("mlflow", "uri", "id", step=5, revision=9)
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,23 @@ class Root:
         shown: dict[str, Any] = json.loads(result.stdout)["run"]
         return shown
 
-    def check(self) -> list[str]:
-        return registry_care.check(self.open(), deep=True, show=lambda _done, _total: None)
+    def check(self) -> None:
+        """Assert that the registry's file is sound, and holds what the run directories say."""
+        with Store(self.registry) as store, Store.in_memory_only() as fresh:
+            store.check()
+            with fresh.begin() as transaction:
+                ingest(transaction, [self.open().root.run(each) for each in IDS], dead=False)
+            assert store.load_all(IDS) == fresh.load_all(IDS)
+            assert store.offsets(IDS) == fresh.offsets(IDS)
+            assert sorted(store.sent()) == IDS
 
-    def repair(self) -> Repaired:
-        return registry_care.repair(self.open(), lambda _done, _total: None)
+    def rebuild(self) -> list[str]:
+        """Rebuild the registry; returns the warnings."""
+        warnings: list[str] = []
+        rebuild(self.open(warnings.append))
+        return warnings
 
     def execute(self, *statements: str) -> None:
         with sqlite3.connect(self.registry) as connection:
             for statement in statements:
                 connection.execute(statement)
-
-    def sent(self) -> list[str]:
-        """The runs of which it is known what trackers have."""
-        with sqlite3.connect(self.registry) as connection:
-            return [row[0] for row in connection.execute("SELECT run_id FROM sent ORDER BY run_id")]

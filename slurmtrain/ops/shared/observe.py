@@ -275,8 +275,8 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
 
 
 def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]]:
-    """Ingest many unknown runs, as for a new registry, in several processes."""
-    from slurmtrain.registry.parallel_ingest import ingest_all
+    """Ingest many unknown runs, as for a new registry."""
+    from slurmtrain.registry.ingest import ingest_all
 
     def change(transaction: Transaction) -> list[tuple[str, Garbage]]:
         # Another command may have read some since.

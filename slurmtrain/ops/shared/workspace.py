@@ -41,7 +41,7 @@ class Workspace:
 
         ``looks_again``: for a command that polls the runs until something happens, and so asks Slurm again every
         ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails; ``note``,
-        by default the same, once it was repaired. Without either, nothing is repaired.
+        by default the same, once it was replaced. Without either, nothing is replaced.
         """
         self.config = config
         self.looks_again = looks_again
@@ -49,7 +49,8 @@ class Workspace:
         """How many seconds Slurm has to say where jobs stand, for a command that shows what is known without it."""
         self._scheduler = scheduler
         self._warn = warn
-        self._note = note or warn
+        self.note = note or warn
+        """Called with what was done about a registry that could not be used."""
 
     @property
     def root(self) -> RunsRoot:
@@ -65,10 +66,10 @@ class Workspace:
     @cached_property
     def store(self) -> Store:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
-        from slurmtrain.registry.damage.spare import Spare
+        from slurmtrain.registry.spare import Spare
         from slurmtrain.registry.store import Store
 
-        return Store(self.config.registry, Spare(self._run_directories, self._warn or (lambda _: None), self._note))
+        return Store(self.config.registry, Spare(self._run_directories, self._warn or (lambda _: None), self.note))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -89,7 +90,7 @@ class Workspace:
 
     def looking_again(self) -> Workspace:
         """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
-        again = Workspace(self.config, looks_again=True, warn=self._warn, note=self._note)
+        again = Workspace(self.config, looks_again=True, warn=self._warn, note=self.note)
         again.patience_s = self.patience_s
         if "store" in vars(self):
             again.store = self.store

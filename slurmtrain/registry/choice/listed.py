@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.model.written import remembering
-from slurmtrain.registry.damage.values import read_cell
+from slurmtrain.registry.foreign_values import read_cell
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint, Live

@@ -1,11 +1,13 @@
 """The SQLite file: created on first use, emptied if its version is older, refused if newer or not a registry.
 
-While it fails, a database in memory takes its place (:class:`~slurmtrain.registry.store.Spare`).
+While it fails, a database in memory takes its place (:class:`~slurmtrain.registry.spare.Spare`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -30,23 +32,26 @@ from slurmtrain.registry.sqlite.connections import (
     lock_beside,
     patient_engine,
 )
-from slurmtrain.registry.sqlite.remains import was_registry
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
-from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, locked
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
 from slurmtrain.system.owned_files import check_entry
 
 # A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
+# Without it, SQLite reads nothing of a file that is shorter than its header has it (lockBtree() in its btree.c).
+_LENIENT = "PRAGMA writable_schema=ON"
+
+FileIdentity = tuple[int, int]
+"""The device and the inode of a file."""
 
 
-def open_file(path: Path, *, create: bool = True, as_is: bool = False) -> sa.Engine:
+def open_file(path: Path, *, create: bool = True) -> sa.Engine:
     """Open the registry's file.
 
     Args:
         path: The file.
         create: Create it if there is none. One of an earlier version is copied to a backup and emptied: the next
             command reads all runs again.
-        as_is: Open one of an earlier version without changing it.
 
     Raises:
         RegistryUnusable: The file is not a registry or, without ``create``, not one of this version.
@@ -55,14 +60,14 @@ def open_file(path: Path, *, create: bool = True, as_is: bool = False) -> sa.Eng
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
-        return _open(_with_events(patient_engine(path), path), path, create=create, as_is=as_is)
+        return _open(_with_events(patient_engine(path), path), path, create=create)
     except NoFileLocks:
-        return _open(_with_events(exclusive_engine(path), path), path, create=create, as_is=as_is)
+        return _open(_with_events(exclusive_engine(path), path), path, create=create)
 
 
-def _open(engine: sa.Engine, path: Path, *, create: bool, as_is: bool) -> sa.Engine:
+def _open(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
     version = _version_if_registry(engine, path) if _exists(path) else None
-    if version == schema.VERSION or (as_is and version is not None):
+    if version == schema.VERSION:
         return engine
     if not create:
         raise schema.not_of_this_version(str(path), version)
@@ -110,7 +115,7 @@ def _translated(path: Path, error: sqlite3.DatabaseError) -> Exception:
     """An error of SQLite or its driver as one of ours."""
     # The driver reports text that is not UTF-8 like a failing disk, but without a code of SQLite.
     if not isinstance(error, sqlite3.OperationalError) or str(error).startswith("Could not decode to UTF-8"):
-        return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry repair' replaces it")
+        return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry rebuild' replaces it")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
         return ConnectionLost(f"the registry {path} was replaced or deleted")
     return RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}")
@@ -140,10 +145,26 @@ def _version_if_registry(engine: sa.Engine, path: Path) -> int | None:
     try:
         return _version(engine, path)
     except RegistryDamaged as error:
-        if was_registry(path):
+        if _was_registry(path):
             raise
         cause = error.__cause__
         raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_advice(path)}") from cause
+
+
+def _was_registry(path: Path) -> bool:
+    """Whether a file that SQLite cannot read was a registry.
+
+    Its tables decide; if they cannot be read, whether slurmtrain has made a registry there: then its lock lies beside.
+    """
+    uri = f"file:{quote(str(path))}?mode=ro&vfs={SQLITE_WITHOUT_LOCKS}"
+    tables: list[str] = []
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        connection.execute(_LENIENT)
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        [(application,)] = connection.execute("PRAGMA application_id")
+        if application:
+            return False
+    return schema.is_registry(tables) if tables else lock_beside(path).is_file()
 
 
 def _version(engine: sa.Engine, path: Path) -> int | None:
@@ -214,9 +235,37 @@ def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
         ) from error
 
 
-def put_aside(path: Path) -> None:
-    """Rename a file that is not a registry of this version, and its journal, so that a new one can take its place."""
-    with locked(lock_beside(path)):
-        for suffix in ("-journal", ""):
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))
+def identity(path: Path) -> FileIdentity | None:
+    """Which file has this name now; None: none that can be seen."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def put_aside(path: Path, suffix: str, only: FileIdentity | None = None) -> Path | None:
+    """Rename a file and its journal, so that a new one can take its place; returns the new name.
+
+    Args:
+        path: The file.
+        suffix: What the new name ends in; a number follows if there is such a file.
+        only: The only file that is renamed; None: any. Another command may have made a new one.
+
+    Raises:
+        RegistryFailed: It cannot be renamed, or another process holds its lock.
+    """
+    with held(lock_beside(path)):
+        if only not in (None, identity(path)):
+            return None
+        names = (path.with_name(f"{path.name}.{suffix}{number or ''}") for number in itertools.count())
+        kept = next(name for name in names if not os.path.lexists(name))
+        try:
+            # The journal first: SQLite would undo the new file's pages by it.
+            for each in ("-journal", ""):
+                with contextlib.suppress(FileNotFoundError):
+                    path.with_name(path.name + each).replace(kept.with_name(kept.name + each))
+            fsync_directory(path.parent)
+        except OSError as error:
+            raise RegistryFailed(f"cannot rename the registry {path}: {describe_os_error(error)}") from error
+    return kept

@@ -18,7 +18,7 @@ from helpers import without_locks
 from helpers.rare import drawn
 
 from slurmtrain.errors import RegistryFailed
-from slurmtrain.registry.damage.spare import Spare
+from slurmtrain.registry.spare import Spare
 from slurmtrain.registry.sqlite import connections
 from slurmtrain.registry.store import Store
 from slurmtrain.system.locking import waiting

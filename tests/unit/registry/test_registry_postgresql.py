@@ -22,12 +22,12 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import schema
-from slurmtrain.registry.damage.spare import Spare
 from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.postgresql import connections, server
 from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.spare import Spare
 from slurmtrain.registry.store import Store
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.locking import waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from slurmtrain.errors import RegistryDamaged
@@ -21,12 +20,10 @@ def damaged_value(error: Exception, registry: object = None) -> RegistryDamaged:
         error: What reading it has raised.
         registry: The registry's file or database; None: unknown.
     """
-    if isinstance(registry, Path):
-        cure = "'slurmtrain registry repair' replaces it"
-    else:
-        cure = "'slurmtrain registry rebuild' makes a new one"
     name = "the registry" if registry is None else f"the registry {registry}"
-    return RegistryDamaged(f"{name} holds what slurmtrain has not written ({type(error).__name__}: {error}); {cure}")
+    problem = f"{type(error).__name__}: {error}"
+    cure = "'slurmtrain registry rebuild' makes a new one"
+    return RegistryDamaged(f"{name} holds what slurmtrain has not written ({problem}); {cure}")
 
 
 def read_cell(read: Callable[[Any], T], cell: Any) -> T:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import json
 import os
 import shutil
 import sqlite3
@@ -18,10 +20,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from _ingest_parts import cpu_seconds, seconds_of_json, seconds_of_parts
 from _many_runs import ATTEMPTS, METRICS, append_points, make_many_runs, remove_many_runs
 from _measure import Report, command, environment, in_turns, run_quietly, say, seconds_of
 
@@ -31,6 +32,8 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Store
+
+T = TypeVar("T")
 
 SIZES = (1000, 10_000, 100_000)
 QUICK = (1000, 3000)
@@ -109,13 +112,12 @@ def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> No
     """How fast many points of few runs, and many small runs of which nothing is known, are taken in: CPU time.
 
     Compared with inserting the rows that it writes into the same tables, alone and with parsing the same lines; with
-    inserting a row for each point, though the registry has none; and with each of its parts.
+    inserting a row for each point, though the registry has none.
     """
     grown, new = ids[-GROWING:], ids[-NEW:]
     points = GROWING * LINES * METRICS
     of_points, of_runs = _Times(), _Times()
     plain: list[float] = []
-    parts: list[dict[str, float]] = []
     for number in range(INGEST_ROUNDS):
         lines = append_points(runs, grown, LINES, before=number * LINES)
         for each in grown:  # so that they are looked at, though they have ended
@@ -127,17 +129,11 @@ def _measure_ingest(report: Report, runs: Path, ids: list[str], size: int) -> No
     lines = [line for each in new for path in (runs / each).rglob("*.jsonl") for line in path.read_text().splitlines()]
     for number in range(INGEST_ROUNDS):
         of_runs.measure(partial(_ingest, runs, new, number), lines, _scratch(runs, f"new-{number}.db"))
-        parts.append(seconds_of_parts([RunsRoot(runs).run(each) for each in new]))
     report.figure(f"ingest_{size}_points_per_s", [points / each for each in of_points.ingest])
     report.figure(f"ingest_{size}_runs_per_s", [len(new) / each for each in of_runs.ingest])
     of_points.report(report, f"ingest_{size}_points")
     report.ratio(f"ingest_{size}_points/executemany_points", plain, of_points.ingest)
     of_runs.report(report, f"ingest_{size}_runs")
-    necessary = [each["files"] + seconds for each, seconds in zip(parts, of_runs.rows_and_json, strict=True)]
-    report.ratio(f"ingest_{size}_runs/files_json_and_rows", necessary, of_runs.ingest)
-    for part in parts[0]:
-        report.ratio(f"ingest_{size}_runs: {part}/executemany_rows", [each[part] for each in parts], of_runs.rows)
-    report.ratio(f"ingest_{size}_runs: all/executemany_rows", of_runs.ingest, of_runs.rows)
 
 
 class _Times:
@@ -160,12 +156,24 @@ class _Times:
         self.ingest.append(take_in())
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
         self.rows.append(_seconds_of_rows(other, written))
-        self.rows_and_json.append(self.rows[-1] + seconds_of_json(lines))
+        self.rows_and_json.append(self.rows[-1] + _cpu_seconds(lambda: [json.loads(line) for line in lines])[0])
 
     def report(self, report: Report, name: str) -> None:
         """Enter the ratios."""
         report.ratio(f"{name}/executemany_rows", self.rows, self.ingest)
         report.ratio(f"{name}/executemany_rows_and_json", self.rows_and_json, self.ingest)
+
+
+def _cpu_seconds(action: Callable[[], T]) -> tuple[float, T]:
+    """The CPU time of an action, in seconds, and its result. Other work on the machine does not count."""
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.process_time()
+        result = action()
+        return time.process_time() - began, result
+    finally:
+        gc.enable()
 
 
 def _scratch(runs: Path, name: str) -> Path:
@@ -176,7 +184,7 @@ def _scratch(runs: Path, name: str) -> Path:
 def _observe(runs: Path, ids: list[str]) -> float:
     """The time in which a command takes in what is new in runs that it knows."""
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
-    took, _ = cpu_seconds(lambda: observe(workspace, ids, ask_slurm=False))
+    took, _ = _cpu_seconds(lambda: observe(workspace, ids, ask_slurm=False))
     workspace.store.close()
     return took
 
@@ -190,7 +198,7 @@ def _ingest(runs: Path, ids: list[str], number: int) -> float:
             ingest(transaction, directories, dead=True)
 
     with Store(_scratch(runs, f"ingest-{number}.db")) as store:
-        return cpu_seconds(take_in)[0]
+        return _cpu_seconds(take_in)[0]
 
 
 def _seconds_of_rows(path: Path, statements: Sequence[tuple[str, Sequence[Any]]]) -> float:
@@ -204,7 +212,7 @@ def _seconds_of_rows(path: Path, statements: Sequence[tuple[str, Sequence[Any]]]
                 for statement, rows in statements:
                     connection.executemany(statement, rows)
 
-        return cpu_seconds(insert)[0]
+        return _cpu_seconds(insert)[0]
 
 
 def _seconds_of_points(path: Path, ids: list[str], points: int) -> float:
@@ -222,4 +230,4 @@ def _seconds_of_points(path: Path, ids: list[str], points: int) -> float:
             with connection:
                 connection.executemany("INSERT INTO point VALUES (?, ?, ?, ?, ?, ?)", rows)
 
-        return cpu_seconds(insert)[0]
+        return _cpu_seconds(insert)[0]

@@ -20,7 +20,6 @@ from slurmtrain.model.run.root import is_run_id, is_unborn
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})
-CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter", "others", "retyped", "length")
 _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
 # A Ctrl-C while an object is collected cannot be raised: Python prints it, and the command goes on.
 _LOST_INTERRUPT = re.compile(

@@ -18,12 +18,12 @@ CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "5"), os.environ.get("TEST_FUZZ_
 
 
 def test_no_command_stumbles_over_damaged_files() -> None:
-    command = [sys.executable, str(FUZZ), "--cases", CASES, "--seed", SEED, "--workers", "2", "--json"]
+    command = [sys.executable, str(FUZZ), "--cases", CASES, "--seed", SEED, "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert report["cases"] == int(CASES)
-    assert set(report["counts"].values()) == {0}
+    assert report["failures"] == []
 
 
 RUN = f"project/runs/{id_of('completed')}"

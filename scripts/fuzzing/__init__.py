@@ -1,1 +1,0 @@
-"""The fuzz driver of scripts/fuzz."""

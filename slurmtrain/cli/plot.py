@@ -48,7 +48,6 @@ _CSV_ROWS = 10_000
 )
 @over_option
 @click.option("--log", is_flag=True, help="A logarithmic scale.")
-@click.option("--smooth", type=click.IntRange(min=2), metavar="N", help="A moving average over about N values.")
 @click.option("--all", "superseded", is_flag=True, help="Also what was trained again after an interruption.")
 @click.option("--png", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
@@ -109,10 +108,10 @@ def command(
     return 0
 
 
-def _view(columns: int, *, x: str, log: bool, smooth: int | None) -> View:
+def _view(columns: int, *, x: str, log: bool) -> View:
     from slurmtrain.model.metrics.chart import View
 
-    return View(by_time=x == "time", log=log, smooth=smooth or 0, columns=columns)
+    return View(by_time=x == "time", log=log, columns=columns)
 
 
 def _list(runs: Sequence[Run]) -> None:

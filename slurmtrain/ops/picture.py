@@ -52,17 +52,16 @@ def _draw(chart: Chart, axes: object) -> None:
     for number, trace in enumerate(chart.traces):
         colour = f"C{number % 10}"
         for line in trace.faint:
-            axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
+            axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3)
         for index, line in enumerate(trace.lines):
             # A single point between gaps makes no line.
             marker = "o" if len(line) == 1 else None
             label = _plain(trace.label) if not index else None
-            axes.plot(*zip(*line, strict=True), color=colour, linewidth=1.2, marker=marker, markersize=2, label=label)
+            axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=label)
     for mark in chart.marks:
-        axes.axvline(mark, color="0.6", linewidth=0.8, linestyle=":")
+        axes.axvline(mark, color="grey", linestyle=":")
     axes.set_title(_plain(chart.title))
     axes.set_xlabel(chart.x_label)
-    axes.grid(visible=True, alpha=0.3)
     if chart.log:
         axes.yaxis.set_major_formatter(lambda value, _position: tick_text(10**value))
     if len(chart.traces) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.metrics.curves import Curve, Points
-from slurmtrain.model.metrics.outline import Line, outline, smoothed
+from slurmtrain.model.metrics.outline import Line, outline
 
 # Units of a time axis, in seconds, and the least span for each.
 _UNITS = (
@@ -22,13 +22,12 @@ _UNITS = (
 class View:
     """How curves are shown.
 
-    ``by_time``: over the time since the run first started, not over steps. ``log``: on a logarithmic scale. ``smooth``:
-    as a moving average over about so many values; 0: as they are. ``columns``: how many columns can be told apart.
+    ``by_time``: over the time since the run first started, not over steps. ``log``: on a logarithmic scale.
+    ``columns``: how many columns can be told apart.
     """
 
     by_time: bool = False
     log: bool = False
-    smooth: int = 0
     columns: int = 160
 
 
@@ -100,7 +99,7 @@ def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
 
 def _lines(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
     """The lines of some ``points``; ``divisor``: seconds of the time axis' unit, 0 for steps."""
-    values: Sequence[float] = smoothed(points.values, view.smooth) if view.smooth else points.values
+    values: Sequence[float] = points.values
     if view.log:
         values = [math.log10(value) if value > 0 else math.nan for value in values]
     return outline(_xs(points, series.since, divisor), values, view.columns)

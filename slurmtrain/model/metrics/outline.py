@@ -1,4 +1,4 @@
-"""Curves as lines that can be drawn: smoothed, with gaps, and with no more points than can be seen."""
+"""Curves as lines that can be drawn: with gaps, and with no more points than can be seen."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 Line = list[tuple[float, float]]
-
-
-def smoothed(values: Sequence[float], steps: int) -> list[float]:
-    """The exponential moving average of ``values`` over about so many ``steps``; values that are not finite stay."""
-    weight = 2.0 / (steps + 1)
-    mean: float | None = None
-    result = []
-    for value in values:
-        if math.isfinite(value):
-            mean = value if mean is None else mean + weight * (value - mean)
-        result.append(mean if mean is not None and math.isfinite(value) else value)
-    return result
 
 
 def outline(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Line]:

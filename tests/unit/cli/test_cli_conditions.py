@@ -74,7 +74,6 @@ ODD_ARGUMENTS = [
     ("export", RUN_ID, "--to", f"{LONG}.pt"),
     *[("plot", RUN_ID, text) for text in (LONG, "", "'")],
     ("plot", RUN_ID, "loss", "--png", f"{LONG}.png"),
-    *[("plot", RUN_ID, "loss", "--smooth", number) for number in ("-1", "x", LONG)],
     ("export", RUN_ID, "--to", "x.pt", "--object", LONG),
     ("nodes", "forgive", f"n[1-{HUGE}]"),
     ("nodes", "forgive", "n[1-999999999]"),

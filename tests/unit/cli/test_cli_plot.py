@@ -165,7 +165,7 @@ def test_an_svg_has_a_line_for_each_run_with_gaps_and_names_them(commands: Prelo
     plot(commands, site, "cnn", RUN_ID, "-m", "loss", "-m", "acc/val_1", "--svg", "curves.svg", "--x", "time")
     root = ElementTree.fromstring((site / "curves.svg").read_text())
     paths = [element.get("style", "") for element in root.iter("{http://www.w3.org/2000/svg}path")]
-    blue = [style for style in paths if re.search(r"stroke: #1f77b4; stroke-width: 1.2", style)]
+    blue = [style for style in paths if re.search(r"stroke: #1f77b4; stroke-width: 1.5", style)]
     # In each of the two charts a legend and a line, of which the loss has two parts around its gap.
     assert len(blue) == 5
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]

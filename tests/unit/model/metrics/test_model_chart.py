@@ -76,8 +76,3 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> N
 )
 def test_numbers_at_ticks_are_short(value: float, text: str) -> None:
     assert tick_text(value) == text
-
-
-def test_smoothing_leaves_what_is_not_a_number() -> None:
-    chart = make_chart("loss", [Series("a", Curve(points([0.0, 3.0, math.nan, 3.0])), since=0.0)], View(smooth=2))
-    assert [len(line) for line in chart.traces[0].lines] == [2, 1]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.outline import outline, smoothed
+from slurmtrain.model.metrics.outline import outline
 
 
 def test_values_that_are_not_finite_are_gaps() -> None:
@@ -35,10 +34,3 @@ def test_thinned_lines_keep_order_and_extremes(ys: list[float], columns: int) ->
 def test_a_column_without_any_finite_value_is_a_gap_among_many_points() -> None:
     ys = [1.0] * 400 + [math.nan] * 200 + [2.0] * 400
     assert len(outline(range(1000), ys, 10)) == 2
-
-
-def test_a_moving_average_follows_steps_and_leaves_gaps() -> None:
-    result = smoothed([0.0, 3.0, math.nan, 3.0], 2)
-    assert result[:2] == [0.0, 2.0]
-    assert math.isnan(result[2])
-    assert result[3] == pytest.approx(2.0 + 2 / 3)

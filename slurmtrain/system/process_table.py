@@ -108,11 +108,7 @@ def marked(variables: Iterable[str]) -> dict[int, dict[str, str]]:
 
 def has_variable(pid: int, name: str) -> bool:
     """Whether a process was started with this environment variable; False if that cannot be seen."""
-    with contextlib.suppress(OSError):
-        return any(
-            word.startswith(f"{name}=".encode()) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        )
-    return False
+    return variable_of(pid, name) is not None
 
 
 def program_of(pid: int) -> str:

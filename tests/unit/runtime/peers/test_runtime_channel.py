@@ -70,101 +70,68 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
 # --- authenticated connections ----------------------------------------------------------------------------------
 
 
-def test_messages_go_both_ways_and_are_counted() -> None:
-    async def scenario() -> None:
-        accepted, connected = await connect_pair()
-        await connected.send({"node": 3})
-        await connected.send("x" * 300_000)
-        assert await accepted.receive() == {"node": 3}
-        assert await accepted.receive() == "x" * 300_000
-        await accepted.send([None, 1.5, "ä"])
-        assert await connected.receive() == [None, 1.5, "ä"]
-        assert (accepted.sent, connected.sent) == (1, 2)
+async def test_messages_go_both_ways_and_are_counted() -> None:
+    accepted, connected = await connect_pair()
+    await connected.send({"node": 3})
+    await connected.send("x" * 300_000)
+    assert await accepted.receive() == {"node": 3}
+    assert await accepted.receive() == "x" * 300_000
+    await accepted.send([None, 1.5, "ä"])
+    assert await connected.receive() == [None, 1.5, "ä"]
+    assert (accepted.sent, connected.sent) == (1, 2)
+    accepted.close()
+    connected.close()
+
+
+async def test_messages_sent_before_closing_still_arrive() -> None:
+    accepted, connected = await connect_pair()
+    await accepted.send("x" * 300_000)
+    accepted.close()
+    assert await connected.receive() == "x" * 300_000
+    with pytest.raises(ChannelClosed, match="it closed the connection"):
+        await connected.receive()
+    connected.close()
+
+
+async def test_sending_to_a_side_that_has_died_or_over_a_closed_connection_raises() -> None:
+    accepted, connected = await connect_pair()
+    accepted._writer.transport.abort()
+    with pytest.raises(ChannelClosed, match=r"Connection reset by peer|Broken pipe|Connection lost"):
+        while True:
+            await connected.send("x" * 100_000)
+    _, connected = await connect_pair()
+    connected.close()
+    await connected._writer.wait_closed()
+    with pytest.raises(ChannelClosed, match=r"^Connection lost$"):
+        await connected.send("too late")
+
+
+async def test_a_reset_connection_is_closed_with_the_systems_message() -> None:
+    accepted, connected = await connect_pair()
+    accepted._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    accepted._writer.transport.abort()
+    with pytest.raises(ChannelClosed, match="Connection reset by peer"):
+        await connected.receive()
+
+
+async def test_addresses_are_written_in_their_own_family() -> None:
+    with listen_anywhere(0) as listener:
+        connect_pair: asyncio.Queue[Channel] = asyncio.Queue()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connect_pair.put_nowait(await accept(reader, writer, SECRET))
+
+        server = await asyncio.start_server(answer, sock=listener)
+        connected = await connect("127.0.0.1", listener.getsockname()[1], SECRET, "127.4.0.7")
+        accepted = await connect_pair.get()
+        assert (accepted.local_address, accepted.remote_address) == ("127.0.0.1", "127.4.0.7")
+        assert (connected.local_address, connected.remote_address) == ("127.4.0.7", "127.0.0.1")
         accepted.close()
         connected.close()
-
-    asyncio.run(scenario())
-
-
-def test_messages_sent_before_closing_still_arrive() -> None:
-    async def scenario() -> None:
-        accepted, connected = await connect_pair()
-        await accepted.send("x" * 300_000)
-        accepted.close()
-        assert await connected.receive() == "x" * 300_000
-        with pytest.raises(ChannelClosed, match="it closed the connection"):
-            await connected.receive()
-        connected.close()
-
-    asyncio.run(scenario())
-
-
-def test_sending_to_a_side_that_has_died_raises() -> None:
-    async def scenario() -> None:
-        accepted, connected = await connect_pair()
-        accepted._writer.transport.abort()
-        with pytest.raises(ChannelClosed, match=r"Connection reset by peer|Broken pipe|Connection lost"):
-            while True:
-                await connected.send("x" * 100_000)
-
-    asyncio.run(scenario())
-
-
-def test_sending_over_a_closed_connection_raises() -> None:
-    async def scenario() -> None:
-        _, connected = await connect_pair()
-        connected.close()
-        await connected._writer.wait_closed()
-        with pytest.raises(ChannelClosed, match=r"^Connection lost$"):
-            await connected.send("too late")
-
-    asyncio.run(scenario())
-
-
-def test_a_reset_connection_is_closed_with_the_systems_message() -> None:
-    async def scenario() -> None:
-        accepted, connected = await connect_pair()
-        accepted._writer.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
-        accepted._writer.transport.abort()
-        with pytest.raises(ChannelClosed, match="Connection reset by peer"):
-            await connected.receive()
-
-    asyncio.run(scenario())
-
-
-def test_addresses_are_written_in_their_own_family() -> None:
-    async def scenario() -> None:
-        with listen_anywhere(0) as listener:
-            connect_pair: asyncio.Queue[Channel] = asyncio.Queue()
-
-            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                connect_pair.put_nowait(await accept(reader, writer, SECRET))
-
-            server = await asyncio.start_server(answer, sock=listener)
-            connected = await connect("127.0.0.1", listener.getsockname()[1], SECRET, "127.4.0.7")
-            accepted = await connect_pair.get()
-            assert (accepted.local_address, accepted.remote_address) == ("127.0.0.1", "127.4.0.7")
-            assert (connected.local_address, connected.remote_address) == ("127.4.0.7", "127.0.0.1")
-            accepted.close()
-            connected.close()
-            server.close()
-
-    asyncio.run(scenario())
+        server.close()
 
 
 # --- failed handshakes -------------------------------------------------------------------------------------------
-
-
-def test_sides_with_different_secrets_refuse_each_other() -> None:
-    async def scenario() -> None:
-        async with serving(accepting()) as server:
-            with pytest.raises(AuthenticationError, match="not an agent of this attempt"):
-                await connect("127.0.0.1", server.port, OTHER)
-            assert str(await server.results.get()) == "it does not know the secret of this attempt"
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -175,37 +142,33 @@ def test_sides_with_different_secrets_refuse_each_other() -> None:
         pytest.param(b"x" * 100_000, id="too-much"),
     ],
 )
-def test_a_connection_that_does_not_speak_the_protocol_is_refused(sent: bytes) -> None:
-    async def scenario() -> None:
-        async with serving(accepting()) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(sent)
-            assert isinstance(await server.results.get(), AuthenticationError)
-            # Its own nonce is all that the server has sent.
-            assert len(await read_to_end(reader)) <= len(b"slurmtrain/1") + 16
-            writer.close()
-
-    asyncio.run(scenario())
+async def test_a_connection_that_does_not_speak_the_protocol_is_refused(sent: bytes) -> None:
+    async with serving(accepting()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        assert isinstance(await server.results.get(), AuthenticationError)
+        # Its own nonce is all that the server has sent.
+        assert len(await read_to_end(reader)) <= len(b"slurmtrain/1") + 16
+        writer.close()
 
 
 @pytest.mark.parametrize("sent", [b"", b"half a greeting"])
 @pytest.mark.parametrize("disconnects", [True, False])
-def test_an_incomplete_handshake_is_refused(monkeypatch: pytest.MonkeyPatch, sent: bytes, disconnects: bool) -> None:
+async def test_an_incomplete_handshake_is_refused(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, disconnects: bool
+) -> None:
     if not disconnects:
         monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.05)
 
-    async def scenario() -> None:
-        async with serving(accepting()) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(sent)
-            if disconnects:
-                writer.write_eof()
-            refused = await server.results.get()
-            assert str(refused) == "it did not say who it is"
-            await read_to_end(reader)
-            writer.close()
-
-    asyncio.run(scenario())
+    async with serving(accepting()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        if disconnects:
+            writer.write_eof()
+        refused = await server.results.get()
+        assert str(refused) == "it did not say who it is"
+        await read_to_end(reader)
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -217,22 +180,19 @@ def test_an_incomplete_handshake_is_refused(monkeypatch: pytest.MonkeyPatch, sen
         (b"slurmtrain/1" + bytes(16) + bytes(32), "does not know the secret"),
     ],
 )
-def test_a_service_that_does_not_know_the_secret_is_refused(sent: bytes, reason: str) -> None:
+async def test_a_service_that_does_not_know_the_secret_is_refused(sent: bytes, reason: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(sent)
         if len(sent) > len(b"slurmtrain/1") + 16:
             await reader.readexactly(16 + 32)
         writer.close()
 
-    async def scenario() -> None:
-        async with serving(answer) as server:
-            with pytest.raises(AuthenticationError, match=reason):
-                await connect("127.0.0.1", server.port, SECRET)
-
-    asyncio.run(scenario())
+    async with serving(answer) as server:
+        with pytest.raises(AuthenticationError, match=reason):
+            await connect("127.0.0.1", server.port, SECRET)
 
 
-def test_a_service_that_echoes_the_handshake_is_refused() -> None:
+async def test_a_service_that_echoes_the_handshake_is_refused() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"slurmtrain/1" + bytes(16))
         nonce, proof = await reader.readexactly(16), await reader.readexactly(32)
@@ -240,35 +200,26 @@ def test_a_service_that_echoes_the_handshake_is_refused() -> None:
         await read_to_end(reader)
         writer.close()
 
-    async def scenario() -> None:
-        async with serving(answer) as server:
-            with pytest.raises(AuthenticationError, match="does not know the secret"):
-                await connect("127.0.0.1", server.port, SECRET)
-
-    asyncio.run(scenario())
+    async with serving(answer) as server:
+        with pytest.raises(AuthenticationError, match="does not know the secret"):
+            await connect("127.0.0.1", server.port, SECRET)
 
 
-def test_a_cancelled_handshake_closes_the_connection() -> None:
-    async def scenario() -> None:
-        async with serving(lambda reader, writer: read_to_end(reader)) as server:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(connect("127.0.0.1", server.port, SECRET), 0.05)
-            assert await server.results.get() == b""
-
-    asyncio.run(scenario())
+async def test_a_cancelled_handshake_closes_the_connection() -> None:
+    async with serving(lambda reader, writer: read_to_end(reader)) as server:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(connect("127.0.0.1", server.port, SECRET), 0.05)
+        assert await server.results.get() == b""
 
 
-def test_an_address_without_a_listener_raises_the_systems_error() -> None:
-    async def scenario() -> None:
-        with vacant("127.0.0.1") as port:
-            with pytest.raises(ConnectionRefusedError) as refused:
-                await connect("127.0.0.1", port, SECRET)
-            with pytest.raises(OSError) as unknown:
-                await connect("127.0.0.1", port, SECRET, "192.0.2.7")
-        assert refused.value.strerror == "Connection refused"
-        assert unknown.value.strerror == "Cannot assign requested address"
-
-    asyncio.run(scenario())
+async def test_an_address_without_a_listener_raises_the_systems_error() -> None:
+    with vacant("127.0.0.1") as port:
+        with pytest.raises(ConnectionRefusedError) as refused:
+            await connect("127.0.0.1", port, SECRET)
+        with pytest.raises(OSError) as unknown:
+            await connect("127.0.0.1", port, SECRET, "192.0.2.7")
+    assert refused.value.strerror == "Connection refused"
+    assert unknown.value.strerror == "Cannot assign requested address"
 
 
 # --- eavesdroppers ---------------------------------------------------------------------------------------------
@@ -297,41 +248,27 @@ def test_the_secret_is_never_sent() -> None:
         assert SECRET.hex()[:length].encode() not in traffic
 
 
-def test_a_recorded_connection_cannot_be_replayed_to_the_accepting_side() -> None:
-    async def scenario() -> None:
-        async with serving(accepting()) as server, Proxy(server.port) as proxy:
-            connected = await connect("127.0.0.1", proxy.port, SECRET)
-            await server.results.get()
-            await connected.send({"topic": "stopped", "payload": "SIGTERM"})
-            connected.close()
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(bytes(proxy.forth))
-            assert str(await server.results.get()) == "it does not know the secret of this attempt"
-            writer.close()
-
-    asyncio.run(scenario())
+async def replay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, recorded: bytes) -> None:
+    """Answer whoever connects with these bytes."""
+    writer.write(recorded)
+    await read_to_end(reader)
+    writer.close()
 
 
-def test_a_recorded_connection_cannot_be_replayed_to_the_connecting_side() -> None:
-    recorded: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(recorded[0])
-        await read_to_end(reader)
+async def test_a_recorded_connection_can_be_replayed_to_neither_side() -> None:
+    async with serving(accepting()) as server, Proxy(server.port) as proxy:
+        connected = await connect("127.0.0.1", proxy.port, SECRET)
+        accepted = await server.results.get()
+        await connected.send({"topic": "stopped", "payload": "SIGTERM"})
+        accepted.close()
+        connected.close()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(bytes(proxy.forth))
+        assert str(await server.results.get()) == "it does not know the secret of this attempt"
         writer.close()
-
-    async def scenario() -> None:
-        async with serving(accepting()) as server, Proxy(server.port) as proxy:
-            connected = await connect("127.0.0.1", proxy.port, SECRET)
-            accepted = await server.results.get()
-            accepted.close()
-            connected.close()
-        recorded.append(bytes(proxy.back))
-        async with serving(answer) as server:
-            with pytest.raises(AuthenticationError, match="does not know the secret"):
-                await connect("127.0.0.1", server.port, SECRET)
-
-    asyncio.run(scenario())
+    async with serving(lambda reader, writer: replay(reader, writer, bytes(proxy.back))) as server:
+        with pytest.raises(AuthenticationError, match="does not know the secret"):
+            await connect("127.0.0.1", server.port, SECRET)
 
 
 # --- altered messages ------------------------------------------------------------------------------------------
@@ -388,72 +325,35 @@ _JSON = st.recursive(
 @settings(deadline=None)
 @given(st.lists(_JSON, max_size=5))
 def test_messages_arrive_as_they_were_sent_and_in_order(messages: list[Any]) -> None:
-    async def scenario() -> list[Any]:
-        return await receive_frames(*(await send_frames(*messages)))
-
-    assert asyncio.run(scenario()) == [*messages, END]
+    frames = asyncio.run(send_frames(*messages))
+    assert asyncio.run(receive_frames(*frames)) == [*messages, END]
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_a_message_of_which_any_bit_has_changed_is_refused(data: st.DataObject) -> None:
-    async def scenario() -> None:
-        first, second = await send_frames({"node": 1}, {"node": 2})
-        # Beyond the length: with another length, other bytes are signed.
-        at = data.draw(st.integers(4 * 8, len(second) * 8 - 1))
-        altered = bytearray(second)
-        altered[at // 8] ^= 1 << at % 8
-        assert await receive_frames(first, bytes(altered)) == [{"node": 1}, WRONG]
-
-    asyncio.run(scenario())
+    first, second = asyncio.run(send_frames({"node": 1}, {"node": 2}))
+    # Beyond the length: with another length, other bytes are signed.
+    at = data.draw(st.integers(4 * 8, len(second) * 8 - 1))
+    altered = bytearray(second)
+    altered[at // 8] ^= 1 << at % 8
+    assert asyncio.run(receive_frames(first, bytes(altered))) == [{"node": 1}, WRONG]
 
 
-def test_repeated_swapped_and_missing_messages_are_refused() -> None:
-    async def scenario() -> None:
-        first, second = await send_frames("one", "two")
-        assert await receive_frames(first, second) == ["one", "two", END]
-        assert await receive_frames(first, first) == ["one", WRONG]
-        assert await receive_frames(second, first) == [WRONG]
-        assert await receive_frames(second) == [WRONG]
-
-    asyncio.run(scenario())
-
-
-def test_a_message_sent_back_to_its_sender_is_refused() -> None:
-    async def scenario() -> None:
-        (frame,) = await send_frames("one")
-        assert await receive_frames(frame, accepted=False) == [WRONG]
-        (frame,) = await send_frames("one", accepted=True)
-        assert await receive_frames(frame, accepted=True) == [WRONG]
-        assert await receive_frames(frame, accepted=False) == ["one", END]
-
-    asyncio.run(scenario())
-
-
-def test_equal_messages_have_different_signatures() -> None:
-    async def scenario() -> None:
-        first, repeated = await send_frames("one", "one")
-        assert first[:-32] == repeated[:-32]
-        assert first != repeated
-
-    asyncio.run(scenario())
-
-
-def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
-    async def scenario() -> None:
-        (frame,) = await send_frames("one")
-        for length in (channel.most_bytes(1) + 1, 2**32 - 1):
-            assert await receive_frames(struct.pack(">I", length) + frame[4:]) == [
-                "it sent something that is not a message"
-            ]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("length", [0, 2, 4, 6, 20])
-def test_an_incomplete_message_is_no_message(length: int) -> None:
-    async def scenario() -> None:
-        (frame,) = await send_frames("one")
-        assert await receive_frames(frame[:length]) == [END]
-
-    asyncio.run(scenario())
+async def test_repeated_swapped_missing_incomplete_and_returned_messages_are_refused() -> None:
+    first, second = await send_frames("one", "two")
+    assert await receive_frames(first, second) == ["one", "two", END]
+    assert await receive_frames(first, first) == ["one", WRONG]
+    assert await receive_frames(second, first) == [WRONG]
+    assert await receive_frames(second) == [WRONG]
+    for length in (0, 2, 4, 6, 20):
+        assert await receive_frames(first[:length]) == [END]
+    # Back to its sender.
+    assert await receive_frames(first, accepted=False) == [WRONG]
+    (frame,) = await send_frames("one", accepted=True)
+    assert await receive_frames(frame, accepted=True) == [WRONG]
+    assert await receive_frames(frame, accepted=False) == ["one", END]
+    # Too long, which is noticed before it is read.
+    for length in (channel.most_bytes(1) + 1, 2**32 - 1):
+        frames = await receive_frames(struct.pack(">I", length) + first[4:])
+        assert frames == ["it sent something that is not a message"]

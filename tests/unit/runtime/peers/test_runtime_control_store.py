@@ -49,12 +49,6 @@ def agents(count: int) -> list[ControlStore]:
 # --- being alive ----------------------------------------------------------------------------------------------------
 
 
-def test_agents_that_send_heartbeats_are_not_silent(clock: Clock) -> None:
-    nodes = agents(3)
-    clock.pass_(3 * NODE_SILENCE_S, *nodes)
-    assert [node.silent_nodes() for node in nodes] == [[], [], []]
-
-
 def test_node_0_notices_silent_nodes_and_the_others_notice_node_0(clock: Clock) -> None:
     first, second, third = agents(3)
     clock.pass_(5, first, second, third)
@@ -66,17 +60,11 @@ def test_node_0_notices_silent_nodes_and_the_others_notice_node_0(clock: Clock) 
     assert third.silent_nodes() == [0]
 
 
-def test_an_agent_that_never_came_is_silent_after_the_same_time(clock: Clock) -> None:
-    first, _ = agents(2)
+def test_an_agent_that_never_came_is_silent_after_the_same_time_until_it_comes(clock: Clock) -> None:
+    first, second = agents(2)
     clock.pass_(NODE_SILENCE_S - 2, first)
     assert first.silent_nodes() == []
     clock.pass_(4, first)
-    assert first.silent_nodes() == [1]
-
-
-def test_an_agent_whose_heartbeats_return_is_no_longer_silent(clock: Clock) -> None:
-    first, second = agents(2)
-    clock.pass_(NODE_SILENCE_S + 3, first)
     assert first.silent_nodes() == [1]
     clock.pass_(3, first, second)
     assert first.silent_nodes() == []
@@ -197,20 +185,17 @@ def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert through.is_set()
 
 
-def test_agents_gather_anew_in_each_round() -> None:
-    first, second = agents(2)
-    second.publish("here/1", {})
-    second.begin_round(1, [0, 1])
-    first.begin_round(1, [0, 1])
-    looks = iter([False, False, False, True])
-    first.gather("here", give_up=lambda: next(looks))
-    assert list(looks) == []
-
-
 def test_a_wait_ends_when_the_agent_gives_up() -> None:
     first, second = agents(2)
     first.gather("here", give_up=lambda: True)
     assert second.read("here/1") is None
+    # What was said in the round before does not count.
+    second.publish("here/1", {})
+    for control in (first, second):
+        control.begin_round(1, [0, 1])
+    looks = iter([False, False, False, True])
+    first.gather("here", give_up=lambda: next(looks))
+    assert list(looks) == []
 
 
 def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,37 +103,31 @@ def test_nodes_get_through_while_more_strangers_wait_than_the_process_could_have
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_oldest_connection_of_the_busiest_address_makes_room() -> None:
-    async def scenario() -> None:
-        async with service() as running, strangers(running.port, 1, "127.4.0.7") as [other]:
-            loop = asyncio.get_running_loop()
-            async with strangers(running.port, MOST_WAITING + 20) as connections:
-                await running.until(refused=21)
-                for dropped in connections[:21]:
-                    # The greeting, then the end.
-                    with contextlib.suppress(ConnectionResetError):
-                        while await loop.sock_recv(dropped, 100):
-                            pass
-                assert running.refusals.by_address == {"127.0.0.1": 21}
-                # It has waited longest, but from an address with few connections.
-                assert len(await loop.sock_recv(other, 100)) == len(b"slurmtrain/1") + 16
-                await talk(running.port)
-
-    asyncio.run(scenario())
+async def test_the_oldest_connection_of_the_busiest_address_makes_room() -> None:
+    async with service() as running, strangers(running.port, 1, "127.4.0.7") as [other]:
+        loop = asyncio.get_running_loop()
+        async with strangers(running.port, MOST_WAITING + 20) as connections:
+            await running.until(refused=21)
+            for dropped in connections[:21]:
+                # The greeting, then the end.
+                with contextlib.suppress(ConnectionResetError):
+                    while await loop.sock_recv(dropped, 100):
+                        pass
+            assert running.refusals.by_address == {"127.0.0.1": 21}
+            # It has waited longest, but from an address with few connections.
+            assert len(await loop.sock_recv(other, 100)) == len(b"slurmtrain/1") + 16
+            await talk(running.port)
 
 
-def test_a_connection_that_says_nothing_is_ended_after_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_is_ended_after_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert channel._HANDSHAKE_S <= 5
     monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.05)
 
-    async def scenario() -> None:
-        async with service() as running, strangers(running.port, 3):
-            await running.until(refused=3)
-            async with asyncio.timeout(LONG_S):
-                while running.gate.tasks:
-                    await asyncio.sleep(0.001)
-
-    asyncio.run(scenario())
+    async with service() as running, strangers(running.port, 3):
+        await running.until(refused=3)
+        async with asyncio.timeout(LONG_S):
+            while running.gate.tasks:
+                await asyncio.sleep(0.001)
 
 
 def test_refusals_are_logged_the_first_time_and_then_every_tenfold_number(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,35 +142,31 @@ def test_refusals_are_logged_the_first_time_and_then_every_tenfold_number(caplog
     assert (refusals.count, len(refusals.by_address)) == (100, 16)
 
 
-def test_an_ipv4_address_is_named_as_such_on_a_socket_for_both_families() -> None:
-    async def scenario() -> None:
-        async with service(listen_anywhere(0)) as running:
-            with pytest.raises(Exception, match="not an agent of this attempt"):
-                await connect("127.0.0.1", running.port, OTHER, "127.4.0.9")
-            await running.until(refused=1)
-            assert running.refusals.by_address == {"127.4.0.9": 1}
-
-    asyncio.run(scenario())
+async def test_an_ipv4_address_is_named_as_such_on_a_socket_for_both_families() -> None:
+    async with service(listen_anywhere(0)) as running:
+        with pytest.raises(Exception, match="not an agent of this attempt"):
+            await connect("127.0.0.1", running.port, OTHER, "127.4.0.9")
+        await running.until(refused=1)
+        assert running.refusals.by_address == {"127.4.0.9": 1}
 
 
-def test_a_gate_that_is_closed_ends_all_connections_and_listens_no_more() -> None:
-    async def scenario() -> None:
-        async with service() as running:
-            connected = await connect("127.0.0.1", running.port, SECRET)
-            await connected.send("hello")
-            assert await connected.receive() == "hello"
-            async with strangers(running.port, 5):
-                await running.gate.close()
-                with pytest.raises(ChannelClosed):
-                    await connected.receive()
-                with pytest.raises(ConnectionRefusedError):
-                    await connect("127.0.0.1", running.port, SECRET)
-            connected.close()
-
-    asyncio.run(scenario())
+async def test_a_gate_that_is_closed_ends_all_connections_and_listens_no_more() -> None:
+    async with service() as running:
+        connected = await connect("127.0.0.1", running.port, SECRET)
+        await connected.send("hello")
+        assert await connected.receive() == "hello"
+        async with strangers(running.port, 5):
+            await running.gate.close()
+            with pytest.raises(ChannelClosed):
+                await connected.receive()
+            with pytest.raises(ConnectionRefusedError):
+                await connect("127.0.0.1", running.port, SECRET)
+        connected.close()
 
 
-def test_a_gate_opens_again_after_the_system_had_no_room_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gate_opens_again_after_the_system_had_no_room_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gate, "_PAUSE_S", 0.001)
 
     class FullAtFirst(socket.socket):
@@ -188,10 +178,7 @@ def test_a_gate_opens_again_after_the_system_had_no_room_for_a_connection(monkey
                 raise OSError(errno.EMFILE, "Too many open files")
             return super().accept()
 
-    async def scenario() -> None:
-        listener = FullAtFirst(fileno=listen("127.0.0.1", 0).detach())
-        async with service(listener) as running:
-            await talk(running.port)
-        assert listener.failures == 0
-
-    asyncio.run(scenario())
+    listener = FullAtFirst(fileno=listen("127.0.0.1", 0).detach())
+    async with service(listener) as running:
+        await talk(running.port)
+    assert listener.failures == 0

@@ -56,56 +56,47 @@ async def connect_without_heartbeats(endpoint: Endpoint, node: int) -> Channel:
 # --- reports and commands ------------------------------------------------------------------------------------------
 
 
-def test_node_0_gathers_the_reports_of_all_and_commands_all_or_each() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            participant_2, participant_1 = (
-                await connect_participant(endpoint, 2),
-                await connect_participant(endpoint, 1),
-            )
-            await participant_2.report("join", "I am two")
-            await participant_1.report("join", {"I am": 1})
-            reports = await coordinator.gather("join", "I am node 0", LONG_S)
-            assert list(reports.items()) == [(0, "I am node 0"), (1, {"I am": 1}), (2, "I am two")]
-            await coordinator.broadcast("command", "go on")
-            assert [await participant_1.receive("command", LONG_S), await participant_2.receive("command", LONG_S)] == [
-                "go on",
-                "go on",
-            ]
-            await coordinator.send_each("command", {0: "unused", 1: "for one", 2: "for two"})
-            assert [await participant_2.receive("command", LONG_S), await participant_1.receive("command", LONG_S)] == [
-                "for two",
-                "for one",
-            ]
-            for participant in (participant_1, participant_2):
-                await participant.close()
-
-    asyncio.run(scenario())
-
-
-def test_early_messages_are_kept_by_topic_and_in_order() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            await participant.report("later", "b")
-            await participant.report("first", "a")
-            assert await coordinator.gather("first", None, LONG_S) == {0: None, 1: "a"}
-            assert await coordinator.gather("later", None, LONG_S) == {0: None, 1: "b"}
-            for word in "xyz":
-                await coordinator.broadcast("command", word)
-            await coordinator.broadcast("other", "w")
-            assert await participant.receive("other", LONG_S) == "w"
-            assert [await participant.receive("command", LONG_S) for _ in "xyz"] == ["x", "y", "z"]
+async def test_node_0_gathers_the_reports_of_all_and_commands_all_or_each() -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        participant_2, participant_1 = (
+            await connect_participant(endpoint, 2),
+            await connect_participant(endpoint, 1),
+        )
+        await participant_2.report("join", "I am two")
+        await participant_1.report("join", {"I am": 1})
+        reports = await coordinator.gather("join", "I am node 0", LONG_S)
+        assert list(reports.items()) == [(0, "I am node 0"), (1, {"I am": 1}), (2, "I am two")]
+        await coordinator.broadcast("command", "go on")
+        assert [await participant_1.receive("command", LONG_S), await participant_2.receive("command", LONG_S)] == [
+            "go on",
+            "go on",
+        ]
+        await coordinator.send_each("command", {0: "unused", 1: "for one", 2: "for two"})
+        assert [await participant_2.receive("command", LONG_S), await participant_1.receive("command", LONG_S)] == [
+            "for two",
+            "for one",
+        ]
+        for participant in (participant_1, participant_2):
             await participant.close()
 
-    asyncio.run(scenario())
+
+async def test_early_messages_are_kept_by_topic_and_in_order() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        participant = await connect_participant(endpoint, 1)
+        await participant.report("later", "b")
+        await participant.report("first", "a")
+        assert await coordinator.gather("first", None, LONG_S) == {0: None, 1: "a"}
+        assert await coordinator.gather("later", None, LONG_S) == {0: None, 1: "b"}
+        for word in "xyz":
+            await coordinator.broadcast("command", word)
+        await coordinator.broadcast("other", "w")
+        assert await participant.receive("other", LONG_S) == "w"
+        assert [await participant.receive("command", LONG_S) for _ in "xyz"] == ["x", "y", "z"]
+        await participant.close()
 
 
-def test_a_single_node_waits_for_nobody() -> None:
-    async def scenario() -> None:
-        assert await ParticipantConnections(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
-
-    asyncio.run(scenario())
+async def test_a_single_node_waits_for_nobody() -> None:
+    assert await ParticipantConnections(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
 
 
 def test_clocks_are_compared_by_the_stamps_of_both_sides() -> None:
@@ -119,63 +110,31 @@ def test_clocks_are_compared_by_the_stamps_of_both_sides() -> None:
     assert asyncio.run(scenario()) == (20.0, 10.0, 10.0, 20.0)
 
 
-def test_a_participant_knows_the_addresses_of_its_connection() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (_, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            assert participant.route == ("127.0.0.1", "127.0.0.1")
-            await participant.close()
-
-    asyncio.run(scenario())
-
-
-def test_both_sides_count_what_they_send() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            participant_sent, coordinator_sent = participant.sent, coordinator.sent
-            await participant.report("join", None)
-            await coordinator.gather("join", None, LONG_S)
-            await coordinator.broadcast("command", None)
-            await participant.receive("command", LONG_S)
-            assert participant.sent >= participant_sent + 1
-            assert coordinator.sent >= coordinator_sent + 1
-            await participant.close()
-
-    asyncio.run(scenario())
-
-
 # --- time-outs --------------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_have_not_reported_in_time_are_named() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(5) as (coordinator, endpoint):
-            participants = [await connect_participant(endpoint, node) for node in (1, 2, 4)]
-            for participant in participants[::2]:
-                await participant.report("join", None)
-                await wait_until_received(participant)
-            with pytest.raises(ResponseTimeout) as timeout:
-                await coordinator.gather("join", None, 0)
-            assert timeout.value.nodes == [2, 3]
-            assert str(timeout.value) == "nodes 2, 3"
-            for participant in participants:
-                await participant.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_command_that_does_not_come_in_time_is_a_timeout() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            await coordinator.broadcast("other", None)
-            with pytest.raises(ResponseTimeout) as timeout:
-                await participant.receive("command", 0)
-            assert timeout.value.nodes == [0]
+async def test_nodes_that_have_not_reported_in_time_are_named() -> None:
+    async with listening_coordinator(5) as (coordinator, endpoint):
+        participants = [await connect_participant(endpoint, node) for node in (1, 2, 4)]
+        for participant in participants[::2]:
+            await participant.report("join", None)
+            await wait_until_received(participant)
+        with pytest.raises(ResponseTimeout) as timeout:
+            await coordinator.gather("join", None, 0)
+        assert timeout.value.nodes == [2, 3]
+        assert str(timeout.value) == "nodes 2, 3"
+        for participant in participants:
             await participant.close()
 
-    asyncio.run(scenario())
+
+async def test_a_command_that_does_not_come_in_time_is_a_timeout() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        participant = await connect_participant(endpoint, 1)
+        await coordinator.broadcast("other", None)
+        with pytest.raises(ResponseTimeout) as timeout:
+            await participant.receive("command", 0)
+        assert timeout.value.nodes == [0]
+        await participant.close()
 
 
 # --- lost peers -------------------------------------------------------------------------------------------------
@@ -186,62 +145,53 @@ CLOSED = "it closed the connection|Connection reset by peer"
 
 
 @pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGTERM", "it was stopped")], ids=["died", "stopped"])
-def test_a_participant_that_disconnects_is_named_with_its_signal(signal: str | None, reason: str) -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            participant_1, participant_2 = (
-                await connect_participant(endpoint, 1),
-                await connect_participant(endpoint, 2),
-            )
-            await participant_2.report("join", None)
-            await participant_2.close(signal)
-            await wait_for_disconnects(coordinator, 1)
-            with pytest.raises(PeerLost, match=reason) as lost:
-                await coordinator.gather("join", None, LONG_S)
-            assert (lost.value.node, lost.value.signal) == (2, signal)
-            await participant_1.close()
-
-    asyncio.run(scenario())
+async def test_a_participant_that_disconnects_is_named_with_its_signal(signal: str | None, reason: str) -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        participant_1, participant_2 = (
+            await connect_participant(endpoint, 1),
+            await connect_participant(endpoint, 2),
+        )
+        await participant_2.report("join", None)
+        await participant_2.close(signal)
+        await wait_for_disconnects(coordinator, 1)
+        with pytest.raises(PeerLost, match=reason) as lost:
+            await coordinator.gather("join", None, LONG_S)
+        assert (lost.value.node, lost.value.signal) == (2, signal)
+        await participant_1.close()
 
 
-def test_a_lost_participant_is_noticed_even_if_it_has_reported_everything() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            await participant.report("join", None)
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            await participant.report("report", None)
-            await participant.close()
-            with pytest.raises(PeerLost, match=CLOSED):
-                await coordinator.gather("command", None, LONG_S)
-            with pytest.raises(PeerLost, match=CLOSED):
-                await coordinator.gather("report", None, LONG_S)
-
-    asyncio.run(scenario())
+async def test_a_lost_participant_is_noticed_even_if_it_has_reported_everything() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        participant = await connect_participant(endpoint, 1)
+        await participant.report("join", None)
+        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+        await participant.report("report", None)
+        await participant.close()
+        with pytest.raises(PeerLost, match=CLOSED):
+            await coordinator.gather("command", None, LONG_S)
+        with pytest.raises(PeerLost, match=CLOSED):
+            await coordinator.gather("report", None, LONG_S)
 
 
 @pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGUSR2", "it was stopped")], ids=["died", "stopped"])
-def test_all_notice_that_node_0_disconnects_and_its_signal(signal: str | None, reason: str) -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            participants = [await connect_participant(endpoint, 1), await connect_participant(endpoint, 2)]
-            for participant in participants:
-                await wait_until_received(participant)
-            await coordinator.close(signal)
-            for participant in participants:
-                with pytest.raises(PeerLost, match=reason) as lost:
-                    await participant.receive("command", LONG_S)
-                assert (lost.value.node, lost.value.signal) == (0, signal)
-                with pytest.raises(PeerLost) as lost:
-                    while True:
-                        await participant.report("join", None)
-                assert (lost.value.node, lost.value.signal) == (0, signal)
-                await participant.close()
-
-    asyncio.run(scenario())
+async def test_all_notice_that_node_0_disconnects_and_its_signal(signal: str | None, reason: str) -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        participants = [await connect_participant(endpoint, 1), await connect_participant(endpoint, 2)]
+        for participant in participants:
+            await wait_until_received(participant)
+        await coordinator.close(signal)
+        for participant in participants:
+            with pytest.raises(PeerLost, match=reason) as lost:
+                await participant.receive("command", LONG_S)
+            assert (lost.value.node, lost.value.signal) == (0, signal)
+            with pytest.raises(PeerLost) as lost:
+                while True:
+                    await participant.report("join", None)
+            assert (lost.value.node, lost.value.signal) == (0, signal)
+            await participant.close()
 
 
-def test_the_last_command_arrives_whole_while_participants_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_command_arrives_whole_while_participants_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.001)
     payload = "x" * 3_000_000
 
@@ -250,98 +200,83 @@ def test_the_last_command_arrives_whole_while_participants_still_send(monkeypatc
         await participant.close()
         return payload
 
-    async def scenario() -> None:
-        async with listening_coordinator(5) as (coordinator, endpoint):
-            participants = [await connect_participant(endpoint, node) for node in range(1, 5)]
-            for participant in participants:
-                await wait_until_received(participant)
-            tasks = [asyncio.create_task(receive_and_leave(participant)) for participant in participants]
-            await coordinator.broadcast("command", payload)
-            await coordinator.wait_for_disconnects(LONG_S)
-            await coordinator.close()
-            for task in tasks:
-                assert await task == payload
-
-    asyncio.run(scenario())
-
-
-def test_node_0_does_not_wait_long_for_a_participant_that_never_disconnects() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            participant_1, participant_2 = (
-                await connect_participant(endpoint, 1),
-                await connect_participant(endpoint, 2),
-            )
-            await wait_until_received(participant_1)
-            await wait_until_received(participant_2)
-            await participant_1.close()
-            await coordinator.wait_for_disconnects(0.05)
-            await wait_for_disconnects(coordinator, 1)
-            assert set(coordinator._lost) == {1}
-            await participant_2.close()
-            await coordinator.wait_for_disconnects(LONG_S)
-            assert set(coordinator._lost) == {1, 2}
-
-    asyncio.run(scenario())
-
-
-def test_the_others_receive_commands_when_a_participant_is_lost() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            participant_1, participant_2 = (
-                await connect_participant(endpoint, 1),
-                await connect_participant(endpoint, 2),
-            )
-            await wait_until_received(participant_2)
-            await participant_1.close()
-            with pytest.raises(PeerLost):
-                await coordinator.gather("join", None, LONG_S)
-            await coordinator.broadcast("command", "go on")
-            await coordinator.send_each("command", {1: "for one", 2: "for two"})
-            assert [await participant_2.receive("command", LONG_S) for _ in range(2)] == ["go on", "for two"]
-            await participant_2.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_is_not(clock: Clock) -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(3) as (coordinator, endpoint):
-            channel, participant = await connect_without_heartbeats(endpoint, 1), await connect_participant(endpoint, 2)
-            clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+    async with listening_coordinator(5) as (coordinator, endpoint):
+        participants = [await connect_participant(endpoint, node) for node in range(1, 5)]
+        for participant in participants:
             await wait_until_received(participant)
-            waiting = asyncio.create_task(coordinator.gather("join", None, LONG_S * 60))
-            clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
-            with pytest.raises(PeerLost) as lost:
-                await waiting
-            assert (lost.value.node, lost.value.signal) == (1, None)
-            assert str(lost.value) == "it has not been heard of for 15 s"
-            channel.close()
-            await participant.close()
-
-    asyncio.run(scenario())
+        tasks = [asyncio.create_task(receive_and_leave(participant)) for participant in participants]
+        await coordinator.broadcast("command", payload)
+        await coordinator.wait_for_disconnects(LONG_S)
+        await coordinator.close()
+        for task in tasks:
+            assert await task == payload
 
 
-def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
+async def test_node_0_does_not_wait_long_for_a_participant_that_never_disconnects() -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        participant_1, participant_2 = (
+            await connect_participant(endpoint, 1),
+            await connect_participant(endpoint, 2),
+        )
+        await wait_until_received(participant_1)
+        await wait_until_received(participant_2)
+        await participant_1.close()
+        await coordinator.wait_for_disconnects(0.05)
+        await wait_for_disconnects(coordinator, 1)
+        assert set(coordinator._lost) == {1}
+        await participant_2.close()
+        await coordinator.wait_for_disconnects(LONG_S)
+        assert set(coordinator._lost) == {1, 2}
+
+
+async def test_the_others_receive_commands_when_a_participant_is_lost() -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        participant_1, participant_2 = (
+            await connect_participant(endpoint, 1),
+            await connect_participant(endpoint, 2),
+        )
+        await wait_until_received(participant_2)
+        await participant_1.close()
+        with pytest.raises(PeerLost):
+            await coordinator.gather("join", None, LONG_S)
+        await coordinator.broadcast("command", "go on")
+        await coordinator.send_each("command", {1: "for one", 2: "for two"})
+        assert [await participant_2.receive("command", LONG_S) for _ in range(2)] == ["go on", "for two"]
+        await participant_2.close()
+
+
+async def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_is_not(clock: Clock) -> None:
+    async with listening_coordinator(3) as (coordinator, endpoint):
+        channel, participant = await connect_without_heartbeats(endpoint, 1), await connect_participant(endpoint, 2)
+        clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+        await wait_until_received(participant)
+        waiting = asyncio.create_task(coordinator.gather("join", None, LONG_S * 60))
+        clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+        with pytest.raises(PeerLost) as lost:
+            await waiting
+        assert (lost.value.node, lost.value.signal) == (1, None)
+        assert str(lost.value) == "it has not been heard of for 15 s"
+        channel.close()
+        await participant.close()
+
+
+async def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
     async def silent_endpoint(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ChannelClosed):
             channel = await accept(reader, writer, SECRET)
             while True:
                 await channel.receive()
 
-    async def scenario() -> None:
-        server = await asyncio.start_server(silent_endpoint, "127.0.0.1", 0)
-        participant = await connect_participant(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
-        waiting = asyncio.create_task(participant.receive("command", LONG_S * 60))
-        await asyncio.sleep(0)
-        clock.jump(connections.HEARTBEAT_TIMEOUT_S + 1)
-        with pytest.raises(PeerLost) as lost:
-            await waiting
-        assert (lost.value.node, str(lost.value)) == (0, "it has not been heard of for 15 s")
-        await participant.close()
-        server.close()
-
-    asyncio.run(scenario())
+    server = await asyncio.start_server(silent_endpoint, "127.0.0.1", 0)
+    participant = await connect_participant(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
+    waiting = asyncio.create_task(participant.receive("command", LONG_S * 60))
+    await asyncio.sleep(0)
+    clock.jump(connections.HEARTBEAT_TIMEOUT_S + 1)
+    with pytest.raises(PeerLost) as lost:
+        await waiting
+    assert (lost.value.node, str(lost.value)) == (0, "it has not been heard of for 15 s")
+    await participant.close()
+    server.close()
 
 
 def test_participants_send_heartbeats_and_node_0_answers_them(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -365,65 +300,46 @@ def test_participants_send_heartbeats_and_node_0_answers_them(monkeypatch: pytes
 # --- handshakes -------------------------------------------------------------------------------------------------
 
 
-def test_a_second_connection_of_a_participant_replaces_the_first() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            first = await connect_participant(endpoint, 1)
-            await wait_until_received(first)
-            second = await connect_participant(endpoint, 1)
-            await wait_until_received(second)
-            with pytest.raises(PeerLost, match=CLOSED):
-                await first.receive("command", LONG_S)
-            await second.report("join", "second")
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: "second"}
-            await coordinator.broadcast("command", "go on")
-            assert await second.receive("command", LONG_S) == "go on"
-            await first.close()
-            await second.close()
-
-    asyncio.run(scenario())
+async def test_a_second_connection_of_a_participant_replaces_the_first() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        first = await connect_participant(endpoint, 1)
+        await wait_until_received(first)
+        second = await connect_participant(endpoint, 1)
+        await wait_until_received(second)
+        with pytest.raises(PeerLost, match=CLOSED):
+            await first.receive("command", LONG_S)
+        await second.report("join", "second")
+        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: "second"}
+        await coordinator.broadcast("command", "go on")
+        assert await second.receive("command", LONG_S) == "go on"
+        await first.close()
+        await second.close()
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
-def test_a_participant_with_a_number_that_no_node_has_is_refused(number: int) -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            refused = await connect_participant(endpoint, number)
-            with pytest.raises(PeerLost, match=CLOSED):
-                await refused.receive("command", LONG_S)
-            assert coordinator._refusals.count == 1
-            participant = await connect_participant(endpoint, 1)
-            await participant.report("join", None)
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            await refused.close()
-            await participant.close()
-
-    asyncio.run(scenario())
+async def test_a_participant_with_a_number_that_no_node_has_is_refused(number: int) -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        refused = await connect_participant(endpoint, number)
+        with pytest.raises(PeerLost, match=CLOSED):
+            await refused.receive("command", LONG_S)
+        assert coordinator._refusals.count == 1
+        participant = await connect_participant(endpoint, 1)
+        await participant.report("join", None)
+        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+        await refused.close()
+        await participant.close()
 
 
-def test_failed_handshakes_are_counted_and_keep_no_participant_out() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            reader, writer = await asyncio.open_connection(endpoint.address, endpoint.port)
-            writer.write(bytes(48))
-            await reader.read()
-            writer.close()
-            participant = await connect_participant(endpoint, 1)
-            await participant.report("join", None)
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            assert coordinator._refusals.count == 1
-            await participant.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_connection_that_never_reports_its_number_is_no_participant() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            (await connect(endpoint.address, endpoint.port, endpoint.secret)).close()
-            participant = await connect_participant(endpoint, 1)
-            await participant.report("join", None)
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            await participant.close()
-
-    asyncio.run(scenario())
+async def test_connections_that_fail_or_never_report_their_number_keep_no_participant_out() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        reader, writer = await asyncio.open_connection(endpoint.address, endpoint.port)
+        writer.write(bytes(48))
+        await reader.read()
+        writer.close()
+        (await connect(endpoint.address, endpoint.port, endpoint.secret)).close()
+        participant = await connect_participant(endpoint, 1)
+        await participant.report("join", None)
+        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+        assert coordinator._refusals.count >= 1
+        assert participant.route == ("127.0.0.1", "127.0.0.1")
+        await participant.close()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +23,7 @@ from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
 from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import connections
-from slurmtrain.runtime.preflight.connections import (
-    Endpoint,
-    ParticipantConnections,
-    PeerLost,
-    connect_to_coordinator,
-)
+from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, PeerLost, connect_to_coordinator
 
 
 @pytest.fixture
@@ -51,33 +43,18 @@ def unused_endpoint() -> Iterator[Endpoint]:
         yield Endpoint("127.0.0.1", port, SECRET)
 
 
-def test_of_several_endpoints_the_one_that_works_is_found(unused_endpoint: Endpoint) -> None:
-    async def scenario() -> None:
-        async with (
-            listening_coordinator(2) as (_, endpoint),
-            listening_coordinator(2, OTHER) as (other, other_endpoint),
-        ):
-            refused = Endpoint(other_endpoint.address, other_endpoint.port, SECRET)
-            endpoints = [unused_endpoint, refused, endpoint]
-            participant, secret = await connect_to_coordinator(lambda: endpoints, 1, LONG_S)
-            assert secret == SECRET
-            await wait_until_received(participant)
-            assert not other._channels
-            await participant.close()
-
-    asyncio.run(scenario())
-
-
-def test_the_secret_of_the_endpoint_that_works_is_returned() -> None:
-    async def scenario() -> bytes:
-        async with listening_coordinator(2, OTHER) as (_, endpoint):
-            participant, secret = await connect_to_coordinator(
-                lambda: [Endpoint(endpoint.address, endpoint.port, SECRET), endpoint], 1, LONG_S
-            )
-            await participant.close()
-            return secret
-
-    assert asyncio.run(scenario()) == OTHER
+async def test_of_several_endpoints_the_one_that_works_is_found(unused_endpoint: Endpoint) -> None:
+    async with (
+        listening_coordinator(2) as (_, endpoint),
+        listening_coordinator(2, OTHER) as (other, other_endpoint),
+    ):
+        refused = Endpoint(other_endpoint.address, other_endpoint.port, SECRET)
+        endpoints = [unused_endpoint, refused, Endpoint(endpoint.address, endpoint.port, OTHER), endpoint]
+        participant, secret = await connect_to_coordinator(lambda: endpoints, 1, LONG_S)
+        assert secret == SECRET
+        await wait_until_received(participant)
+        assert not other._channels
+        await participant.close()
 
 
 def test_an_endpoint_that_becomes_known_later_is_tried_too(
@@ -137,23 +114,20 @@ def test_an_endpoint_at_which_nobody_listens_yet_is_tried_again(
     asyncio.run(asyncio.wait_for(scenario(), LONG_S))
 
 
-def test_a_participant_keeps_one_connection_to_a_node_0_with_several_endpoints() -> None:
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            # 127.0.0.0/8 is one machine; this one listens on one address of it, by two names.
-            participant, _ = await connect_to_coordinator(
-                lambda: [endpoint, Endpoint("::ffff:127.0.0.1", endpoint.port, SECRET)], 1, LONG_S
-            )
-            await participant.report("join", None)
-            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            assert list(coordinator._channels) == [1]
-            await wait_for_disconnects(coordinator, 1)
-            await participant.close()
-
-    asyncio.run(scenario())
+async def test_a_participant_keeps_one_connection_to_a_node_0_with_several_endpoints() -> None:
+    async with listening_coordinator(2) as (coordinator, endpoint):
+        # 127.0.0.0/8 is one machine; this one listens on one address of it, by two names.
+        participant, _ = await connect_to_coordinator(
+            lambda: [endpoint, Endpoint("::ffff:127.0.0.1", endpoint.port, SECRET)], 1, LONG_S
+        )
+        await participant.report("join", None)
+        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+        assert list(coordinator._channels) == [1]
+        await wait_for_disconnects(coordinator, 1)
+        await participant.close()
 
 
-def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_problem(
+async def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_problem(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, unused_endpoint: Endpoint
 ) -> None:
     monkeypatch.setattr(connections, "_CONNECT_TIMEOUT_S", 0.5)
@@ -178,73 +152,61 @@ def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_problem(
 
     monkeypatch.setattr(connections, "connect", connect_and_note)
 
-    async def scenario() -> None:
-        silence = listen("127.0.0.1", 0)
-        async with listening_coordinator(2, OTHER) as (_, other):
-            silent_endpoint = Endpoint("127.0.0.1", silence.getsockname()[1], SECRET)
-            refused = Endpoint("127.0.0.1", other.port, SECRET)
-            with pytest.raises(LaunchError) as error:
-                await connect_to_coordinator(lambda: [unused_endpoint, silent_endpoint, refused], 1, LONG_S)
-        silence.close()
-        beginning, _, reasons = str(error.value).partition(": ")
-        assert beginning == "node 0 could not be found within 60 s"
-        assert set(reasons.split("; ")) == {
-            f"127.0.0.1 port {unused_endpoint.port}: Connection refused",
-            f"127.0.0.1 port {silent_endpoint.port} does not answer",
-            f"127.0.0.1 port {refused.port}: it is not an agent of this attempt, or closed the connection",
-        }
-
-    asyncio.run(scenario())
+    silence = listen("127.0.0.1", 0)
+    async with listening_coordinator(2, OTHER) as (_, other):
+        silent_endpoint = Endpoint("127.0.0.1", silence.getsockname()[1], SECRET)
+        refused = Endpoint("127.0.0.1", other.port, SECRET)
+        with pytest.raises(LaunchError) as error:
+            await connect_to_coordinator(lambda: [unused_endpoint, silent_endpoint, refused], 1, LONG_S)
+    silence.close()
+    beginning, _, reasons = str(error.value).partition(": ")
+    assert beginning == "node 0 could not be found within 60 s"
+    assert set(reasons.split("; ")) == {
+        f"127.0.0.1 port {unused_endpoint.port}: Connection refused",
+        f"127.0.0.1 port {silent_endpoint.port} does not answer",
+        f"127.0.0.1 port {refused.port}: it is not an agent of this attempt, or closed the connection",
+    }
 
 
-def test_if_no_endpoint_is_known_the_error_says_so() -> None:
-    with pytest.raises(LaunchError, match="within 0 s: its address is unknown"):
-        asyncio.run(connect_to_coordinator(lambda: [], 1, 0.01))
-
-
-def test_a_cancelled_search_leaves_no_task_behind(monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint) -> None:
+async def test_a_cancelled_search_leaves_no_task_behind(
+    monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint
+) -> None:
     failed = watch_for_failure(monkeypatch)
 
-    async def scenario() -> None:
-        silence = listen("127.0.0.1", 0)
-        endpoints = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), unused_endpoint]
-        finding = asyncio.create_task(connect_to_coordinator(lambda: endpoints, 1, LONG_S))
-        await failed.wait()
-        finding.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await finding
-        silence.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not others
-
-    asyncio.run(scenario())
+    silence = listen("127.0.0.1", 0)
+    endpoints = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), unused_endpoint]
+    finding = asyncio.create_task(connect_to_coordinator(lambda: endpoints, 1, LONG_S))
+    await failed.wait()
+    finding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await finding
+    silence.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_search_can_be_cancelled_at_the_moment_at_which_an_attempt_ends(
+async def test_a_search_can_be_cancelled_at_the_moment_at_which_an_attempt_ends(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    async def scenario() -> None:
-        answers: list[asyncio.Future[None]] = []
+    answers: list[asyncio.Future[None]] = []
 
-        async def refuse(address: str, port: int, secret: bytes) -> Channel:
-            answers.append(asyncio.get_running_loop().create_future())
-            await answers[-1]
-            raise ConnectionRefusedError(111, "Connection refused")
+    async def refuse(address: str, port: int, secret: bytes) -> Channel:
+        answers.append(asyncio.get_running_loop().create_future())
+        await answers[-1]
+        raise ConnectionRefusedError(111, "Connection refused")
 
-        monkeypatch.setattr(connections, "connect", refuse)
-        finding = asyncio.create_task(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
-        while not answers:
-            await asyncio.sleep(0)
-        answers[0].set_result(None)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        finding.cancel()
-        ended, _ = await asyncio.wait({finding}, timeout=LONG_S)
-        assert ended == {finding}
-        assert finding.cancelled()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(connections, "connect", refuse)
+    finding = asyncio.create_task(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
+    while not answers:
+        await asyncio.sleep(0)
+    answers[0].set_result(None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    finding.cancel()
+    ended, _ = await asyncio.wait({finding}, timeout=LONG_S)
+    assert ended == {finding}
+    assert finding.cancelled()
 
 
 def test_node_0_that_disconnects_as_soon_as_it_is_found_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,43 +221,3 @@ def test_node_0_that_disconnects_as_soon_as_it_is_found_is_lost(monkeypatch: pyt
     with pytest.raises(PeerLost, match="Connection reset by peer") as lost:
         asyncio.run(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
     assert lost.value.node == 0
-
-
-# --- strangers --------------------------------------------------------------------------------------------------
-
-_HOLD = """
-import resource, socket, sys
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-held = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) for _ in range(int(sys.argv[2]))]
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_node_joins_while_strangers_hold_more_connections_than_node_0_may_have_files_open() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            open_files = len(list(Path("/proc/self/fd").iterdir()))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 150, hard))
-            command = [sys.executable, "-c", _HOLD, str(endpoint.port), "400"]
-            strangers = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
-            assert strangers.stdin is not None
-            assert strangers.stdout is not None
-            assert await strangers.stdout.readline() == b"held\n"
-            # Sooner than the strangers' connections time out.
-            participant, _ = await connect_to_coordinator(lambda: [endpoint], 1, 4.0)
-            await wait_until_received(participant)
-            await participant.close()
-            strangers.stdin.close()
-            await strangers.wait()
-            assert coordinator._refusals.count > 0
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -174,15 +174,6 @@ def test_the_file_is_read_now_and_then_if_the_exported_endpoints_do_not_work(att
     assert reads.count == count + 1
 
 
-def test_a_replaced_port_is_another_endpoint(attempt: AttemptDir, reads: Reads, free_port: int) -> None:
-    with listen_anywhere(free_port):
-        exported = CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET)
-        port, _, _ = listen_and_close(attempt, exported, ["10.0.0.1"])
-    known_endpoints = watch_endpoints(attempt, exported)
-    reads.now += 3.1
-    assert known_endpoints() == [Endpoint("10.0.0.1", free_port, SECRET), Endpoint("10.0.0.1", port, SECRET)]
-
-
 def test_without_exported_endpoints_the_file_is_read_at_each_call_until_it_exists(
     attempt: AttemptDir, reads: Reads
 ) -> None:
@@ -196,29 +187,26 @@ def test_without_exported_endpoints_the_file_is_read_at_each_call_until_it_exist
 
 @pytest.mark.parametrize("exported", [True, False])
 @pytest.mark.parametrize("occupied", [True, False])
-def test_a_participant_finds_node_0(
+async def test_a_participant_finds_node_0(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, exported: bool, occupied: bool, free_port: int
 ) -> None:
     monkeypatch.setattr(discovery, "_EXPORTED_ONLY_S", 0.1)
     exported = CoordinatorEndpoints(("127.0.0.1",), free_port, SECRET) if exported else None
 
-    async def scenario() -> None:
-        # Somebody who has taken the port for loopback alone, and says nothing.
-        other = listen("127.0.0.1", free_port) if occupied else None
-        finding = asyncio.create_task(connect_to_coordinator(watch_endpoints(attempt, exported), 1, LONG_S))
-        await asyncio.sleep(0)
-        listener, secret = listen_for_participants(attempt, "7", 0, exported, ["127.0.0.1", "127.8.0.1"])
-        coordinator = ParticipantConnections(secret, 2)
-        await coordinator.listen(listener)
-        participant, received_secret = await finding
-        assert received_secret == secret
-        await participant.exchange_clock_stamps(LONG_S)
-        await participant.close()
-        await coordinator.close()
-        if other is not None:
-            other.close()
-
-    asyncio.run(scenario())
+    # Somebody who has taken the port for loopback alone, and says nothing.
+    other = listen("127.0.0.1", free_port) if occupied else None
+    finding = asyncio.create_task(connect_to_coordinator(watch_endpoints(attempt, exported), 1, LONG_S))
+    await asyncio.sleep(0)
+    listener, secret = listen_for_participants(attempt, "7", 0, exported, ["127.0.0.1", "127.8.0.1"])
+    coordinator = ParticipantConnections(secret, 2)
+    await coordinator.listen(listener)
+    participant, received_secret = await finding
+    assert received_secret == secret
+    await participant.exchange_clock_stamps(LONG_S)
+    await participant.close()
+    await coordinator.close()
+    if other is not None:
+        other.close()
 
 
 # --- what the batch script exports ------------------------------------------------------------------------------
@@ -240,19 +228,14 @@ def test_exported_endpoints_are_removed_from_the_environment(environ: dict[str, 
     assert pop_coordinator_endpoints() is None
 
 
-@pytest.mark.parametrize("text", ["", "port 10.0.0.1", "4711", "4711.5 10.0.0.1"])
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [*((0, text) for text in ("", "port 10.0.0.1", "4711", "4711.5 10.0.0.1")), (1, ""), (1, "no hex")],
+)
 def test_exported_endpoints_that_cannot_be_read_are_ignored(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, text: str
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, variable: int, text: str
 ) -> None:
-    monkeypatch.setenv(next(iter(environ)), text)
-    assert pop_coordinator_endpoints() is None
-
-
-@pytest.mark.parametrize("secret", ["", "no hex"])
-def test_exported_endpoints_without_a_secret_are_ignored(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, secret: str
-) -> None:
-    monkeypatch.setenv(list(environ)[1], secret)
+    monkeypatch.setenv(list(environ)[variable], text)
     assert pop_coordinator_endpoints() is None
 
 

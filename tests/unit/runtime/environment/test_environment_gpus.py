@@ -11,12 +11,7 @@ from slurmtrain.runtime.environment.variables import environment_of_agent
 
 @pytest.mark.parametrize(
     ("visible", "count", "slot", "own"),
-    [
-        ("0,1,2,3", 2, 1, "2,3"),
-        ("GPU-a,GPU-b", 1, 0, "GPU-a"),
-        (None, 2, 1, "2,3"),
-        ("0,1", 0, 1, "0,1"),
-    ],
+    [("0,1,2,3", 2, 1, "2,3"), ("GPU-a,GPU-b", 1, 0, "GPU-a"), (None, 2, 1, "2,3"), ("0,1", 0, 1, "0,1")],
 )
 def test_each_run_sees_its_own_gpus(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, slot: int, own: str

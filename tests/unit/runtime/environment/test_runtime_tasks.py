@@ -89,12 +89,7 @@ def test_a_command_per_node_sees_the_nodes_and_no_task(launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "kept"),
-    [
-        ("ranks", {*ELASTIC}),
-        ("node", {"MASTER_ADDR", "MASTER_PORT"}),
-        ("none", set()),
-    ],
+    ("launcher", "kept"), [("ranks", {*ELASTIC}), ("node", {"MASTER_ADDR", "MASTER_PORT"}), ("none", set())]
 )
 def test_only_a_rank_inherits_what_torchrun_sets_for_one(launcher: str, kept: set[str]) -> None:
     environ = inherited(replace(RANKS, launcher=launcher), {**ELASTIC, **OTHERS, **SETTINGS})

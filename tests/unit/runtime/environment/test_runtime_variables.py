@@ -105,9 +105,7 @@ def test_one_room_of_the_runtime_reads_the_environment() -> None:
 )
 def test_every_way_to_read_the_environment_is_noticed(source: str) -> None:
     assert reads_environment(ast.parse(source))
-
-
-def test_an_environment_that_is_passed_in_is_not_the_processs() -> None:
+    # One that is passed in is not the process's.
     assert not reads_environment(ast.parse("import os\nx = context.environ['A']\nos.getpid()"))
 
 

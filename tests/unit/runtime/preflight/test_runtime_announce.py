@@ -48,9 +48,7 @@ def test_all_addresses_are_exported_that_of_the_default_route_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_addresses(
-        monkeypatch,
-        ["10.1.0.1", "10.0.0.1", "fd01::1", "fd00::1"],
-        {"192.0.2.1": "10.0.0.1", "2001:db8::1": "fd00::1"},
+        monkeypatch, ["10.1.0.1", "10.0.0.1", "fd01::1", "fd00::1"], {"192.0.2.1": "10.0.0.1", "2001:db8::1": "fd00::1"}
     )
     endpoints = evaluate_announcement(capsys, monkeypatch)
     assert endpoints.addresses == ("10.0.0.1", "fd00::1", "10.1.0.1", "fd01::1")

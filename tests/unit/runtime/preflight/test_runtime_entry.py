@@ -323,16 +323,10 @@ def test_a_signal_is_obeyed_whatever_hangs(
     assert single.events == []
 
 
-def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, hanging: Any) -> None:
-    first = agent(node(count=2), spec(2))
+@pytest.mark.parametrize("index", [0, 1], ids=["others are waited for", "node 0 is searched for"])
+def test_a_signal_is_obeyed_while_nodes_meet(agent: Agents, hanging: Any, index: int) -> None:
     threading.Timer(0.2, hanging.begun.set).start()
-    assert stopped_while(first, hanging, signal.SIGUSR2).signal == "SIGUSR2"
-
-
-def test_a_signal_is_obeyed_during_the_search_for_node_0(agent: Agents, hanging: Any) -> None:
-    second = agent(node(1, count=2), spec(2))
-    threading.Timer(0.2, hanging.begun.set).start()
-    assert stopped_while(second, hanging, signal.SIGTERM).signal == "SIGTERM"
+    assert stopped_while(agent(node(index, count=2), spec(2)), hanging, signal.SIGUSR2).signal == "SIGUSR2"
 
 
 def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:

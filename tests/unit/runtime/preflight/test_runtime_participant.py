@@ -216,26 +216,23 @@ def test_no_port_is_bound_if_another_check_has_failed() -> None:
     assert "listen" not in preflight.calls
 
 
-def test_at_level_off_the_port_is_bound_without_a_finding() -> None:
-    outcomes = run_all(SimulatedPreflight(2, port="off"))
-    assert outcomes[0].master is not None
-    assert "port" not in {outcome.check for outcome in outcomes[0].findings}
-
-
 # --- lost nodes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moment", ["candidates", "measure"])
-def test_node_0_learns_which_node_has_died_and_all_others_end(moment: str) -> None:
-    preflight = SimulatedPreflight(4)
-    preflight.end_at(2, moment)
-    first, second, dead, last = preflight.run()
-    assert isinstance(dead, asyncio.CancelledError)
-    assert isinstance(first, PeerLost)
-    assert (first.node, first.signal) == (2, None)
-    for outcome in (second, last):
-        assert isinstance(outcome, PeerLost)
-        assert (outcome.node, outcome.signal) == (0, None)
+@pytest.mark.parametrize(
+    ("node", "moment", "error"),
+    [(2, "candidates", None), (2, "measure", None), (0, "measure", None), (1, "bandwidth", None),
+     (1, "candidates", ImportError("no module named psutil"))],
+)  # fmt: skip
+def test_node_0_learns_which_node_has_died_and_all_others_end(node: int, moment: str, error: Exception | None) -> None:
+    preflight = SimulatedPreflight(4, bandwidth="fail" if moment == "bandwidth" else "off")
+    preflight.end_at(node, moment, error=error)
+    outcomes = preflight.run()
+    assert isinstance(outcomes[node], type(error) if error else asyncio.CancelledError)
+    for other, outcome in enumerate(outcomes):
+        if other != node:
+            assert isinstance(outcome, PeerLost)
+            assert (outcome.node, outcome.signal) == (0 if other else node, None)
 
 
 @pytest.mark.parametrize(("node", "moment"), [(0, "measure"), (2, "candidates"), (2, "measure")])
@@ -250,63 +247,21 @@ def test_a_signal_at_one_node_is_reported_to_all(node: int, moment: str) -> None
             assert (outcome.node, outcome.signal) == (0 if other else node, "SIGTERM")
 
 
-def test_a_node_that_dies_during_the_all_reduce_is_named() -> None:
-    preflight = SimulatedPreflight(3, bandwidth="fail")
-    preflight.end_at(1, "bandwidth")
-    first, _, last = preflight.run()
-    assert isinstance(first, PeerLost)
-    assert first.node == 1
-    assert isinstance(last, PeerLost)
-    assert last.node == 0
-
-
-def test_an_agent_that_raises_is_lost_for_the_others() -> None:
-    preflight = SimulatedPreflight(3)
-    preflight.end_at(1, "candidates", error=ImportError("no module named psutil"))
-    first, broken, last = preflight.run()
-    assert isinstance(broken, ImportError)
-    assert isinstance(first, PeerLost)
-    assert first.node == 1
-    assert isinstance(last, PeerLost)
-
-
-def test_node_0_that_dies_is_lost_for_all_others() -> None:
-    preflight = SimulatedPreflight(3)
-    preflight.end_at(0, "measure")
-    first, *others = preflight.run()
-    assert isinstance(first, asyncio.CancelledError)
-    for outcome in others:
-        assert isinstance(outcome, PeerLost)
-        assert (outcome.node, outcome.signal) == (0, None)
-
-
 # --- time-outs -----------------------------------------------------------------------------------------------
 
 
-def never_coming(named: bool) -> list[PreflightOutcome]:
+@pytest.mark.parametrize("hosts", [{3: "rack1-node7"}, {}], ids=["known", "unknown"])
+def test_a_node_that_never_joins_is_blamed_by_its_expected_host_name(hosts: dict[int, str]) -> None:
     preflight = SimulatedPreflight(4)
     preflight.nodes[3].joins = False
     preflight.join_s = 2.0
-    if named:
-        preflight.expected_hosts[3] = "rack1-node7"
-    else:
-        preflight.expected_hosts = {}
-    return run_all(preflight)
-
-
-def test_a_node_that_never_joins_is_blamed_by_its_expected_host_name() -> None:
-    outcomes = never_coming(named=True)
+    preflight.expected_hosts = hosts
+    outcomes = run_all(preflight)
     assert len(outcomes) == 3
     for outcome in outcomes:
-        assert outcome.problem == "rack1-node7: agent: its agent has not reported in time"
-        assert outcome.blamed == ["rack1-node7"]
+        assert outcome.problem == f"{hosts.get(3, 'node 3')}: agent: its agent has not reported in time"
+        assert outcome.blamed == list(hosts.values())
         assert outcome.master is None
-
-
-def test_a_node_that_never_joins_and_has_no_known_name_is_not_blamed() -> None:
-    for outcome in never_coming(named=False):
-        assert outcome.problem == "node 3: agent: its agent has not reported in time"
-        assert outcome.blamed == []
 
 
 def test_a_node_that_does_not_report_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +316,4 @@ def test_a_task_survives_json_and_holds_only_what_a_node_needs() -> None:
         assert record.ports == {other: 5000 + other for other in needed}
         assert [outcome.name for outcome in record.networks] == ["one", "two"]
         assert record.networks[1].members == {other: slow(other) for other in needed}
-
-
-def test_a_task_without_networks_names_no_node() -> None:
     assert ProbeTask([], {0: 0, 1: 0}, "token").to_dict(2)[1] == {"networks": [], "ports": {}, "token": "token"}

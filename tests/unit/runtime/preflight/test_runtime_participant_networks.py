@@ -44,14 +44,6 @@ def test_a_node_that_is_cut_off_on_every_network_is_blamed() -> None:
     assert election(outcomes[0])["elected"] is None
 
 
-def test_two_nodes_that_are_cut_off_from_all_others_are_both_blamed() -> None:
-    preflight = SimulatedPreflight(6)
-    for node in (1, 4):
-        preflight.isolate(FAST, node)
-        preflight.isolate(SLOW, node)
-    assert run_all(preflight)[0].blamed == ["n1", "n4"]
-
-
 @pytest.mark.parametrize("ways", [[(1, 3), (3, 1)], [(1, 3)]], ids=["both", "one-way"])
 def test_a_pair_that_does_not_reach_each_other_is_named_and_neither_is_blamed(ways: list[tuple[int, int]]) -> None:
     preflight = SimulatedPreflight(4)
@@ -66,13 +58,17 @@ def test_a_pair_that_does_not_reach_each_other_is_named_and_neither_is_blamed(wa
         assert (outcome.problem or "").startswith("n1, n3: network: n1 cannot reach n3: 127.2.0.4: No route to host")
 
 
-def test_of_64_nodes_the_one_that_is_cut_off_is_blamed_though_few_have_probed_it() -> None:
-    preflight = SimulatedPreflight(64)
-    for node in (FAST, SLOW):
-        preflight.isolate(node, 37)
+@pytest.mark.parametrize(("nodes", "cut_off"), [(6, [1, 4]), (48, [37])])
+def test_nodes_that_are_cut_off_from_all_others_are_blamed_though_few_have_probed_them(
+    nodes: int, cut_off: list[int]
+) -> None:
+    preflight = SimulatedPreflight(nodes)
+    for network in (FAST, SLOW):
+        for node in cut_off:
+            preflight.isolate(network, node)
     outcomes = run_all(preflight)
-    assert {tuple(outcome.blamed) for outcome in outcomes} == {("n37",)}
-    assert statuses(outcomes, "network").count("fail") == 1
+    assert {tuple(outcome.blamed) for outcome in outcomes} == {tuple(f"n{node}" for node in cut_off)}
+    assert statuses(outcomes, "network").count("fail") == len(cut_off)
 
 
 def test_nodes_without_a_network_in_common_fail() -> None:
@@ -120,11 +116,11 @@ def test_at_level_warn_training_continues_over_an_unproved_network() -> None:
     assert statuses(outcomes, "network") == ["pass", "warn", "pass"]
 
 
-def test_at_level_off_no_probe_is_made() -> None:
-    outcomes = run_all(SimulatedPreflight(3, network="off"))
-    assert {outcome.tests for outcome in outcomes} == {0}
-    assert {outcome.interface for outcome in outcomes} == {"fast0"}
-    assert {outcome.problem for outcome in outcomes} == {None}
+def test_at_level_off_no_probe_is_made_and_bandwidth_is_not_measured_by_default() -> None:
+    preflight = SimulatedPreflight(3, network="off")
+    outcomes = run_all(preflight)
+    assert {(outcome.tests, outcome.interface, outcome.problem) for outcome in outcomes} == {(0, "fast0", None)}
+    assert "bandwidth" not in preflight.calls
 
 
 def test_rates_are_measured_if_no_speed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +165,3 @@ def test_an_all_reduce_that_fails_ends_the_attempt_and_no_node_is_blamed() -> No
     outcomes = run_all(preflight)
     assert {outcome.problem for outcome in outcomes} == {"n1: bandwidth: Connection closed by peer"}
     assert outcomes[0].blamed == []
-
-
-def test_bandwidth_is_not_measured_by_default() -> None:
-    preflight = SimulatedPreflight(2)
-    run_all(preflight)
-    assert "bandwidth" not in preflight.calls

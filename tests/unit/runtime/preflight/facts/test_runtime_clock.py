@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,49 +66,31 @@ Commands = Callable[..., None]
 # --- the kernel -------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_the_kernel_calls_synchronised_is_kept_within_its_bound() -> None:
-    timex = "error at most 12.3 ms by the kernel"
-    assert read_kernel(0, 12345) == {
-        "disciplined": True,
-        "source": "adjtimex",
-        "description": timex,
-        "bound_ms": 12.345,
-    }
+@pytest.mark.parametrize(
+    ("state", "error_us", "disciplined", "bound_ms", "description"),
+    [
+        (0, 12345, True, 12.345, "error at most 12.3 ms by the kernel"),
+        # A leap second is no error.
+        *((state, 500, True, 0.5, "error at most 0.5 ms by the kernel") for state in (1, 2, 3, 4)),
+        (0, 16_000_000, False, None, None),
+        (5, 16_000_000, False, None, None),
+        (5, 2_500_000, None, 2500, "error at most 2.5 s by the kernel, which does not report it as synchronised"),
+    ],
+)
+def test_the_kernel_calls_a_clock_synchronised_not_or_leaves_it_in_doubt(
+    state: int, error_us: int, disciplined: bool | None, bound_ms: float | None, description: str | None
+) -> None:
+    answer = read_kernel(state, error_us)
+    assert answer is not None
+    assert (answer["disciplined"], answer["bound_ms"], answer["source"]) == (disciplined, bound_ms, "adjtimex")
+    assert description in (None, answer["description"])
 
 
-@pytest.mark.parametrize("state", [1, 2, 3, 4])
-def test_a_leap_second_is_no_error(state: int) -> None:
-    assert (read_kernel(state, 500) or {})["disciplined"] is True
-
-
-@pytest.mark.parametrize("state", [0, 5])
-def test_a_clock_of_which_the_kernel_has_no_bound_is_not_synchronised(state: int) -> None:
-    discipline = read_kernel(state, 16_000_000)
-    assert discipline is not None
-    assert discipline["disciplined"] is False
-    assert discipline["bound_ms"] is None
-
-
-def test_a_bound_without_the_flag_of_a_synchronised_clock_leaves_the_kernel_in_doubt() -> None:
-    discipline = read_kernel(5, 2_500_000)
-    assert discipline is not None
-    assert discipline["disciplined"] is None
-    assert discipline["description"] == "error at most 2.5 s by the kernel, which does not report it as synchronised"
-
-
-def test_a_kernel_that_may_not_be_asked_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidden:
-        @staticmethod
-        def adjtimex(_: object) -> int:
-            return -1
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Forbidden)
-    assert ask_kernel() is None
-
-
-def test_a_system_without_the_call_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert ask_kernel() is None
+def test_a_kernel_that_cannot_be_asked_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ask_kernel() or {"source": "adjtimex"})["source"] == "adjtimex"
+    for library in (SimpleNamespace(adjtimex=lambda _: -1), object()):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, library=library: library)
+        assert ask_kernel() is None
 
 
 @pytest.mark.skipif(ctypes.sizeof(ctypes.c_long) != 8, reason="the layout is that of 64-bit Linux")
@@ -122,83 +105,48 @@ def test_the_kernel_fills_the_structure_as_it_is_laid_out() -> None:
     assert timex.maxerror >= 0
 
 
-def test_this_machine_gives_an_answer_of_the_kernel_or_none() -> None:
-    discipline = ask_kernel()
-    assert discipline is None or (discipline["source"] == "adjtimex" and discipline["description"])
-
-
 # --- what services print ----------------------------------------------------------------------------------------
 
 
-def test_chrony_gives_its_source_and_a_bound_of_correction_dispersion_and_half_the_delay() -> None:
-    discipline = read_chrony(CHRONY)
-    assert discipline is not None
-    assert discipline["disciplined"] is True
-    assert discipline["source"] == "chrony"
-    assert discipline["bound_ms"] == pytest.approx(0.001490 + 0.001872 + 0.006596 / 2)
-    assert discipline["description"] == "error at most 0.00666 ms, chrony follows 127.0.0.1"
-
-
-def test_chrony_without_a_source_is_not_disciplined() -> None:
-    assert read_chrony(CHRONY_ASTRAY) == {
-        "disciplined": False,
-        "source": "chrony",
-        "description": "chrony follows no source",
-        "bound_ms": None,
-    }
-
-
-def test_a_clock_that_follows_itself_is_not_kept() -> None:
-    chrony, ntpd = read_chrony(CHRONY_ALONE), read_ntpq(NTPD_ALONE)
-    assert chrony is not None
-    assert ntpd is not None
-    assert (chrony["disciplined"], chrony["description"]) == (False, "chrony follows no source but this clock itself")
-    assert (ntpd["disciplined"], ntpd["description"]) == (False, "ntpd follows no source but this clock itself")
+ITSELF, NOBODY = "follows no source but this clock itself", "follows no source"
+NO_FIGURES = NTPD.replace("rootdisp", "rootdispersion")
 
 
 @pytest.mark.parametrize(
-    "text", [CHRONY_GONE, "", CHRONY.replace("0.000001872", "nan"), CHRONY.replace("0.000001872", "-")]
+    ("read", "text", "disciplined", "bound_ms", "description"),
+    [
+        # Of correction, dispersion and half the delay.
+        (read_chrony, CHRONY, True, 0.00666, "error at most 0.00666 ms, chrony follows 127.0.0.1"),
+        (read_chrony, CHRONY_ASTRAY, False, None, f"chrony {NOBODY}"),
+        (read_chrony, CHRONY_ALONE, False, None, f"chrony {ITSELF}"),
+        (read_ntpq, NTPD, True, 12.0, "error at most 12 ms, ntpd follows 10.0.0.1"),
+        (read_ntpq, NO_FIGURES, True, None, None),
+        *((read_ntpq, NTPD_ASTRAY.replace("leap=11", f"leap={leap}"), False, None, f"ntpd {NOBODY}")
+          for leap in ("11", "3", "03", "00")),
+        (read_ntpq, NTPD_ALONE, False, None, f"ntpd {ITSELF}"),
+        (read_timedatectl, "yes\n", True, None, "synchronised, by timedatectl"),
+        (read_timedatectl, "no\n", False, None, None),
+    ],
+)  # fmt: skip
+def test_a_service_says_whether_it_keeps_the_clock_and_how_well(
+    read: Callable[[str], Any], text: str, disciplined: bool, bound_ms: float | None, description: str | None
+) -> None:
+    answer = read(text)
+    assert answer["disciplined"] is disciplined
+    assert description in (None, answer["description"])
+    assert answer["bound_ms"] == (None if bound_ms is None else pytest.approx(bound_ms, rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        *((read_chrony, text) for text in (CHRONY_GONE, "", *(CHRONY.replace("0.000001872", x) for x in ("nan", "-")))),
+        *((read_ntpq, text) for text in ("", "ntpq: read: Connection refused\n", "leap=00", "stratum=3")),
+        (read_timedatectl, ""),
+    ],
 )
-def test_output_that_is_not_chronys_is_no_answer(text: str) -> None:
-    assert read_chrony(text) is None
-
-
-def test_timedatectl_says_yes_or_no() -> None:
-    assert read_timedatectl("yes\n") == {
-        "disciplined": True,
-        "source": "timesyncd",
-        "description": "synchronised, by timedatectl",
-        "bound_ms": None,
-    }
-    assert (read_timedatectl("no\n") or {})["disciplined"] is False
-    assert read_timedatectl("") is None
-
-
-def test_ntpd_gives_its_source_and_a_bound_of_offset_dispersion_and_half_the_delay() -> None:
-    assert read_ntpq(NTPD) == {
-        "disciplined": True,
-        "source": "ntpd",
-        "description": "error at most 12 ms, ntpd follows 10.0.0.1",
-        "bound_ms": 12.0,
-    }
-
-
-def test_ntpd_that_names_no_figures_gives_no_bound() -> None:
-    discipline = read_ntpq(NTPD.replace("rootdisp", "rootdispersion"))
-    assert discipline is not None
-    assert (discipline["disciplined"], discipline["bound_ms"]) == (True, None)
-
-
-@pytest.mark.parametrize("leap", ["11", "3", "03", "00"])
-def test_ntpd_without_a_source_is_not_disciplined(leap: str) -> None:
-    discipline = read_ntpq(NTPD_ASTRAY.replace("leap=11", f"leap={leap}"))
-    assert discipline is not None
-    assert (discipline["disciplined"], discipline["description"]) == (False, "ntpd follows no source")
-
-
-@pytest.mark.parametrize("text", ["", "ntpq: read: Connection refused\n", "leap=00", "stratum=3"])
-def test_output_that_is_not_ntpds_is_no_answer(text: str) -> None:
-    assert read_ntpq(text) is None
+def test_output_that_is_not_a_services_is_no_answer(read: Callable[[str], Any], text: str) -> None:
+    assert read(text) is None
 
 
 _CELLS = st.text(alphabet='0123456789.-+eEnaif,"= \nabcleapstratum', max_size=80)
@@ -264,39 +212,26 @@ def test_a_kernel_that_calls_the_clock_synchronised_is_enough(commands: Commands
     assert not (tmp_path / "asked").exists()
 
 
-def test_chrony_counts_if_the_kernel_does_not_call_the_clock_synchronised(commands: Commands) -> None:
-    for kernel in (None, IN_DOUBT, ASTRAY):
-        commands(kernel, chronyc=printing(CHRONY))
-        assert read_discipline() == read_chrony(CHRONY)
-
-
 def test_the_first_service_that_keeps_the_clock_is_believed(commands: Commands) -> None:
     commands(None, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no", ntpq=printing(NTPD))
     assert read_discipline() == read_ntpq(NTPD)
 
 
-def test_a_service_that_denies_it_outranks_the_kernel(commands: Commands) -> None:
-    for kernel in (None, IN_DOUBT, ASTRAY):
-        commands(kernel, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no")
-        assert read_discipline() == read_chrony(CHRONY_ASTRAY)
-
-
-def test_a_kernel_in_doubt_is_believed_where_no_service_answers(commands: Commands) -> None:
-    commands(IN_DOUBT)
-    discipline = read_discipline()
-    assert (discipline["disciplined"], discipline["source"], discipline["bound_ms"]) == (True, "adjtimex", 5.0)
-
-
-def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: Commands) -> None:
-    commands(ASTRAY, chronyc=f"echo '{CHRONY_GONE.strip()}'; exit 1")
-    assert read_discipline() == ASTRAY
-
-
-def test_without_any_answer_the_discipline_is_unknown(commands: Commands) -> None:
-    commands(None)
-    nothing = {"disciplined": None, "source": "none", "description": "no time service answers", "bound_ms": None}
-    assert read_discipline() == nothing
-    assert combine(None, None) == nothing
+@pytest.mark.parametrize("kernel", [None, IN_DOUBT, ASTRAY], ids=["none", "in doubt", "denies"])
+def test_services_are_believed_where_the_kernel_does_not_call_the_clock_synchronised(
+    commands: Commands, kernel: dict[str, Any] | None
+) -> None:
+    commands(kernel, chronyc=f"echo '{CHRONY_GONE.strip()}'; exit 1")
+    alone = read_discipline()
+    if kernel is IN_DOUBT:
+        assert (alone["disciplined"], alone["source"], alone["bound_ms"]) == (True, "adjtimex", 5.0)
+    else:
+        nothing = {"disciplined": None, "source": "none", "description": "no time service answers", "bound_ms": None}
+        assert alone == (kernel or nothing) == combine(kernel, None)
+    commands(kernel, chronyc=printing(CHRONY))
+    assert read_discipline() == read_chrony(CHRONY)
+    commands(kernel, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no")
+    assert read_discipline() == read_chrony(CHRONY_ASTRAY)
 
 
 @pytest.mark.parametrize(
@@ -305,17 +240,13 @@ def test_without_any_answer_the_discipline_is_unknown(commands: Commands) -> Non
         pytest.param("exec /bin/sleep 600", id="hangs"),
         pytest.param(printing(CHRONY) + "\nexit 1", id="fails"),
         pytest.param("printf '\\377\\376'", id="no text"),
+        pytest.param(None, id="cannot be executed"),
     ],
 )
-def test_a_command_that_hangs_or_fails_is_skipped(commands: Commands, script: str) -> None:
-    commands(None, chronyc=script, timedatectl="echo yes")
-    assert read_discipline()["source"] == "timesyncd"
-
-
-def test_a_file_that_cannot_be_executed_is_skipped(commands: Commands, tmp_path: Path) -> None:
-    commands(None, timedatectl="echo yes")
-    (tmp_path / "chronyc").write_bytes(b"\x7fELF")
-    (tmp_path / "chronyc").chmod(0o755)
+def test_a_command_that_hangs_or_fails_is_skipped(commands: Commands, tmp_path: Path, script: str | None) -> None:
+    commands(None, chronyc=script or "", timedatectl="echo yes")
+    if script is None:
+        (tmp_path / "chronyc").write_bytes(b"\x7fELF")
     assert read_discipline()["source"] == "timesyncd"
 
 

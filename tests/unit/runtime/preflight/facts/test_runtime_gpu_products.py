@@ -16,10 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.runtime.preflight.facts import matmul
-from slurmtrain.runtime.preflight.facts.gpus import (
-    parse_gemm_output,
-    run_gemm,
-)
+from slurmtrain.runtime.preflight.facts.gpus import parse_gemm_output, run_gemm
 
 FakeTorch = Callable[[str], dict[str, str]]
 
@@ -87,31 +84,13 @@ def test_every_gpu_multiplies_in_a_process_of_its_own(fake_torch: FakeTorch) -> 
     assert all(gpu["ms"] >= 0 and gpu["tflops"] > 0 for gpu in facts["gpus"])
 
 
-def test_the_product_does_not_use_the_python_of_the_ranks(fake_torch: FakeTorch) -> None:
-    environ = {**fake_torch("GPUS += [GOOD]"), "PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent"}
-    assert run_gemm(environ, 60)["count"] == 1
-
-
-def test_the_product_does_not_import_modules_beside_it(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("import profile\nGPUS += [GOOD] * ('slurmtrain' not in profile.__file__)"), 60)
-    assert facts["count"] == 1
-
-
-def test_the_product_sees_the_gpus_of_the_ranks(fake_torch: FakeTorch) -> None:
-    environ = {**fake_torch("GPUS += [GOOD] * len(os.environ['CUDA_VISIBLE_DEVICES'].split(','))"),
-               "CUDA_VISIBLE_DEVICES": "1,2,3"}  # fmt: skip
+def test_the_product_sees_the_gpus_of_the_ranks_and_uses_neither_their_python_nor_modules_beside_it(
+    fake_torch: FakeTorch,
+) -> None:
+    seen = "os.environ['CUDA_VISIBLE_DEVICES'].split(',')"
+    environ = fake_torch(f"import profile\nGPUS += [GOOD] * len({seen}) * ('slurmtrain' not in profile.__file__)")
+    environ |= {"PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent", "CUDA_VISIBLE_DEVICES": "1,2,3"}
     assert run_gemm(environ, 60)["count"] == 3
-
-
-def test_a_gpu_that_cannot_multiply_is_an_error_and_the_others_continue(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [broken, GOOD]"), 60)
-    assert facts["gpus"][0] == {"gpu": 0, "error": "RuntimeError: CUDA error: unspecified launch failure"}
-    assert facts["gpus"][1]["name"] == "Fake"
-
-
-def test_a_wrong_product_is_an_error(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [GOOD]\nTensor.right = False"), 60)
-    assert facts["gpus"] == [{"gpu": 0, "error": "ArithmeticError: the product of 4096 x 4096 ones is wrong"}]
 
 
 def test_a_gpu_that_hangs_is_an_error_beside_the_others_figures_and_the_child_is_killed(
@@ -144,21 +123,24 @@ builtins.print = print_and_say_so
     assert [child.wait(PATIENCE_S) for child in children] == [-9]
 
 
-def test_the_error_of_a_child_that_fails_is_its_last_line(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch("sys.exit('no driver')"), 60) == {"error": "exit code 1: no driver"}
+BROKEN = {"gpu": 0, "error": "RuntimeError: CUDA error: unspecified launch failure"}
+WRONG = {"gpu": 0, "error": "ArithmeticError: the product of 4096 x 4096 ones is wrong"}
 
 
-def test_the_error_of_a_child_that_is_killed_names_the_signal(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [dies]"), 60)
-    assert facts["gpus"] == [{"gpu": 0, "error": "signal 11"}]
-
-
-def test_a_torch_for_gpus_that_sees_none_is_an_error(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch(""), 60) == {"error": "torch sees no GPU", "count": 0, "gpus": []}
-
-
-def test_a_torch_without_cuda_skips_the_product(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch("version.cuda = None"), 60) == {"skip": "torch is built without CUDA"}
+@pytest.mark.parametrize(
+    ("lines", "facts"),
+    [
+        ("sys.exit('no driver')", {"error": "exit code 1: no driver"}),
+        ("", {"error": "torch sees no GPU", "count": 0, "gpus": []}),
+        ("version.cuda = None", {"skip": "torch is built without CUDA"}),
+        ("GPUS += [dies]", {"gpus": [{"gpu": 0, "error": "signal 11"}]}),
+        ("GPUS += [GOOD]\nTensor.right = False", {"gpus": [WRONG]}),
+        ("GPUS += [broken, broken]", {"gpus": [BROKEN, {**BROKEN, "gpu": 1}]}),
+    ],
+    ids=["fails", "no GPU", "no CUDA", "dies", "wrong", "broken"],
+)
+def test_a_child_or_a_gpu_that_fails_is_told(fake_torch: FakeTorch, lines: str, facts: dict[str, Any]) -> None:
+    assert run_gemm(fake_torch(lines), 60).items() >= facts.items()
 
 
 def test_a_child_whose_parent_has_died_ends_by_itself(fake_torch: FakeTorch) -> None:

@@ -15,13 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.runtime.preflight.facts import gpus
-from slurmtrain.runtime.preflight.facts.gpus import (
-    driver_version,
-    find_xids,
-    inspect_gpus,
-    load_nvml,
-    visible_devices,
-)
+from slurmtrain.runtime.preflight.facts.gpus import driver_version, find_xids, inspect_gpus, load_nvml, visible_devices
 
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST = 3, 4, 9, 15
 

@@ -124,21 +124,31 @@ def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> 
     }
 
 
+@pytest.mark.parametrize(
+    ("card", "flags", "addresses"),
+    [
+        *((replace(ETH0, operstate=state, type=None), {}, ["10.0.0.5"]) for state in ("up", "unknown", None)),
+        # A scope is no part of an address.
+        (Card(("fd00::5%eth0/ffff:ffff:ffff:ffff::",)), {}, ["fd00::5"]),
+        # A permanent address.
+        *((Card((V6,)), {"fd00::1:5": 0x01, "fd00::5": flag}, ["fd00::5"]) for flag in (0x00, 0x80, 0x02)),
+        # Link-local addresses.
+        (Card(("fe80::1%eth0/ffff:ffff:ffff:ffff::", "169.254.7.1/255.255.0.0")), {}, []),
+    ],
+)
+def test_addresses_that_others_can_reach_are_used_and_no_others(
+    machine: Machine, card: Card, flags: dict[str, int], addresses: list[str]
+) -> None:
+    machine(flags, eth0=card)
+    found, excluded = find_candidates(0)
+    assert ([candidate.address for candidate in found], excluded) == (addresses, [])
+    assert [candidate.address for candidate in find_candidates(0, "eth0")[0]] == addresses
+
+
 @pytest.mark.parametrize(("speed", "expected"), [(0, None), (-1, None), (2**32 - 1, None), (1, 1), (800_000, 800_000)])
 def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: int, expected: int | None) -> None:
     machine(eth0=replace(ETH0, speed=speed))
     assert find_candidates(0)[0][0].speed_mbps == expected
-
-
-@pytest.mark.parametrize("state", ["up", "unknown", None])
-def test_an_interface_of_unknown_state_is_used(machine: Machine, state: str | None) -> None:
-    machine(eth0=replace(ETH0, operstate=state, type=None))
-    assert [candidate.address for candidate in find_candidates(0)[0]] == ["10.0.0.5"]
-
-
-def test_a_scope_is_no_part_of_an_address(machine: Machine) -> None:
-    machine(eth0=Card(("fd00::5%eth0/ffff:ffff:ffff:ffff::",)))
-    assert [candidate.address for candidate in find_candidates(0)[0]] == ["fd00::5"]
 
 
 # --- what cannot ------------------------------------------------------------------------------------------------
@@ -158,6 +168,17 @@ def test_an_interface_without_a_carrier_is_excluded_even_if_it_is_pinned(
 ) -> None:
     machine(eth0=card)
     assert exclusion_reasons(pinned=pinned) == {"10.0.0.5": reason}
+    [excluded] = find_candidates(7, pinned)[1]
+    assert (excluded.node, excluded.interface) == (7, "eth0")
+
+
+def test_an_interface_that_disappears_meanwhile_is_down_and_loopback_addresses_are_excluded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(dummy0=Card(("127.5.0.1",)))
+    assert exclusion_reasons() == {"127.5.0.1": "the loopback interface"}
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    assert exclusion_reasons() == {"127.5.0.1": "the interface is down"}
 
 
 @pytest.mark.parametrize(
@@ -185,39 +206,10 @@ def test_the_loopback_interface_is_ignored_unless_it_is_pinned(machine: Machine)
     assert [candidate.address for candidate in find_candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
 
 
-def test_link_local_addresses_are_ignored(machine: Machine) -> None:
-    machine(eth0=Card(("fe80::1%eth0/ffff:ffff:ffff:ffff::", "169.254.7.1/255.255.0.0")))
-    assert find_candidates(0) == ([], [])
-    assert find_candidates(0, "eth0") == ([], [])
-
-
-def test_a_loopback_address_on_another_interface_is_excluded(machine: Machine) -> None:
-    machine(dummy0=Card(("127.5.0.1",)))
-    assert exclusion_reasons() == {"127.5.0.1": "the loopback interface"}
-
-
 @pytest.mark.parametrize("flag", [0x01, 0x08, 0x20, 0x40, 0x41, 0xA0])
 def test_a_temporary_ipv6_address_is_excluded(machine: Machine, flag: int) -> None:
     machine({"fd00::5": flag}, eth0=Card((V6,)))
     assert exclusion_reasons() == {"fd00::5": "a temporary, deprecated or unconfirmed address"}
-
-
-@pytest.mark.parametrize("flag", [0x00, 0x80, 0x02])
-def test_a_permanent_ipv6_address_is_used(machine: Machine, flag: int) -> None:
-    machine({"fd00::1:5": 0x01, "fd00::5": flag}, eth0=Card((V6,)))
-    assert [candidate.address for candidate in find_candidates(0)[0]] == ["fd00::5"]
-
-
-def test_an_excluded_address_has_the_number_of_its_node(machine: Machine) -> None:
-    machine(eth0=replace(ETH0, up=False))
-    [excluded] = find_candidates(7)[1]
-    assert (excluded.node, excluded.interface) == (7, "eth0")
-
-
-def test_an_interface_that_disappears_meanwhile_is_down(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(eth0=ETH0)
-    monkeypatch.setattr(psutil, "net_if_stats", dict)
-    assert exclusion_reasons() == {"10.0.0.5": "the interface is down"}
 
 
 # --- this machine -----------------------------------------------------------------------------------------------

@@ -95,28 +95,19 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_single_node_measures_every_check(make_context: MakeContext) -> None:
-    facts = measure_all(make_context())
+def test_a_single_node_measures_every_check_and_what_is_measured_can_be_judged(make_context: MakeContext) -> None:
+    node = make_context(preflight={"limits": {"min_nofile": 1}})
+    facts = measure_all(node)
     assert facts.keys() == OWN
     assert {name for name, of_check in facts.items() if of_check.keys() & {"error", "timeout"}} == set()
     assert {name for name, of_check in facts.items() if "skip" in of_check} == {"gpu", "hardware", "straggler"}
     assert json.loads(json.dumps(facts)) == facts
-
-
-@pytest.mark.usefixtures("patient")
-def test_what_is_measured_can_be_judged(make_context: MakeContext) -> None:
-    node = make_context(preflight={"limits": {"min_nofile": 1}})
-    findings = checks.judge_checks({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
+    findings = checks.judge_checks({0: facts}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
         name for name, field in PreflightSpec.__dataclass_fields__.items()
         if isinstance(field.metadata["kind"], LevelSection) and name in OWN
     ]  # fmt: skip
     assert [finding.summary for finding in findings if "cannot be judged" in finding.summary] == []
-
-
-@pytest.mark.parametrize("check", sorted(OWN))
-def test_a_check_that_is_off_is_not_measured(make_context: MakeContext, check: str) -> None:
-    assert check not in measure_all(make_context(preflight={check: {"level": "off"}}))
 
 
 def test_a_check_that_hangs_is_a_timeout_and_does_not_delay_the_others(
@@ -155,11 +146,6 @@ def test_a_check_that_raises_is_an_error(
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
-def test_a_single_node_reads_what_it_wrote(make_context: MakeContext) -> None:
-    facts = measure_all(make_context(preflight=only_checks("shared")))["shared"]
-    assert facts.keys() == {"write_ms", "read_ms"}
-
-
 def test_all_nodes_read_what_node_0_wrote(make_context: MakeContext) -> None:
     nodes = [make_context(preflight=only_checks("shared"), node=node, nodes=3) for node in range(3)]
     facts: dict[int, Any] = {}
@@ -174,7 +160,7 @@ def test_all_nodes_read_what_node_0_wrote(make_context: MakeContext) -> None:
 
 def test_what_is_written_is_private_and_removed_once_all_have_read_it(make_context: MakeContext) -> None:
     node = make_context(preflight=only_checks("shared"))
-    measure_all(node)
+    assert measure_all(node)["shared"].keys() == {"write_ms", "read_ms"}
     (written,) = node.attempt.path.iterdir()
     assert written.stat().st_mode & 0o777 == 0o600
     assert TOKEN not in written.name + written.read_text()
@@ -184,31 +170,24 @@ def test_what_is_written_is_private_and_removed_once_all_have_read_it(make_conte
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_node_with_another_directory_does_not_see_the_file_in_time(make_context: MakeContext, tmp_path: Path) -> None:
+@pytest.mark.parametrize("different", ["directory", "attempt", "content"])
+def test_a_node_does_not_see_a_file_elsewhere_of_another_attempt_or_with_other_content(
+    make_context: MakeContext, tmp_path: Path, different: str
+) -> None:
     preflight = only_checks("shared", timeout_s=60.0, shared={"timeout_s": 0.3})
-    measure_all(make_context(preflight=preflight, nodes=2))
-    other_attempt = RunsRoot(tmp_path / "elsewhere").run("r").attempt("7", 0)
-    other_attempt.path.mkdir(parents=True)
-    facts = measure_all(make_context(preflight=preflight, node=1, nodes=2, attempt=other_attempt))["shared"]
-    assert facts == {"unseen": True}
-    assert list(other_attempt.path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("patient")
-def test_the_file_of_another_attempt_does_not_count(make_context: MakeContext) -> None:
-    preflight = only_checks("shared", shared={"timeout_s": 0.3})
-    measure_all(make_context(preflight=preflight, nodes=2, token="another"))
-    assert measure_all(make_context(preflight=preflight, node=1, nodes=2))["shared"] == {"unseen": True}
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_file_with_other_content_does_not_count(make_context: MakeContext) -> None:
-    preflight = only_checks("shared", shared={"timeout_s": 0.3})
-    node = make_context(preflight=preflight, nodes=2)
-    measure_all(node)
-    (written,) = node.attempt.path.iterdir()
-    written.write_text(written.read_text()[:-1])
-    assert measure_all(replace(node, node=1))["shared"] == {"unseen": True}
+    first = make_context(preflight=preflight, nodes=2, token="another" if different == "attempt" else TOKEN)
+    measure_all(first)
+    attempt = first.attempt
+    if different == "directory":
+        attempt = RunsRoot(tmp_path / "elsewhere").run("r").attempt("7", 0)
+        attempt.path.mkdir(parents=True)
+    elif different == "content":
+        (written,) = attempt.path.iterdir()
+        written.write_text(written.read_text()[:-1])
+    assert measure_all(make_context(preflight=preflight, node=1, nodes=2, attempt=attempt))["shared"] == {
+        "unseen": True
+    }
+    assert len(list(attempt.path.iterdir())) == (different != "directory")
 
 
 def test_the_directory_is_opened_before_each_read_to_refresh_the_cache_of_nfs(
@@ -252,15 +231,11 @@ def test_a_shared_directory_that_hangs_is_a_timeout_after_its_own_limit(
 # --- what a node has --------------------------------------------------------------------------------------------
 
 
-def test_versions_are_those_of_what_runs(make_context: MakeContext) -> None:
+def test_versions_are_those_of_what_runs(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = measure_all(make_context(preflight=only_checks("versions")))["versions"]
     assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
-    assert facts["torch"] == torch.__version__
-    assert facts["slurmtrain"] == slurmtrain.__version__
+    assert (facts["torch"], facts["slurmtrain"]) == (torch.__version__, slurmtrain.__version__)
     assert facts.keys() == {"python", "torch", "cuda", "nccl", "driver", "slurmtrain"}
-
-
-def test_versions_of_a_node_with_gpus_are_complete(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_nvml", lambda: "nvml")
     monkeypatch.setattr(gpus, "driver_version", lambda nvml: f"570 by {nvml}")
     versions = {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.28.3"}
@@ -282,26 +257,18 @@ def test_free_space_is_what_an_ordinary_user_may_use(
     }  # fmt: skip
     assert sorted(paths) == sorted(facts[name]["path"] for name in ("disk", "tmp", "shm"))
     assert (facts["disk"]["free"], facts["disk"]["inodes"], facts["disk"]["writable"]) == (409600, 7, True)
-
-
-def test_a_file_system_that_counts_no_inodes_has_none_to_run_out_of(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filesystem = SimpleNamespace(f_bavail=100, f_frsize=4096, f_favail=0, f_files=0)
-    monkeypatch.setattr(os, "statvfs", lambda path: filesystem)
+    # One that counts no inodes has none to run out of.
+    filesystem.f_favail = filesystem.f_files = 0
     assert measure_all(make_context(preflight=only_checks("disk")))["disk"]["inodes"] is None
 
 
-def test_without_a_variable_the_temporary_directory_is_the_usual_one(make_context: MakeContext) -> None:
+def test_the_temporary_directory_is_the_usual_one_without_a_variable_and_may_be_missing(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
     assert measure_all(make_context(preflight=only_checks("tmp"), environ={}))["tmp"]["path"] == "/tmp"
-
-
-def test_a_temporary_directory_that_does_not_exist_is_missing(make_context: MakeContext, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    assert measure_all(make_context(preflight=only_checks("tmp"), environ={"TMPDIR": gone}))["tmp"] == {
-        "path": gone,
-        "missing": True,
-    }
+    facts = measure_all(make_context(preflight=only_checks("tmp"), environ={"TMPDIR": gone}))
+    assert facts["tmp"] == {"path": gone, "missing": True}
 
 
 @pytest.mark.parametrize(("soft", "expected"), [(1024, 1024), (resource.RLIM_INFINITY, None)])
@@ -314,11 +281,6 @@ def test_limits_are_those_that_hold_now(
     monkeypatch.setattr(measure, "soft_limit_of_ranks", lambda: soft)
     facts = measure_all(make_context(preflight=only_checks("limits")))["limits"]
     assert facts == {"nofile": expected, "memlock": expected, "rdma": ["mlx5_0"]}
-
-
-def test_a_node_without_rdma_has_no_such_devices(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setattr(measure, "_RDMA", tmp_path / "none")
     assert measure_all(make_context(preflight=only_checks("limits")))["limits"]["rdma"] == []
 
@@ -338,12 +300,8 @@ def test_all_addresses_are_looked_up_side_by_side(make_context: MakeContext, mon
     facts = measure_all(make_context(preflight=only_checks("dns"), addresses=["10.0.0.5", "10.1.0.5"]))["dns"]
     assert facts.keys() == {"10.0.0.5", "10.1.0.5"}
     assert min(facts.values()) >= 0
-
-
-def test_without_addresses_nothing_is_looked_up(make_context: MakeContext) -> None:
-    assert measure_all(make_context(preflight=only_checks("dns"), addresses=[]))["dns"] == {
-        "skip": "this node uses no network"
-    }
+    facts = measure_all(make_context(preflight=only_checks("dns"), addresses=[]))
+    assert facts["dns"] == {"skip": "this node uses no network"}
 
 
 def test_the_environment_of_the_ranks_is_checked(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,28 +385,19 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_plug_in_is_a_check_of_its_own(make_context: MakeContext, offer: Callable[..., None]) -> None:
     arguments = []
-    offer(licence=lambda node: arguments.append(node) or ("pass", "3 left"))
+
+    def check(node: Any) -> tuple[str, str]:
+        arguments.append(replace(node, params=dict(node.params)))
+        node.params.update(lr=9)
+        return "pass", "3 left"
+
+    offer(licence=check)
     node = make_context(preflight=only_checks(), node=1, nodes=2, gpus=4)
     assert measure_all(node) == {"licence": {"status": "pass", "summary": "3 left", "evidence": {}}}
-    assert (arguments[0].index, arguments[0].nodes, arguments[0].host, arguments[0].executor) == (
-        1,
-        2,
-        "node0",
-        "slurm",
-    )
-    assert (arguments[0].run_dir, arguments[0].params, arguments[0].gpus_per_node) == (
-        node.attempt.run.path,
-        {"lr": 0.1},
-        4,
-    )
-
-
-def test_a_plug_in_that_changes_parameters_changes_its_own_copy(
-    make_context: MakeContext, offer: Callable[..., None]
-) -> None:
-    offer(licence=lambda node: node.params.update(lr=9) or ("pass", "done"))
-    node = make_context(preflight=only_checks())
-    assert measure_all(node)["licence"]["status"] == "pass"
+    found = arguments[0]
+    assert (found.index, found.nodes, found.host, found.executor) == (1, 2, "node0", "slurm")
+    assert (found.run_dir, found.params, found.gpus_per_node) == (node.attempt.run.path, {"lr": 0.1}, 4)
+    # It has changed a copy of its own.
     assert node.plan.spec.params == {"lr": 0.1}
 
 
@@ -465,26 +414,13 @@ def test_a_plug_in_that_raises_or_hangs_delays_no_other(
     }
 
 
-def test_a_plug_in_that_is_off_is_not_run(make_context: MakeContext, offer: Callable[..., None]) -> None:
-    offer(licence=lambda node: ("pass", "3 left"))
-    assert measure_all(make_context(preflight=only_checks(plugins={"licence": "off"}))) == {}
-
-
-def test_a_level_for_a_plug_in_that_this_node_lacks_is_an_error(
+def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
     make_context: MakeContext, offer: Callable[..., None]
 ) -> None:
-    offer()
-    facts = measure_all(make_context(preflight=only_checks(plugins={"licence": "warn"})))
-    assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
-
-
-@pytest.mark.parametrize("name", PreflightSpec.__dataclass_fields__)
-def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
-    make_context: MakeContext, offer: Callable[..., None], name: str
-) -> None:
-    offer(**{name: lambda node: ("pass", "trust me")})
-    sentences = f"the entry point {name!r} of site has the name of a check of slurmtrain's own"
-    assert measure_all(make_context(preflight=only_checks())) == {"plugins": {"error": sentences}}
+    for name in PreflightSpec.__dataclass_fields__:
+        offer(**{name: lambda node: ("pass", "trust me")})
+        sentences = f"the entry point {name!r} of site has the name of a check of slurmtrain's own"
+        assert measure_all(make_context(preflight=only_checks())) == {"plugins": {"error": sentences}}
 
 
 def test_a_search_for_plug_ins_that_hangs_is_a_timeout(

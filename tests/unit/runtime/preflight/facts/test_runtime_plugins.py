@@ -70,13 +70,10 @@ def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Ins
     assert (facts, clashes) == ({}, "")
 
 
-def test_a_check_that_is_off_is_not_even_loaded(install: Install) -> None:
+def test_a_check_is_not_loaded_to_be_found_and_one_that_is_off_need_not_be_installed(install: Install) -> None:
+    assert find_plugins({"licence": "off"}, OWN) == ({}, {}, "")
     install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
     assert find_plugins({"licence": "off"}, OWN) == ({}, {}, "")
-
-
-def test_finding_a_check_does_not_load_it(install: Install) -> None:
-    install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
     find_plugins({}, OWN)
     assert "sitecheck" not in sys.modules
 
@@ -86,10 +83,6 @@ def test_a_level_for_a_check_that_is_not_installed_is_an_error(level: str) -> No
     points, facts, clashes = find_plugins({"licence": level}, OWN)
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
     assert (points, clashes) == ({}, "")
-
-
-def test_a_check_that_is_off_need_not_be_installed() -> None:
-    assert find_plugins({"licence": "off"}, OWN) == ({}, {}, "")
 
 
 def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install) -> None:
@@ -111,21 +104,20 @@ def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None
 # --- what they say ----------------------------------------------------------------------------------------------
 
 
-def test_a_check_returns_status_and_summary(install: Install) -> None:
-    check = point("def check(node): return 'warn', f'{node.host} of {node.nodes}'", install)
-    assert run_plugin(check, node()) == {"status": "warn", "summary": "node1 of 4", "evidence": {}}
-
-
-def test_a_check_may_return_evidence(install: Install) -> None:
-    check = point("def check(node): return 'fail', 'none left', {'left': 0, 'asked': (1, 2)}", install)
-    assert run_plugin(check, node())["evidence"] == {"left": 0, "asked": [1, 2]}
-
-
-def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
-    check = point("def check(node): return 'pass', 'a\\n  b ' + 'c' * 9999", install)
-    summary = run_plugin(check, node())["summary"]
-    assert summary.startswith("a b ccc")
-    assert len(summary) == 500
+@pytest.mark.parametrize(
+    ("returned", "finding"),
+    [
+        ("'warn', f'{node.host} of {node.nodes}'", ("warn", "node1 of 4", {})),
+        ("'fail', 'none left', {'left': 0, 'asked': (1, 2)}", ("fail", "none left", {"left": 0, "asked": [1, 2]})),
+        # One line of a bounded length.
+        ("'pass', 'a\\n  b ' + 'c' * 9999", ("pass", f"a b {'c' * 496}", {})),
+    ],
+)
+def test_a_check_returns_status_summary_and_evidence(
+    install: Install, returned: str, finding: tuple[object, ...]
+) -> None:
+    check = point(f"def check(node): return {returned}", install)
+    assert run_plugin(check, node()) == dict(zip(("status", "summary", "evidence"), finding, strict=True))
 
 
 @pytest.mark.parametrize(

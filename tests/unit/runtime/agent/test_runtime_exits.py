@@ -79,19 +79,15 @@ def test_a_launcher_that_blames_a_rank_for_the_loss_of_another_is_not_believed(a
     )
 
 
-def test_a_launcher_is_believed_about_a_rank_that_could_raise_nothing(attempt: AttemptDir) -> None:
-    raised(attempt, 1, "an unknown consequence")
-    attempt.node_log(0).write_text(REPORT.format(-9, 0) + "\n")
-    command_exit = CommandExits(attempt, 0, NodeRanks((2, 2))).read(0, Ended(1), at=5.0)
-    assert (command_exit.rank, command_exit.code) == (0, -9)
-
-
 @pytest.mark.parametrize("code", [STOPPED, -15, -9])
 def test_launchers_exit_with_1_whatever_the_code_of_their_rank(attempt: AttemptDir, code: int) -> None:
+    # What another one has raised is a consequence.
+    raised(attempt, 1, "an unknown consequence")
     attempt.node_log(0).write_text(REPORT.format(code, 0) + "\n")
     exits = CommandExits(attempt, 0, NodeRanks((2, 2)))
     assert exits.code(Ended(1)) == code
-    assert exits.read(0, Ended(1), at=5.0).code == code
+    command_exit = exits.read(0, Ended(1), at=5.0)
+    assert (command_exit.rank, command_exit.code) == (0, code)
 
 
 def test_a_command_that_says_nothing_of_its_ranks_ends_by_itself(attempt: AttemptDir) -> None:

@@ -47,6 +47,33 @@ def test_a_preempted_job_is_claimed_journaled_and_only_then_put_back(tmp_path: P
     assert end.queue.requeued == [([], 0.0)]
     assert (end.end["cause"], end.end["reason"]) == ("preempted", "preempted by a job of higher priority")
     assert (end.end["sure"], end.end["evidence"]["slurm"]["state"]) == (True, "PREEMPTED")
+    # The run stays open.
+    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+
+
+MISSING = report_signal("SIGTERM", at=5.0, missing=["n1"])
+
+
+@pytest.mark.parametrize(
+    ("report", "options", "rules", "put_back"),
+    [
+        pytest.param(CRASH, {}, replace(RULES, backoff_s=30.0), ([], 30.0), id="with the delay of the policy"),
+        pytest.param(PREFLIGHT, {}, RULES, (["n1"], 0.0), id="without nodes that failed the preflight"),
+        pytest.param(MISSING, {"fields": RUNS_ON}, RULES, (["n1"], 0.0), id="without a node that is missing"),
+        pytest.param(
+            replace(CRASH, cause="node_fail", without=("n1",)), {"problem": "no node is left"}, RULES, ([], 0.0),
+            id="with a lost node that cannot be left out",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_is_put_back_when_and_where_the_policy_says(
+    tmp_path: Path, report: ExitReport, options: dict[str, Any], rules: RequeueSpec, put_back: tuple[list[str], float]
+) -> None:
+    end = End(tmp_path, **options)
+    assert end.finish(report, requeue=rules)
+    assert end.queue.requeued == [put_back]
+    assert end.events[0]["exclude"] == put_back[0]
+    assert end.end["cause"] == ("node_fail" if report is MISSING else report.cause)
 
 
 def test_the_report_of_the_attempt_decides_and_not_that_of_node_0(tmp_path: Path) -> None:
@@ -55,27 +82,6 @@ def test_the_report_of_the_attempt_decides_and_not_that_of_node_0(tmp_path: Path
     assert end.end["cause"] == "completed"
     [requeue, _] = end.events
     assert (requeue["kind"], requeue["cause"]) == ("requeue", "preempted")
-
-
-def test_a_failed_job_is_put_back_with_the_delay_of_the_policy(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    assert end.finish(CRASH, requeue=replace(RULES, backoff_s=30.0))
-    assert end.queue.requeued == [([], 30.0)]
-
-
-@pytest.mark.parametrize("report", [COMPLETED, replace(CRASH, cause="oom")])
-def test_a_job_is_not_put_back_against_the_policy(tmp_path: Path, report: ExitReport) -> None:
-    end = End(tmp_path)
-    assert not end.finish(report)
-    assert [event["kind"] for event in end.events] == ["end"]
-    assert lease.read_claim(end.attempt, by="agent") is None
-
-
-def test_a_job_that_slurm_itself_puts_back_is_left_to_slurm(tmp_path: Path) -> None:
-    end = End(tmp_path, fields=REQUEUED)
-    assert not end.finish(SIGTERM)
-    assert (end.end["cause"], end.end["sure"]) == ("preempted", False)
-    assert end.queue.requeued == []
 
 
 def test_an_attempt_that_somebody_else_has_claimed_is_not_put_back(tmp_path: Path) -> None:
@@ -95,59 +101,53 @@ def test_a_requeue_that_fails_is_journaled(tmp_path: Path) -> None:
 # --- an end for good ------------------------------------------------------------------------------------------------
 
 
+UPSTREAM = ExitReport(cause="upstream", reason="run a (pretrain) failed: out of memory", failed_at=5.0)
+
+
 @pytest.mark.parametrize(
-    ("report", "state"),
-    [(COMPLETED, "completed"), (replace(CRASH, cause="oom"), "failed"), (replace(PREFLIGHT, without=()), "failed")],
+    ("report", "options", "rules", "state"),
+    [
+        pytest.param(COMPLETED, {}, RULES, "completed", id="completed"),
+        pytest.param(replace(CRASH, cause="oom"), {}, RULES, "failed", id="oom"),
+        pytest.param(replace(PREFLIGHT, without=()), {}, RULES, "failed", id="preflight on the same nodes"),
+        pytest.param(SIGTERM, {"fields": PREEMPTED}, replace(RULES, enabled=False), "failed", id="not to start again"),
+        pytest.param(UPSTREAM, {}, RULES, "failed", id="upstream"),
+    ],
 )
 def test_a_final_end_is_journaled_closes_the_run_and_only_then_keeps_slurm_from_starting_the_job_again(
-    tmp_path: Path, report: ExitReport, state: str
+    tmp_path: Path, report: ExitReport, options: dict[str, Any], rules: RequeueSpec, state: str
 ) -> None:
-    end = End(tmp_path)
-    assert not end.finish(report)
+    end = End(tmp_path, **options)
+    assert not end.finish(report, requeue=rules)
     assert lease.final_state(end.directory, 1) == state
+    assert lease.read_claim(end.attempt, by="agent") is None
     assert (end.queue.forbidden, end.queue.log, end.queue.requeued) == (1, ["end"], [])
+    # A start after it is surplus, on every node.
+    assert [next_start(end, index) for index in range(2)] == [state, state]
 
 
-def test_a_preempted_run_that_is_not_to_start_again_does_not(tmp_path: Path) -> None:
-    end = End(tmp_path, fields=PREEMPTED)
-    assert not end.finish(SIGTERM, requeue=replace(RULES, enabled=False))
-    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == ("failed", 1)
-
-
-def test_a_run_that_starts_again_stays_open(tmp_path: Path) -> None:
-    end = End(tmp_path, fields=PREEMPTED)
-    assert end.finish(SIGTERM)
-    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
-
-
-def test_what_slurm_does_with_a_job_that_it_ends_itself_is_left_to_slurm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rules", [RULES, replace(RULES, enabled=False)])
+def test_a_job_that_slurm_itself_puts_back_is_left_to_slurm(tmp_path: Path, rules: RequeueSpec) -> None:
     end = End(tmp_path, fields=REQUEUED)
-    assert not end.finish(SIGTERM, requeue=replace(RULES, enabled=False))
+    assert not end.finish(SIGTERM, requeue=rules)
+    assert (end.end["cause"], end.end["sure"], end.queue.requeued) == ("preempted", False, [])
     assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
 
 
-def test_an_agent_that_outlived_its_attempt_decides_nothing_about_the_job(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    assert lease.acquire(end.directory.attempt("7", 1), 1)
-    assert not end.finish(COMPLETED)
-    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
-
-
-def test_a_final_end_is_final_though_slurm_does_not_answer(tmp_path: Path) -> None:
-    end = End(tmp_path, down=True)
+@pytest.mark.parametrize("outlived", [False, True], ids=["Slurm is down", "there is a later attempt"])
+def test_a_final_end_is_final_though_slurm_does_not_answer_but_not_where_a_later_attempt_runs(
+    tmp_path: Path, outlived: bool
+) -> None:
+    end = End(tmp_path, down=not outlived)
+    if outlived:
+        assert lease.acquire(end.directory.attempt("7", 1), 1)
     assert not end.finish(COMPLETED)
     assert end.end["cause"] == "completed"
-    assert lease.final_state(end.directory, 1) == "completed"
+    assert lease.final_state(end.directory, 1) == (None if outlived else "completed")
+    assert not (outlived and end.queue.forbidden)
 
 
 # --- a start of a run that is over ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("report", "state"), [(COMPLETED, "completed"), (replace(CRASH, cause="oom"), "failed")])
-def test_a_start_after_a_final_end_is_surplus_on_every_node(tmp_path: Path, report: ExitReport, state: str) -> None:
-    end = End(tmp_path)
-    end.finish(report)
-    assert [next_start(end, index) for index in range(2)] == [state, state]
 
 
 def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run(tmp_path: Path) -> None:
@@ -162,11 +162,7 @@ def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run
 
 @pytest.mark.parametrize(
     "events",
-    [
-        [],
-        [JobRequeue(cause="crash"), NodeEnded(cause="crash")],
-        [NodeEnded(cause="completed")],
-    ],
+    [[], [JobRequeue(cause="crash"), NodeEnded(cause="crash")], [NodeEnded(cause="completed")]],
     ids=["killed", "requeued", "ended by Slurm"],
 )
 def test_a_start_after_an_end_that_is_not_final_may_train(tmp_path: Path, events: Sequence[Any]) -> None:
@@ -189,34 +185,10 @@ def test_a_run_that_failed_trains_again_when_a_person_resumes_it(tmp_path: Path)
 # --- nodes to blame -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_starts_again_without_the_nodes_that_failed_the_preflight(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    assert end.finish(PREFLIGHT)
-    assert end.events[0]["exclude"] == ["n1"]
-    assert end.queue.requeued[0][0] == ["n1"]
-
-
-def test_on_the_same_nodes_a_preflight_is_not_tried_again(tmp_path: Path) -> None:
-    assert not End(tmp_path).finish(replace(PREFLIGHT, without=()))
-
-
 def test_a_node_that_cannot_be_left_out_ends_the_run_after_a_preflight_and_the_reason_says_so(tmp_path: Path) -> None:
     end = End(tmp_path, problem="n1 cannot be left out: 2 nodes are needed and 1 would be left")
     assert not end.finish(PREFLIGHT)
     assert end.end["reason"] == "n1 has no GPU; n1 cannot be left out: 2 nodes are needed and 1 would be left"
-
-
-def test_a_lost_node_that_cannot_be_left_out_keeps_nobody_from_starting_again(tmp_path: Path) -> None:
-    end = End(tmp_path, problem="no node is left")
-    assert end.finish(replace(CRASH, cause="node_fail", without=("n1",)))
-    assert end.queue.requeued[0][0] == []
-
-
-def test_where_slurm_ends_nothing_a_missing_node_is_the_cause(tmp_path: Path) -> None:
-    end = End(tmp_path, fields=RUNS_ON)
-    assert end.finish(report_signal("SIGTERM", at=5.0, missing=["n1"]))
-    assert end.end["cause"] == "node_fail"
-    assert end.queue.requeued[0][0] == ["n1"]
 
 
 # --- other nodes, local runs ----------------------------------------------------------------------------------------
@@ -273,13 +245,6 @@ def test_a_job_that_started_before_its_turn_goes_back_behind_that_of_its_upstrea
     assert end.finish(early, requeue=RequeueSpec(enabled=False))
     assert (end.queue.requeued, end.queue.after) == ([([], 120.0)], ["6"])
     assert [event["kind"] for event in end.events] == ["requeue", "end"]
-
-
-def test_a_run_whose_upstream_failed_is_over(tmp_path: Path) -> None:
-    end = End(tmp_path)
-    assert not end.finish(ExitReport(cause="upstream", reason="run a (pretrain) failed: out of memory", failed_at=5.0))
-    assert (end.end["over"], end.queue.forbidden) == ("failed", 1)
-    assert lease.final_state(end.directory, 1) == "failed"
 
 
 def test_on_a_full_disk_the_last_line_is_a_short_one_that_says_so(

@@ -131,40 +131,17 @@ def test_slurm_is_asked_once_however_often_the_answer_is_read() -> None:
     assert slurm.questions == 1
 
 
-def test_reading_the_answer_asks_the_question() -> None:
-    slurm = Slurm(JobState="RUNNING")
-    assert JobQuery(slurm, None).view() is not None
-    assert slurm.questions == 1
-
-
-def test_there_is_no_answer_where_slurm_is_down() -> None:
-    def down() -> Mapping[str, str]:
-        raise SlurmDown("down")
-
-    assert JobQuery(down, None).view() is None
-
-
-@pytest.mark.usefixtures("now")
+@pytest.mark.parametrize("began", [100.0, 0.5])
 @pytest.mark.parametrize(("grace_s", "left_s"), [(None, DEFAULT_GRACE_S), (120.0, 120.0), (2.0, PUT_BACK_S + 1.0)])
-def test_without_a_scheduler_ranks_have_the_grace_of_the_site(grace_s: float | None, left_s: float) -> None:
+def test_without_a_scheduler_ranks_have_the_grace_of_the_site_from_the_first_question_on(
+    now: dict[str, float], began: float, grace_s: float | None, left_s: float
+) -> None:
+    now["monotonic"] = began
     query = JobQuery(None, grace_s)
     assert query.view() is None
-    assert query.stop_by() == 100.0 + left_s - PUT_BACK_S
-
-
-def test_the_grace_counts_from_the_first_question(now: dict[str, float]) -> None:
-    query = JobQuery(None, 60.0)
     query.begin()
     now["monotonic"] += 20.0
-    assert query.stop_by() == 100.0 + 60.0 - PUT_BACK_S
-
-
-def test_a_monotonic_clock_near_zero_makes_no_difference(now: dict[str, float]) -> None:
-    now["monotonic"] = 0.5
-    query = JobQuery(None, 60.0)
-    query.begin()
-    now["monotonic"] += 20.0
-    assert query.stop_by() == 0.5 + 60.0 - PUT_BACK_S
+    assert query.stop_by() == began + left_s - PUT_BACK_S
 
 
 def test_ranks_have_the_grace_that_slurm_tells_however_late_it_answers(now: dict[str, float]) -> None:
@@ -184,14 +161,18 @@ def test_ranks_have_the_grace_that_slurm_tells_however_late_it_answers(now: dict
     assert query.stop_by() == 100.0 + 90.0 - PUT_BACK_S
 
 
-def test_an_answer_that_does_not_come_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_query, "PATIENCE_S", 0.01)
+def test_there_is_no_answer_where_slurm_is_down_or_does_not_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
+
+    def down() -> Mapping[str, str]:
+        raise SlurmDown("down")
 
     def never() -> Mapping[str, str]:
         over.wait()
         return {}
 
+    assert JobQuery(down, None).view() is None
+    monkeypatch.setattr(job_query, "PATIENCE_S", 0.01)
     assert JobQuery(never, None).view() is None
     over.set()
 
@@ -243,15 +224,11 @@ def test_an_unambiguous_state_decides(state: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "expected"), [("NodeDown", "node_fail"), ("OutOfMemory", "oom"), ("DeadLine", "timeout")]
+    ("reason", "expected"),
+    [("NodeDown", "node_fail"), ("OutOfMemory", "oom"), ("DeadLine", "timeout"), ("NonZeroExitCode", "preempted")],
 )
 def test_the_reason_of_a_job_that_slurm_ends_decides(reason: str, expected: str) -> None:
     assert cause("SIGTERM", replace(RUNNING, state="COMPLETING", reason=reason, end_time=NOW)).cause == expected
-
-
-def test_a_job_whose_script_has_ended_was_not_cancelled() -> None:
-    view = replace(RUNNING, state="COMPLETING", reason="NonZeroExitCode", end_time=NOW)
-    assert cause("SIGTERM", view).cause == "preempted"
 
 
 def test_a_cancel_outranks_a_preemption_and_a_time_limit() -> None:
@@ -343,9 +320,9 @@ def test_a_record_is_read() -> None:
         restarts=0,
     )
     assert view_of(AT_LIMIT).reason == "TimeLimit"
-
-
-def test_times_may_be_written_as_local_time() -> None:
+    # With a suffix, and with local times.
+    suffixed = {"JobState": "CANCELLED+", "Requeue": "0", "Reason": "None"}
+    assert read_view(suffixed) == JobView(state="CANCELLED", requeue=False)
     view = read_view({"StartTime": "2026-11-21T20:36:34", "TimeLimit": "2-03:04:05"})
     assert view.start_time == time.mktime((2026, 11, 21, 20, 36, 34, 0, 0, -1))
     assert view.time_limit_s == ((2 * 24 + 3) * 60 + 4) * 60 + 5
@@ -359,12 +336,6 @@ def test_words_and_zero_are_not_taken_for_times(word: str) -> None:
     assert (view.start_time, view.end_time, view.preempt_time, view.time_limit_s) == (None,) * 4
 
 
-def test_a_state_is_read_without_suffixes() -> None:
-    assert read_view({"JobState": "CANCELLED+", "Requeue": "0", "Reason": "None"}) == JobView(
-        state="CANCELLED", requeue=False
-    )
-
-
 @given(st.dictionaries(st.sampled_from(["JobState", "StartTime", "TimeLimit", "Restarts", "Reason"]), st.text()))
 def test_any_record_can_be_read(fields: dict[str, str]) -> None:
     assert isinstance(read_view(fields), JobView)
@@ -373,17 +344,21 @@ def test_any_record_can_be_read(fields: dict[str, str]) -> None:
 # --- how long ---------------------------------------------------------------------------------------------------
 
 
-def test_the_time_left_is_that_until_slurm_ends_the_job() -> None:
-    assert time_left(view_of(PREEMPTED), 1795294015.0) == 19
-    assert time_left(view_of(NEAR_LIMIT), 1795293829.0) == 50
-    assert time_left(RUNNING, NOW + 1000) == 0
-
-
-def test_the_time_left_is_unknown_for_a_job_that_is_ending() -> None:
-    assert time_left(view_of(REQUEUED), 1795294039.7) is None
-    assert time_left(view_of(CANCELLED), 1795293931.3) is None
-    assert time_left(replace(RUNNING, end_time=None), NOW) is None
-    assert time_left(None, NOW) is None
+@pytest.mark.parametrize(
+    ("view", "now", "left_s"),
+    [
+        (view_of(PREEMPTED), 1795294015.0, 19),
+        (view_of(NEAR_LIMIT), 1795293829.0, 50),
+        (RUNNING, NOW + 1000, 0),
+        # Unknown for a job that is ending.
+        (view_of(REQUEUED), 1795294039.7, None),
+        (view_of(CANCELLED), 1795293931.3, None),
+        (replace(RUNNING, end_time=None), NOW, None),
+        (None, NOW, None),
+    ],
+)
+def test_the_time_left_is_that_until_slurm_ends_the_job(view: JobView | None, now: float, left_s: float | None) -> None:
+    assert time_left(view, now) == left_s
 
 
 @pytest.mark.parametrize(

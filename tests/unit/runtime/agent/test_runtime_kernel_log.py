@@ -59,20 +59,16 @@ def machine(tmp_path: Path) -> Machine:
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
-def test_kills_and_the_limit_of_the_job_are_read_from_version_2(machine: Machine) -> None:
-    machine.v2(kills=1)
+@pytest.mark.parametrize(("version", "limit_bytes"), [("v1", 2 * GIB), ("v2", 4 * GIB)])
+def test_kills_and_the_limit_of_the_job_are_read_from_both_versions(
+    machine: Machine, version: str, limit_bytes: int
+) -> None:
+    write = getattr(machine, version)
+    write(kills=1)
     before = memory_events(machine.root)
-    assert before == MemoryEvents(kills=1, limit_bytes=4 * GIB)
-    machine.v2(kills=3)
-    assert memory_events(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=4 * GIB)
-
-
-def test_kills_and_the_limit_of_the_job_are_read_from_version_1(machine: Machine) -> None:
-    machine.v1(kills=0)
-    before = memory_events(machine.root)
-    assert before == MemoryEvents(kills=0, limit_bytes=2 * GIB)
-    machine.v1(kills=1)
-    assert memory_events(machine.root).since(before).kills == 1
+    assert before == MemoryEvents(kills=1, limit_bytes=limit_bytes)
+    write(kills=3)
+    assert memory_events(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=limit_bytes)
 
 
 def test_a_cgroup_without_a_limit_has_none(machine: Machine) -> None:
@@ -114,9 +110,7 @@ def test_unreadable_files_give_unknown_counts(machine: Machine) -> None:
     nothing = memory_events(machine.root)
     assert nothing == MemoryEvents(own=False)
     assert nothing.since(nothing).kills == 0
-
-
-def test_counts_of_a_cgroup_and_of_the_machine_are_not_compared() -> None:
+    # Those of a cgroup and of the machine are not compared.
     assert MemoryEvents(kills=50, own=False).since(MemoryEvents(kills=1)).kills == 0
     assert MemoryEvents(kills=50).since(MemoryEvents()).kills == 0
     assert MemoryEvents(kills=1).since(MemoryEvents(kills=2)).kills == 0

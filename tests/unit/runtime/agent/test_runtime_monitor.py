@@ -17,7 +17,6 @@ from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks, thread_use
-from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.journal import Journal
@@ -120,14 +119,6 @@ def later(clock: Clock, node: Node, seconds: float, *others: Node) -> Any:
 # --- hangs ----------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_finish_steps_do_not_hang(make: Make, clock: Clock) -> None:
-    node = make()
-    for step in range(100):
-        node.beat(0, step)
-        node.beat(1, step)
-        assert later(clock, node, 2) is None
-
-
 def test_ranks_that_hang_are_named_by_their_numbers_in_the_run_on_all_nodes(make: Make, clock: Clock) -> None:
     first, node = make(0, (0, 3)), make(3, (0, 3))
     node.beat(0, 5)
@@ -141,20 +132,6 @@ def test_ranks_that_hang_are_named_by_their_numbers_in_the_run_on_all_nodes(make
     for request in (requests[first], requests[node]):
         assert (request.cause, request.node, request.signal) == ("hang", 3, None)
         assert request.why == "ranks 2, 3 finished no step for 60 s"
-
-
-def test_a_single_hanging_rank_is_named_alone(make: Make, clock: Clock) -> None:
-    node = make()
-    node.beat(0, 5)
-    for step in range(80):
-        node.beat(1, step)
-        if request := later(clock, node, 1):
-            break
-    assert request.why == "rank 0 finished no step for 60 s"
-
-
-def test_ranks_of_a_script_without_a_session_never_hang(make: Make, clock: Clock) -> None:
-    assert later(clock, make(), 5_000) is None
 
 
 def test_the_states_of_all_ranks_of_the_node_are_journaled(
@@ -218,16 +195,6 @@ def test_ranks_that_compute_get_longer_on_all_nodes_until_they_wait(
     assert second.events("hang_limit") == []
 
 
-def test_a_limit_is_raised_at_most_to_half_an_hour(make: Make, clock: Clock, cpu: dict[int, float]) -> None:
-    node = make(per_node=1)
-    node.monitor.set_pids({0: 100})
-    node.beat(0, 7)
-    cpu[0] = 1.0
-    request = later(clock, node, 2000)
-    assert request.why == "rank 0 finished no step for 1800 s"
-    assert [event["raised_s"] for event in node.events("hang_limit")] == [120, 240, 480, 960, 1800]
-
-
 def test_ranks_wait_for_one_that_is_paused_on_another_node(make: Make, clock: Clock) -> None:
     first, second = make(0, (0, 5), per_node=1), make(5, (0, 5), per_node=1)
     first.board.beats[0] = Beat(7, Phase.PAUSED, clock.now, 0.2, pid=99, activity="evaluation", pause_s=600.0)
@@ -240,13 +207,6 @@ def test_ranks_wait_for_one_that_is_paused_on_another_node(make: Make, clock: Cl
     [resumed] = first.events("resumed")
     assert 580 < resumed["seconds"] < 595
     assert later(clock, second, 20, first).cause == "hang"
-
-
-def test_a_pause_that_lasts_too_long_hangs(make: Make, clock: Clock) -> None:
-    node = make(per_node=1)
-    node.board.beats[0] = Beat(7, Phase.PAUSED, clock.now, 0.2, pid=99, pause_s=600.0)
-    assert later(clock, node, 599) is None
-    assert later(clock, node, 10).why == "rank 0 finished no step for 600 s"
 
 
 def test_a_short_pause_is_not_journaled(make: Make, clock: Clock) -> None:
@@ -304,9 +264,3 @@ def test_nodes_that_have_published_no_pace_are_not_compared(make: Make, clock: C
     first.beat(1, 1, 0.1)
     paced(clock, first, looks=LOOKS + 2)
     assert first.events("straggler") == []
-
-
-def test_a_board_has_what_a_monitor_reads() -> None:
-    board = Board(2)
-    assert board.read() == [NEVER, NEVER]
-    board.close()

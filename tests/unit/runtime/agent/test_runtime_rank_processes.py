@@ -63,15 +63,9 @@ def heard(entries: list[Entry], shells: tuple[int, ...] = ()) -> list[int]:
     return [entry.pid for entry in listeners(entries, 1, lambda pid: pid in shells)]
 
 
-def test_ranks_hear_a_stop_and_their_children_do_not() -> None:
+def test_ranks_hear_a_stop_and_the_children_of_their_shells_but_no_others() -> None:
     assert heard(tree((10, 1), (11, 1), (20, 10), (30, 20))) == [10, 11]
-
-
-def test_children_of_a_shell_hear_a_stop_but_not_their_children() -> None:
     assert heard(tree((10, 1), (20, 10), (21, 10), (30, 20), (31, 21)), shells=(10, 21)) == [10, 20, 21, 31]
-
-
-def test_a_shell_that_a_program_has_started_hears_no_stop() -> None:
     assert heard(tree((10, 1), (20, 10), (30, 20)), shells=(20,)) == [10]
 
 

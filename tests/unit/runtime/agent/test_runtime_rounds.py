@@ -12,7 +12,6 @@ import pytest
 from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, STUCK, WAIT, Ranks, World
 from helpers.site import until
 
-from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
 from slurmtrain.runtime.agent import node_round, rounds, watchdog, workers
@@ -77,11 +76,6 @@ def test_a_node_that_cannot_start_its_ranks_ends_the_others_and_says_why(make: M
     assert world.events("restart") == []
 
 
-def test_a_single_node_needs_nobody(make: Make) -> None:
-    world = make({"nodes": 1}, {}).begin().end()
-    assert world.causes() == {0: "completed"}
-
-
 def test_a_spare_node_that_stands_by_all_the_time_completes(make: Make) -> None:
     world = make({"nodes": 1, "spares": 1}, {}).begin().end()
     assert world.causes() == {0: "completed", 1: "completed"}
@@ -103,10 +97,7 @@ def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
     assert event["past"]["reached"] == 5
     assert (event["past"]["began_at_step"], event["past"]["committed"]) == (3, 3)
     assert (world.rounds_of(0), world.rounds_of(1)) == ([0, 1], [0, 1])
-
-
-def test_a_later_round_meets_at_a_store_of_its_own(make: Make) -> None:
-    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}).begin().end()
+    # The later round meets at a store of its own.
     first, second = world.ranks[0, 1].config.master, world.ranks[1, 1].config.master
     assert first == world.ranks[0, 0].config.master
     assert second != first
@@ -187,15 +178,10 @@ def test_an_elastic_run_continues_without_a_lost_node(make: Make) -> None:
     [event] = world.events("restart")
     assert (event["members"], event["lost"], event["cause"]) == ([0, 2], [1], "node_fail")
     assert "n1 is gone" in event["why"]
-    # Group ranks are numbered anew.
-    assert [world.ranks[1, node]._first for node in (0, 2)] == [0, 1]
-
-
-def test_ranks_of_all_other_nodes_are_asked_to_stop_when_one_is_lost(make: Make) -> None:
-    script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
-    world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
     for node in (0, 2):
         assert world.ranks[0, node].process.signals == [signal.SIGTERM]
+    # Group ranks are numbered anew.
+    assert [world.ranks[1, node]._first for node in (0, 2)] == [0, 1]
 
 
 def test_a_spare_node_takes_the_place_of_one_that_is_lost(make: Make) -> None:
@@ -282,20 +268,23 @@ def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
 
 @pytest.fixture
 def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hangs are noticed soon; each rank beats once."""
+    beat = Pulse.beat
+    once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
+    monkeypatch.setattr(Pulse, "beat", once)
     monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
     monkeypatch.setattr(watchdog, "hang_limit", lambda *_: 0.1)
 
 
 @pytest.mark.usefixtures("quick_watchdog")
-def test_a_rank_that_hangs_is_named_and_ranks_start_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    beat = Pulse.beat
-
-    def only_once(self: Pulse, step: int, phase: Phase, **times: float) -> None:
-        if self.phase is Phase.NONE:
-            beat(self, step, phase, **times)
-
-    monkeypatch.setattr(Pulse, "beat", only_once)
-    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): HANG}).begin().end()
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_a_rank_that_hangs_is_named_and_ranks_start_again_if_they_may(make: Make, restarts: int) -> None:
+    requeue = {"restarts_in_place": restarts}
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): HANG}, requeue=requeue).begin().end()
+    if not restarts:
+        assert world.root == ("hang", "rank 1 (node 1) has finished 0 steps, others 5")
+        assert world.causes()[0] == "hang"
+        return
     [event] = world.events("restart")
     assert event["cause"] == "hang"
     assert event["why"] == "rank 1 (node 1) has finished 0 steps, others 5"
@@ -307,24 +296,11 @@ def test_a_rank_that_hangs_is_named_and_ranks_start_again(make: Make, monkeypatc
 
 @pytest.mark.usefixtures("quick_watchdog")
 def test_a_node_on_which_ranks_hang_again_and_again_is_left_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    beat = Pulse.beat
-    once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
-    monkeypatch.setattr(Pulse, "beat", once)
     script = {(0, 0): WAIT, (0, 1): HANG, (1, 0): WAIT, (1, 1): HANG}
     world = make({"nodes": 2, "spares": 1}, script)
     monkeypatch.setattr(World, "committed", property(lambda self: 3 + max((n for n, _ in self.ranks), default=0)))
     world.begin().end()
     assert [event["members"] for event in world.events("restart")] == [[0, 1], [0, 2]]
-
-
-@pytest.mark.usefixtures("quick_watchdog")
-def test_a_hang_that_ends_the_attempt_names_the_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    beat = Pulse.beat
-    once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
-    monkeypatch.setattr(Pulse, "beat", once)
-    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): HANG}, requeue={"restarts_in_place": 0}).begin().end()
-    assert world.root == ("hang", "rank 1 (node 1) has finished 0 steps, others 5")
-    assert world.causes()[0] == "hang"
 
 
 # --- stopped before anything began ----------------------------------------------------------------------------------

@@ -118,12 +118,6 @@ def test_long_steps_have_time_by_their_median() -> None:
     assert hang.limit_s == 200
 
 
-def test_the_limit_of_the_spec_overrides_the_measured_one() -> None:
-    hang = training(hang_after=3.0, step_s=20).wait(10)
-    assert hang is not None
-    assert (hang.limit_s, hang.over) == (3, (4, 5))
-
-
 def test_the_first_step_and_saves_have_longer() -> None:
     node = training(hang_after=3.0)
     node.beat(0, 5, Phase.FIRST)

@@ -48,22 +48,11 @@ def test_whatever_is_a_number_is_written_as_one(tmp_path: Path, value: object, n
     assert line["metrics"] == {"value": number, "loss": 1.5}
 
 
-def test_a_loss_that_is_no_number_any_more_is_written_as_that(tmp_path: Path) -> None:
-    [line] = written(tmp_path, {"loss": math.nan, "lr": 0.1})
-    assert math.isnan(line["metrics"]["loss"])
-
-
-def test_names_of_any_characters_are_kept(tmp_path: Path) -> None:
+def test_names_of_any_characters_and_losses_that_are_no_numbers_any_more_are_kept(tmp_path: Path) -> None:
     names = ['"quoted"', "100 %", "%d", "val/ä\n", "\\"]
-    [line] = written(tmp_path, dict.fromkeys(names, 1))
-    assert list(line["metrics"]) == names
-
-
-def test_a_step_without_metrics_has_a_line_without_them(tmp_path: Path) -> None:
-    [line] = written(tmp_path, {})
-    assert set(line) == {"t", "step"}
-
-
-def test_what_is_no_number_is_refused(tmp_path: Path) -> None:
+    first, second, third = written(tmp_path, dict.fromkeys(names, 1), {"loss": math.nan, "lr": 0.1}, {})
+    assert list(first["metrics"]) == names
+    assert math.isnan(second["metrics"]["loss"])
+    assert set(third) == {"t", "step"}
     with pytest.raises(TypeError, match="'loss' must be one number, not str"):
         written(tmp_path, {"loss": "low"})

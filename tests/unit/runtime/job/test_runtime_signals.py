@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
@@ -94,21 +93,6 @@ def test_a_storm_of_signals_changes_nothing_after_the_first() -> None:
         assert process.reply().split()[0] == "SIGUSR2"
 
 
-def test_a_signal_is_seen_right_after_it_and_has_a_time() -> None:
-    before = time.time()
-    with flagged(
-        """
-flag.install()
-os.kill(os.getpid(), signal.SIGTERM)
-say("ready")
-say(flag.name, flag.raised_at)
-"""
-    ) as process:
-        name, at = process.line().split()
-        assert name == "SIGTERM"
-        assert before <= float(at) <= time.time()
-
-
 def test_a_call_in_c_is_not_interrupted() -> None:
     with flagged(
         """
@@ -174,33 +158,23 @@ flag.install()
 report_from_a_thread()
 child = os.fork()
 if child == 0:
+    os._exit(signal.set_wakeup_fd(-1) != -1)
+say("ready")
+say(os.waitpid(child, 0)[1])
+child = os.fork()
+if child == 0:
     signal.set_wakeup_fd(flag._watch._writer.fileno())  # As it is for a moment after fork().
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(0 if flag.name == "SIGTERM" else 1)
-say("ready")
 say(os.waitpid(child, 0)[1])
 os.kill(os.getpid(), signal.SIGUSR2)
 seen()
 time.sleep(60)
 """
     ) as process:
-        assert process.line() == "0"
+        assert [process.line(), process.line()] == ["0", "0"]
         assert process.line() == "SIGUSR2 1"
         assert process.reply() == "SIGUSR2 1"
-
-
-def test_a_forked_child_has_no_wakeup_fd() -> None:
-    with flagged(
-        """
-flag.install()
-child = os.fork()
-if child == 0:
-    os._exit(signal.set_wakeup_fd(-1) != -1)
-say("ready")
-say(os.waitpid(child, 0)[1], signal.set_wakeup_fd(-1) != -1)
-"""
-    ) as process:
-        assert process.line() == "0 True"
 
 
 def test_a_second_flag_takes_over_and_what_is_released_gives_back() -> None:
@@ -212,7 +186,7 @@ other.install()
 flag.release()
 os.kill(os.getpid(), signal.SIGTERM)
 say("ready")
-say(flag.name, other.name, other.count)
+say(flag.name, other.name, other.count, 0 <= time.time() - other.raised_at < 60)
 other.release()
 other.release()
 say(signal.set_wakeup_fd(-1))
@@ -220,7 +194,7 @@ os.kill(os.getpid(), signal.SIGUSR2)
 say(other.count)
 """
     ) as process:
-        assert process.line() == "None SIGTERM 1"
+        assert process.line() == "None SIGTERM 1 True"
         assert process.line() == "-1"
         assert process.line() == "2"
         assert process.ended() == (0, "")

@@ -129,9 +129,6 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
         if (base, name) != (ParallelStyle, torch_private.STYLE_EXTENSION_POINT)
     }
     assert shared == {}
-
-
-def test_a_style_of_torch_is_still_applied_by_an_abstract_method() -> None:
     assert torch_private.STYLE_EXTENSION_POINT in ParallelStyle.__abstractmethods__
 
 
@@ -151,12 +148,18 @@ def test_a_version_that_is_too_old_is_refused_with_the_oldest_that_is_not(versio
         torch_private.check_version(version)
 
 
-@pytest.mark.parametrize("version", ["2.15.0", "2.99.1", "3.0.0", "unknown"])
-def test_a_version_that_is_not_known_to_be_too_old_is_tried(version: str) -> None:
-    torch_private.check_version(version)
+def test_a_version_that_is_not_known_to_be_too_old_is_tried_and_none_is_refused_without_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch_private.check_version()
+    for version in ("2.15.0", "2.99.1", "3.0.0", "unknown"):
+        torch_private.check_version(version)
 
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
 
-def test_the_installed_version_is_not_too_old() -> None:
+    monkeypatch.setattr(torch_private.metadata, "version", missing)
+    assert torch_private.installed_version() is None
     torch_private.check_version()
 
 
@@ -176,15 +179,6 @@ def test_versions_of_torch_are_read_without_importing_it(tmp_path: Path, monkeyp
     versions.clear()
     monkeypatch.setattr(torch_private, "find_spec", {}.get)
     assert torch_private.torch_versions() == dict.fromkeys(("torch", "cuda", "nccl"))
-
-
-def test_without_torch_there_is_no_version_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(torch_private.metadata, "version", missing)
-    assert torch_private.installed_version() is None
-    torch_private.check_version()
 
 
 def test_the_oldest_version_is_the_one_that_the_package_requires() -> None:

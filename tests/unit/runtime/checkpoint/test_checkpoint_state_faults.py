@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.ranks import Attempt, Pair, alone, listed
-from helpers.small_model import Evil, Value, model, restored_step, save_steps
+from helpers.small_model import Value, model, restored_step, save_steps
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.spec.checkpoint.section import KeepSpec
@@ -47,16 +47,6 @@ def test_a_state_dict_that_raises_in_preparation_fails_nothing_yet(tmp_path: Pat
         assert attempt.save(1) == ""
 
 
-def test_a_state_that_cannot_be_loaded_safely_ends_the_first_save(tmp_path: Path) -> None:
-    with (
-        Attempt(tmp_path, alone(), {"own": Value(Evil(tmp_path / "marker"))}) as attempt,
-        pytest.raises(CheckpointError, match="cannot be loaded with weights_only=True"),
-    ):
-        attempt.save(1)
-    assert not (tmp_path / "marker").exists()
-    assert listed(tmp_path) == []
-
-
 def unsafe_on_one(ranks: RankGroup, root: Path) -> str:
     own = Value(1 if ranks.rank == 0 else object())
     with Attempt(root, ranks, {"own": own}) as attempt, pytest.raises(CheckpointError) as error:
@@ -70,11 +60,10 @@ def test_a_state_that_is_unsafe_on_one_rank_ends_the_first_save_on_both(tmp_path
     assert first.startswith("rank 1: ")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
-def test_metrics_that_are_no_numbers_do_not_fail_a_save(tmp_path: Path, value: float) -> None:
-    module = model()
-    with Attempt(tmp_path, alone(), {"model": module}) as attempt:
-        assert attempt.save(1, loss=value, accuracy=0.5) == ""
+def test_metrics_that_are_no_numbers_do_not_fail_a_save(tmp_path: Path) -> None:
+    figures = {"loss": float("inf"), "nan": float("nan"), "less": -float("inf"), "accuracy": 0.5}
+    with Attempt(tmp_path, alone(), {"model": model()}) as attempt:
+        assert attempt.save(1, **figures) == ""
     assert files.read_manifest(tmp_path / "checkpoints" / "step-1").metrics == {"accuracy": 0.5}
 
 

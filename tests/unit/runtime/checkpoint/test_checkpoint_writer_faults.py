@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.killpoints import writers_that_fail
 from helpers.ranks import Attempt, Pair, alone, listed
+from helpers.rare import drawn, rare
 from helpers.small_model import Value, fill, model, restored_step, save_steps, values
 
 from slurmtrain.model.interruption.interval import Publication
@@ -44,7 +45,7 @@ def test_a_writer_that_is_killed_while_it_has_nothing_to_do_costs_nothing(tmp_pa
     assert listed(tmp_path) == ["step-1", "step-2"]
 
 
-@pytest.mark.parametrize("effect", ["open", "half a write", "fsync", "os.rename", "write through a file"])
+@pytest.mark.parametrize("effect", drawn(["open", "half a write", "fsync", "os.rename", "write through a file"], 3))
 def test_a_writer_that_is_killed_at_work_fails_one_save_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str
 ) -> None:
@@ -110,8 +111,14 @@ def lose_a_writer(ranks: RankGroup, root: Path, victim: int, when: str) -> tuple
     return problems, values(again)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("when", ["preparing", "writing"])
+@pytest.mark.parametrize(
+    ("victim", "when"),
+    [
+        (0, "writing"),
+        (1, "preparing"),
+        *(pytest.param(*each, marks=rare) for each in ((0, "preparing"), (1, "writing"))),
+    ],
+)
 def test_one_ranks_writer_that_is_killed_fails_at_most_one_save_on_both(
     tmp_path: Path, pair: Pair, victim: int, when: str
 ) -> None:

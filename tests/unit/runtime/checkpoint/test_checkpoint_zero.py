@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import Attempt, Pair, alone
+from helpers.rare import drawn, rare
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -106,14 +107,14 @@ def interrupted(ranks: RankGroup, root: Path, kind: str) -> list[dict[str, Any]]
     return [*ends, state_of(ranks, objects)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", drawn([*KINDS], 2))
 def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, pair: Pair, kind: str) -> None:
     for undisturbed, resumed in pair.run(interrupted, tmp_path, kind):
         assert resumed == undisturbed
         assert bool(undisturbed["states"]) == (kind != "plain_sgd")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "momentum"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("momentum", marks=rare)])
 def test_what_two_ranks_have_saved_four_and_one_without_it_restore(
     tmp_path: Path, pair: Pair, four: Pair, kind: str
 ) -> None:
@@ -128,7 +129,7 @@ def test_what_four_ranks_have_saved_two_restore(tmp_path: Path, pair: Pair, four
     assert pair.run(restore, tmp_path, "adamw") == saved[:2]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "plain_sgd"])
+@pytest.mark.parametrize("kind", ["plain_sgd", pytest.param("adamw", marks=rare)])
 def test_what_a_plain_optimizer_has_saved_it_restores(tmp_path: Path, pair: Pair, kind: str) -> None:
     saved = save(alone(), tmp_path, kind, zero=False)
     assert pair.run(restore, tmp_path, kind) == [saved] * 2

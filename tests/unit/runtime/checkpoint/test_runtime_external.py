@@ -28,15 +28,27 @@ def newest_path(folder: Path, pattern: str) -> Path | None:
     return candidate.path if candidate else None
 
 
-def test_nothing_that_matches_is_nothing(tmp_path: Path) -> None:
-    assert newest(Search(pattern=str(tmp_path / "*.pt"))) is None
-
-
-def test_the_highest_number_wins_over_the_clock_and_over_the_alphabet(tmp_path: Path) -> None:
-    put(tmp_path / "ckpt-9.pt", at=3000)
-    ten = put(tmp_path / "ckpt-10.pt", at=2000)
-    put(tmp_path / "ckpt-2.pt", at=4000)
-    assert newest_path(tmp_path, "ckpt-*.pt") == ten
+@pytest.mark.parametrize(
+    ("files", "pattern", "found"),
+    [
+        ({}, "*.pt", None),
+        # The highest number wins over the clock and over the alphabet, the latest where a name has none.
+        ({"ckpt-9.pt": 3000, "ckpt-10.pt": 2000, "ckpt-2.pt": 4000}, "ckpt-*.pt", "ckpt-10.pt"),
+        ({"ckpt-9.pt": 1000, "last.pt": 2000, "first.pt": 500}, "*.pt", "last.pt"),
+        ({"a/b/ckpt-3.pt": 1000}, "**/ckpt-*.pt", "a/b/ckpt-3.pt"),
+        # Files that are being written, by their names.
+        *(({"ckpt-1.pt": 1000, f"ckpt-2.pt{ending}": 1000}, "ckpt-*", "ckpt-1.pt")
+          for ending in (".tmp", ".part", ".partial", ".incomplete", "~")),
+    ],
+)  # fmt: skip
+def test_the_newest_file_that_a_pattern_names_is_found(
+    tmp_path: Path, files: dict[str, int], pattern: str, found: str | None
+) -> None:
+    for name, at in files.items():
+        put(tmp_path / name, at=at)
+    # A link that leads nowhere is passed over.
+    (tmp_path / "ckpt-99.pt").symlink_to(tmp_path / "gone")
+    assert newest_path(tmp_path, pattern) == (tmp_path / found if found else None)
 
 
 @needs_accounts
@@ -47,13 +59,6 @@ def test_one_that_somebody_else_has_put_there_is_passed_over(tmp_path: Path) -> 
     assert newest_path(tmp_path, "ckpt-*.pt") == own
     theirs, _ = find_all(Search(pattern=str(tmp_path / "ckpt-*.pt")))
     assert f"belongs to the account {BOB}" in str(theirs.problem)
-
-
-def test_the_latest_wins_where_a_name_has_no_number(tmp_path: Path) -> None:
-    put(tmp_path / "ckpt-9.pt", at=1000)
-    last = put(tmp_path / "last.pt", at=2000)
-    put(tmp_path / "first.pt", at=500)
-    assert newest_path(tmp_path, "*.pt") == last
 
 
 def test_a_checkpoint_is_described_with_its_format_step_size_and_time(tmp_path: Path) -> None:
@@ -80,27 +85,9 @@ def test_directories_are_found_too_with_all_their_bytes(tmp_path: Path) -> None:
     assert (candidate.step, candidate.bytes) == (5, 5)
 
 
-def test_folders_are_searched_to_any_depth_with_two_stars(tmp_path: Path) -> None:
-    deep = put(tmp_path / "a" / "b" / "ckpt-3.pt")
-    assert newest_path(tmp_path, "**/ckpt-*.pt") == deep
-
-
-@pytest.mark.parametrize("ending", [".tmp", ".part", ".partial", ".incomplete", "~"])
-def test_a_file_that_is_being_written_by_its_name_is_passed_over(tmp_path: Path, ending: str) -> None:
-    good = put(tmp_path / "ckpt-1.pt")
-    put(tmp_path / f"ckpt-2.pt{ending}")
-    assert newest_path(tmp_path, "ckpt-*") == good
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     good = put(tmp_path / "ckpt-1.pt", zipped(tmp_path))
     put(tmp_path / "ckpt-2.pt", zipped(tmp_path)[:-30])
-    assert newest_path(tmp_path, "ckpt-*.pt") == good
-
-
-def test_a_link_that_leads_nowhere_is_passed_over(tmp_path: Path) -> None:
-    good = put(tmp_path / "ckpt-1.pt")
-    (tmp_path / "ckpt-2.pt").symlink_to(tmp_path / "gone")
     assert newest_path(tmp_path, "ckpt-*.pt") == good
 
 
@@ -121,15 +108,12 @@ RUN = RunDir(Path("/runs/0001"))
         ("/abs/*.pt", "/abs/*.pt"),
         ("{run_dir}/out/*.pt", "/runs/0001/out/*.pt"),
         ("{checkpoint_dir}/*.pt", "/runs/0001/checkpoints/*.pt"),
+        ("~/out/*.pt", "/home/me/out/*.pt"),
     ],
 )
-def test_a_pattern_counts_from_the_working_directory(pattern: str, path: str) -> None:
-    assert absolute(pattern, "/job dir", RUN) == path
-
-
-def test_a_pattern_may_count_from_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_counts_from_the_working_directory(monkeypatch: pytest.MonkeyPatch, pattern: str, path: str) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert absolute("~/out/*.pt", "/w", RUN) == "/home/me/out/*.pt"
+    assert absolute(pattern, "/job dir", RUN) == path
 
 
 def test_brackets_and_stars_in_directories_of_the_run_are_no_pattern(tmp_path: Path) -> None:

@@ -198,19 +198,23 @@ def test_an_object_with_a_sharded_tensor_is_refused_by_name(tmp_path: Path, pair
     assert listed(tmp_path) == []
 
 
-@pytest.mark.parametrize("value", [object(), Path("x"), {1: [Counter]}])
-def test_a_state_that_cannot_be_loaded_safely_is_refused_at_the_first_save(tmp_path: Path, value: Any) -> None:
-    refused = pytest.raises(CheckpointError, match="cannot be loaded with weights_only=True")
-    with Attempt(tmp_path, alone(), {"counter": Counter({"x": value})}) as attempt, refused:
-        attempt.begin(1)
-    assert listed(tmp_path) == []
+LOCAL = "a function of the test"
 
 
-def test_a_state_that_cannot_be_pickled_ends_the_first_save_and_says_why(tmp_path: Path) -> None:
-    with (
-        Attempt(tmp_path, alone(), {"counter": Counter(lambda: None)}) as attempt,
-        pytest.raises(CheckpointError, match=r"contains a value that cannot be saved: Can't (pickle|get) local object"),
-    ):
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"x": object()}, "cannot be loaded with weights_only=True"),
+        ({"x": Path("x")}, "cannot be loaded with weights_only=True"),
+        ({"x": {1: [Counter]}}, "cannot be loaded with weights_only=True"),
+        (LOCAL, r"contains a value that cannot be saved: Can't (pickle|get) local object"),
+    ],
+)
+def test_a_state_that_cannot_be_loaded_safely_or_pickled_is_refused_at_the_first_save(
+    tmp_path: Path, state: Any, problem: str
+) -> None:
+    counter = Counter((lambda: None) if state is LOCAL else state)
+    with Attempt(tmp_path, alone(), {"counter": counter}) as attempt, pytest.raises(CheckpointError, match=problem):
         attempt.save(1)
     assert listed(tmp_path) == []
 

@@ -21,6 +21,7 @@ from helpers.object_states import (
     states,
 )
 from helpers.ranks import Attempt, Pair, alone
+from helpers.rare import rare
 from torch import nn
 
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -65,7 +66,12 @@ def restore_as(ranks: RankGroup, root: Path, make: str) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("saved", "restored"), [("ddp", "fsdp"), ("fsdp", "ddp"), ("plain", "fsdp"), ("fsdp", "unwrapped")]
+    ("saved", "restored"),
+    [
+        ("ddp", "fsdp"),
+        ("fsdp", "unwrapped"),
+        *(pytest.param(*each, marks=rare) for each in (("fsdp", "ddp"), ("plain", "fsdp"))),
+    ],
 )
 def test_what_one_strategy_has_saved_another_restores(tmp_path: Path, pair: Pair, saved: str, restored: str) -> None:
     [before, _] = pair.run(save_as, tmp_path, saved)
@@ -75,7 +81,7 @@ def test_what_one_strategy_has_saved_another_restores(tmp_path: Path, pair: Pair
         assert rederived == ()
 
 
-@pytest.mark.parametrize("saved", ["fsdp", "uneven_fsdp", "ddp"])
+@pytest.mark.parametrize("saved", ["uneven_fsdp", *(pytest.param(name, marks=rare) for name in ("fsdp", "ddp"))])
 def test_what_two_ranks_have_saved_one_restores(tmp_path: Path, pair: Pair, saved: str) -> None:
     [before, _] = pair.run(save_as, tmp_path, saved)
     objects = _without_wrapping(saved)
@@ -94,7 +100,7 @@ def _without_wrapping(saved: str) -> Objects:
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
 
 
-@pytest.mark.parametrize("restored", ["fsdp", "ddp"])
+@pytest.mark.parametrize("restored", ["fsdp", pytest.param("ddp", marks=rare)])
 def test_what_one_rank_has_saved_two_restore(tmp_path: Path, pair: Pair, restored: str) -> None:
     objects = plain(0, alone())
     with Attempt(tmp_path, alone(), objects) as attempt:

@@ -27,11 +27,7 @@ def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tens
     return (torch.randn(shape, generator=numbers) * 3).to(dtype)
 
 
-@given(
-    dtype=st.sampled_from(DTYPES),
-    shape=st.lists(st.integers(0, 9), max_size=4),
-    seed=st.integers(0, 1000),
-)
+@given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 9), max_size=4), seed=st.integers(0, 1000))
 def test_a_framed_tensor_loads_as_it_was(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     tensor = random_tensor(dtype, shape, seed)
     frame = frame_of(dtype, tensor.shape)

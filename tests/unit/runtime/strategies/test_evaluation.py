@@ -106,10 +106,10 @@ def untrained() -> list[float]:
     "spec",
     [
         pytest.param(StrategySpec(), id="ddp"),
-        pytest.param(StrategySpec(name="fsdp", reshard_after_forward=False), id="zero2"),
+        pytest.param(StrategySpec(name="fsdp", reshard_after_forward=False), id="zero2", marks=rare),
         pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(tp=2)), id="fsdp-tp"),
         pytest.param(StrategySpec(name="pipeline"), id="1f1b"),
-        pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(pp=2), microbatches=4), id="pp-fsdp"),
+        pytest.param(StrategySpec(name="fsdp", mesh=MeshSpec(pp=2), microbatches=4), id="pp-fsdp", marks=rare),
         pytest.param(
             StrategySpec(name="fsdp", mesh=MeshSpec(pp=2), schedule="interleaved1f1b"), id="pp-fsdp-interleaved"
         ),

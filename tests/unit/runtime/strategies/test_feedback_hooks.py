@@ -119,15 +119,10 @@ def test_an_interrupted_run_is_the_same_bit_for_bit(four: Pair, tmp_path: Path, 
         assert any(error.any() for error in errors.values())
     # Each rank has an error of its own.
     assert not torch.equal(*(torch.cat([*expected[rank][2].values()]) for rank in (0, 1)))
-
-
-@pytest.mark.parametrize("spec", EITHER)
-def test_without_the_state_of_the_hook_the_run_would_be_another_one(
-    four: Pair, tmp_path: Path, spec: StrategySpec
-) -> None:
-    expected, actual = four.run(undisturbed, spec)[0], four.run(interrupted, spec, tmp_path, True)[0]
-    assert expected[0][:SAVED] == actual[0][:SAVED]
-    assert expected[0][-1] != actual[0][-1]
+    if spec is POWERSGD:
+        # Without the state of the hook it would be another run.
+        losses, *_ = four.run(interrupted, spec, tmp_path / "forgotten", True)[0]
+        assert (losses[:SAVED], losses[-1] == expected[0][0][-1]) == (expected[0][0][:SAVED], False)
 
 
 def save_with(ranks: RankGroup, spec: StrategySpec, root: Path) -> dict[str, Tensor]:
@@ -172,8 +167,11 @@ def test_on_another_number_of_ranks_the_mean_of_the_errors_stays(
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(POWERSGD, StrategySpec(name="fsdp")), (StrategySpec(name="ddp"), TOPK), (TOPK, POWERSGD)],
-    ids=["powersgd_to_fsdp", "ddp_to_topk", "topk_to_powersgd"],
+    [
+        pytest.param(POWERSGD, StrategySpec(name="fsdp"), id="powersgd_to_fsdp"),
+        pytest.param(StrategySpec(name="ddp"), TOPK, id="ddp_to_topk", marks=rare),
+        pytest.param(TOPK, POWERSGD, id="topk_to_powersgd"),
+    ],
 )
 def test_a_checkpoint_of_another_strategy_is_restored_without_errors(
     four: Pair, tmp_path: Path, before: StrategySpec, after: StrategySpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,7 @@ import pytest
 import torch
 from helpers.ranks import Pair, alone
 from helpers.rare import rare
-from helpers.word_training import (
-    BATCH,
-    LENGTH,
-    SAME,
-    WORDS,
-    continue_with,
-    expected,
-    objects_of,
-    strategy_of,
-    train,
-)
+from helpers.word_training import BATCH, LENGTH, SAME, WORDS, continue_with, expected, objects_of, strategy_of, train
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel
@@ -167,52 +157,49 @@ def test_divided_weights_stay_tied_and_frozen(four: Pair, spec: StrategySpec) ->
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def problem_of(ranks: RankGroup, spec: StrategySpec, plan: Mapping[str, Any], tied: bool = False) -> str:
-    model = Net(plan=plan)
-    if tied:
-        model.head.weight = model.embed.weight
+def problems_of(ranks: RankGroup, spec: StrategySpec, plans: Sequence[Mapping[str, Any]]) -> list[str]:
+    # Nothing of what it has refused stays.
+    problems: list[str] = []
     try:
-        Strategy(spec, ranks, ranks.rank // 3).parallelize(model)
+        strategy = Strategy(spec, ranks, ranks.rank // 3)
+        for plan in plans:
+            model = Net(plan={pattern: style for pattern, style in plan.items() if pattern != "tied"})
+            if "tied" in plan:
+                model.head.weight = model.embed.weight
+            with pytest.raises(StrategyError) as caught:
+                strategy.parallelize(model)
+            problems.append(str(caught.value))
     except StrategyError as error:
-        return str(error)
-    return ""
+        problems.append(str(error))
+    return problems
 
 
 @pytest.mark.parametrize(
-    ("spec", "plan", "message"),
+    ("spec", "refused"),
     [
-        (TENSOR, {}, "has no plan by which its layers are divided"),
-        (TENSOR, {"blocks.*.upp": "colwise"}, "the plan names 'blocks.*.upp', and the model has no such module"),
-        (TENSOR, {"head": "columns"}, "has 'columns' for 'head': expected one of colwise, colwise_rep"),
-        (TENSOR, {"norm": "rowwise"}, "'rowwise' for 'norm', a LayerNorm"),
-        (TENSOR, {"norm": ColwiseParallel()}, "the plan's style for 'norm': ColwiseParallel currently only support"),
-        (
-            StrategySpec(name="tensor", sequence_parallel=True),
-            {key: PLAN[key] for key in PLAN if key != "places"},
-            "does not say what becomes of 'places'",
-        ),
-        (StrategySpec(mesh=MeshSpec(dp=3, tp=2)), PLAN, "'strategy.mesh': dp 3 x tp 2 are not 4 processes"),
-        (StrategySpec(name="hsdp", mesh=MeshSpec(tp=2)), PLAN, "there are 3 on node 0, 1 on node 1"),
+        (TENSOR, [
+            ({}, "has no plan by which its layers are divided"),
+            ({"blocks.*.upp": "colwise"}, "the plan names 'blocks.*.upp', and the model has no such module"),
+            ({"head": "columns"}, "has 'columns' for 'head': expected one of colwise, colwise_rep"),
+            ({"norm": "rowwise"}, "'rowwise' for 'norm', a LayerNorm"),
+            ({"norm": ColwiseParallel()}, "the plan's style for 'norm': ColwiseParallel currently only support"),
+            ({"embed": "rowwise", "tied": True}, "(tied weights), in different ways"),
+            ({"odd": "colwise"}, "the 6 output features of 'odd' cannot be divided among 4 processes (tp)"),
+            ({"heads": "2"}, "Net.tensor_plan(4): 2 heads cannot be divided among 4 processes"),
+        ]),
+        (StrategySpec(name="tensor", sequence_parallel=True),
+         [({key: PLAN[key] for key in PLAN if key != "places"}, "does not say what becomes of 'places'")]),
+        (StrategySpec(mesh=MeshSpec(dp=3, tp=2)), [(PLAN, "'strategy.mesh': dp 3 x tp 2 are not 4 processes")]),
+        (StrategySpec(name="hsdp", mesh=MeshSpec(tp=2)), [(PLAN, "there are 3 on node 0, 1 on node 1")]),
     ],
-    ids=["none", "name", "style", "module", "torch", "sequence", "mesh", "nodes"],
-)
+    ids=["plan", "sequence", "mesh", "nodes"],
+)  # fmt: skip
 def test_what_does_not_fit_the_model_or_the_ranks_is_refused_on_all_ranks(
-    four: Pair, spec: StrategySpec, plan: Mapping[str, Any], message: str
+    four: Pair, spec: StrategySpec, refused: list[tuple[Mapping[str, Any], str]]
 ) -> None:
-    [problem, *others] = four.run(problem_of, spec, plan)
-    assert message in problem
-    assert others == [problem] * 3
-
-
-def test_tied_weights_are_not_divided_in_different_ways(four: Pair) -> None:
-    assert "(tied weights), in different ways" in four.run(problem_of, TENSOR, {"embed": "rowwise"}, True)[0]
-
-
-def test_what_cannot_be_divided_evenly_is_refused_with_the_figures(four: Pair) -> None:
-    [problem, *_] = four.run(problem_of, TENSOR, {"odd": "colwise"})
-    assert problem == "the 6 output features of 'odd' cannot be divided among 4 processes (tp)"
-    [problem, *_] = four.run(problem_of, TENSOR, {"heads": "2"})
-    assert problem == "Net.tensor_plan(4): 2 heads cannot be divided among 4 processes"
+    [problems, *others] = four.run(problems_of, spec, [plan for plan, _ in refused])
+    assert [text for (_, text), problem in zip(refused, problems, strict=True) if text not in problem] == []
+    assert others == [problems] * 3
 
 
 def problem_of_call(ranks: RankGroup, plan: Mapping[str, Any], wrong_batch: bool) -> tuple[str, str]:

@@ -119,10 +119,18 @@ def trained(ranks: RankGroup, spec: StrategySpec, parts: int) -> list[tuple[floa
     return results
 
 
-@pytest.mark.parametrize("name", SPECS)
+# Each strategy once, each precision with several of them; with rare tests, all of all.
+PRECISIONS = [(None, 2), ("fp16", 2), ("bf16", 1), ("fp16", 1)]
+CHOSEN = {"ddp": 2, "zero1": 1, "fsdp": 0, "hsdp": 1, "tp": 0, "static_graph": 1}
+
+
 @pytest.mark.parametrize(
-    ("precision", "parts"),
-    [(None, 2), pytest.param("bf16", 1, marks=rare), pytest.param("fp16", 1, marks=rare), ("fp16", 2)],
+    ("name", "precision", "parts"),
+    [
+        pytest.param(name, *each, marks=() if number == CHOSEN[name] else rare)
+        for name in SPECS
+        for number, each in enumerate(PRECISIONS)
+    ],
 )
 def test_four_processes_do_what_one_does(four: Pair, name: str, precision: Any, parts: int) -> None:
     results, *others = four.run(trained, replace(SPECS[name], mixed_precision=precision), parts)
@@ -160,7 +168,9 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "name", ["zero1", "fsdp", *(pytest.param(name, marks=rare) for name in ("ddp", "hsdp", "tp", "static_graph"))]
+)
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(four: Pair, name: str) -> None:
     assert four.run(step_with_infinity, SPECS[name]) == [(True, True, 65536 / 2, False)] * 4
     assert step_with_infinity(alone(), SPECS["ddp"]) == (True, True, 65536 / 2, False)
@@ -186,7 +196,7 @@ def continued(ranks: RankGroup, root: Path, before: StrategySpec, after: Strateg
     return (results, ends[0]), (again, ends[1])
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("ddp", marks=rare)])
 def test_the_scale_goes_on_from_a_checkpoint_bit_for_bit(four: Pair, tmp_path: Path, name: str) -> None:
     spec = StrategySpec(name=name, mixed_precision="fp16")
     for whole, (results, states) in four.run(continued, tmp_path, spec, spec):

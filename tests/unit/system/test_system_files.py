@@ -33,21 +33,9 @@ def test_a_directory_is_made_private_and_making_it_again_is_fine(tmp_path: Path)
     path = files.make_directory(tmp_path / "a" / "b")
     assert mode(path) == 0o700
     assert files.make_directory(path) == path
-
-
-def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PathError, match=r"cannot create the directory .*file/sub: not a directory"):
         files.make_directory(tmp_path / "file" / "sub")
-
-
-def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    files.write_atomically(path, b"one")
-    files.write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert mode(path) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("broken", ["fsync", "write"])
@@ -86,16 +74,19 @@ def test_a_file_is_durable_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "replace", noted_replace)
     files.write_atomically(tmp_path / "f", b"x")
     assert calls == ["file", "rename", "directory"]
+    assert (mode(tmp_path / "f"), list(tmp_path.iterdir())) == (0o600, [tmp_path / "f"])
+    files.write_atomically(tmp_path / "f", b"another")
+    assert (tmp_path / "f").read_bytes() == b"another"
 
 
 def test_json_reads_back_as_it_was_written(tmp_path: Path) -> None:
     data = {"a": [1, None, "ü"], "b": {"c": 0.5}}
     files.write_json(tmp_path / "f.json", data)
     assert files.read_json(tmp_path / "f.json") == data
-
-
-def test_a_missing_json_file_is_none(tmp_path: Path) -> None:
-    assert files.read_json(tmp_path / "f.json") is None
+    assert mode(tmp_path / "f.json") == 0o600
+    assert files.read_json(tmp_path / "none.json") is None
+    with pytest.raises(PathError, match="is a directory, not a regular file"):
+        files.read_json(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe\xfd", b"[" * 100_000])
@@ -105,11 +96,6 @@ def test_a_file_that_is_not_our_json_is_named(tmp_path: Path, content: bytes) ->
     path.chmod(0o600)
     with pytest.raises(PathError, match=r"f\.json is not the JSON that slurmtrain wrote there"):
         files.read_json(path)
-
-
-def test_a_json_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PathError, match="is a directory, not a regular file"):
-        files.read_json(tmp_path)
 
 
 def test_a_file_is_made_private_and_keeps_its_content_when_it_is_there(tmp_path: Path) -> None:

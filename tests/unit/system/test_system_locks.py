@@ -254,17 +254,15 @@ def test_a_lock_file_with_anything_in_it_is_as_good_as_an_empty_one(lock: Path, 
         refused(lock, "held by another process, which cannot be seen from here")
 
 
-def test_a_record_cannot_send_control_characters_to_a_terminal() -> None:
-    record = {**this_holder().to_dict(), "command": "\x1b[31mred", "user": "a\nb", "host": "h\x07"}
-    holder = lock_holders.read_record(json.dumps(record).encode())
-    assert str(holder).startswith("'[31mred' of ab@h, process ")
-
-
 def test_the_record_has_the_command_without_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/x/slurmtrain/__main__.py", "--runs", "there", "submit", "env.TOKEN=secret"])
     assert this_holder().command == "slurmtrain submit"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/slurmtrain", "--version"])
     assert this_holder().command == "slurmtrain"
+    # No control characters reach a terminal.
+    record = {**this_holder().to_dict(), "command": "\x1b[31mred", "user": "a\nb", "host": "h\x07"}
+    holder = lock_holders.read_record(json.dumps(record).encode())
+    assert str(holder).startswith("'[31mred' of ab@h, process ")
 
 
 # --- a file system without locks --------------------------------------------------------------------------------------
@@ -290,19 +288,16 @@ def test_a_lock_without_locks_is_announced_once(
     assert re.match(r"note: .* has no locks that reach all machines: slurmtrain uses hard links", line)
 
 
-def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("boot", [{}, {"start": this_holder().process.start, "boot": "earlier"}], ids=["this", "other"])
+def test_the_lock_of_a_dead_process_of_this_machine_is_taken_over(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, boot: dict[str, Any]
+) -> None:
     refuse(monkeypatch)
-    held_by(lock)
+    held_by(lock, **boot)
     with locked(lock, wait=False) as handle:
         assert handle is not None
         assert not is_free(lock)
     assert [path.name for path in lock.parent.iterdir()] == [".lock"]
-
-
-def test_the_lock_of_another_boot_of_this_machine_is_taken_over(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse(monkeypatch)
-    held_by(lock, start=this_holder().process.start, boot="earlier")
-    assert is_free(lock)
 
 
 def test_a_lock_of_another_machine_stays_and_the_error_says_what_to_delete(
@@ -443,13 +438,7 @@ def test_a_mount_says_whether_its_locks_reach_other_machines(number: str, text: 
     mount = mounts.find_mount(MOUNTS, number)
     assert mount is not None
     assert (str(mount), mount.has_local_locks) == (text, is_local)
-
-
-def test_a_mount_that_is_not_listed_is_none() -> None:
     assert mounts.find_mount([*MOUNTS, "", "x", "1 2 3:4 - "], "9:9") is None
-
-
-def test_this_file_system_is_found() -> None:
     assert mounts.mount_of(Path("/proc").stat().st_dev) is not None
 
 

@@ -51,10 +51,8 @@ def test_this_process_lives_and_keeps_its_identity() -> None:
     assert this_process() == this_process()
     assert this_process().pid == os.getpid()
     assert this_process().alive() is True
-
-
-def test_an_identity_reads_back_from_a_journal() -> None:
     assert Process.from_dict(this_process().to_dict()) == this_process()
+    assert identify(2**30) is None
 
 
 def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: subprocess.Popen[bytes]) -> None:
@@ -87,21 +85,16 @@ def test_a_process_of_another_machine_can_be_neither_judged_nor_reached(child: s
     assert child.poll() is None
 
 
-def test_a_signal_reaches_the_process_that_was_meant(child: subprocess.Popen[bytes]) -> None:
-    assert identity_of(child).send(signal.SIGTERM) is True
-    assert child.wait() == -signal.SIGTERM
-
-
-def test_a_kernel_that_cannot_hold_on_to_a_process_still_delivers(
-    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("can_hold", [True, False])
+def test_a_signal_reaches_the_process_that_was_meant_also_where_the_kernel_cannot_hold_on_to_it(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, can_hold: bool
 ) -> None:
     def absent(_pid: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    monkeypatch.setattr(os, "pidfd_open", absent)
-    process = identify(child.pid)
-    assert process is not None
-    assert process.send(signal.SIGTERM)
+    if not can_hold:
+        monkeypatch.setattr(os, "pidfd_open", absent)
+    assert identity_of(child).send(signal.SIGTERM) is True
     assert child.wait() == -signal.SIGTERM
 
 
@@ -124,10 +117,6 @@ def test_a_process_is_found_by_its_command_line(child: subprocess.Popen[bytes]) 
     commands = {process.pid: command for process, command in processes_with_argument("mark-of-this-test")}
     assert b"mark-of-this-test" in commands[child.pid].split(b"\0")
     assert os.getpid() not in commands
-
-
-def test_there_is_no_process_without_an_id() -> None:
-    assert identify(2**30) is None
 
 
 def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_process_has_not() -> None:

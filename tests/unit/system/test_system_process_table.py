@@ -10,16 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.system.process_table import (
-    Entry,
-    descend,
-    marked,
-    name_of,
-    pipe_of,
-    program_of,
-    read_entry,
-    read_table,
-)
+from slurmtrain.system.process_table import Entry, descend, marked, name_of, pipe_of, program_of, read_entry, read_table
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -75,7 +66,4 @@ def test_a_process_is_described_by_its_program_and_its_streams(child: subprocess
     assert name_of(child.pid)
     assert pipe_of(child.pid, 1) == str(Path(f"/proc/self/fd/{child.stdout.fileno()}").readlink())
     assert pipe_of(child.pid, 1) != pipe_of(child.pid, 0)
-
-
-def test_nothing_is_said_of_a_process_that_is_not_there() -> None:
     assert (read_entry(NOBODY), program_of(NOBODY), name_of(NOBODY), pipe_of(NOBODY, 0)) == (None, "", "", None)

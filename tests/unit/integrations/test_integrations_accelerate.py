@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.one_rank import OneRank, one_rank
+from helpers.one_rank import OneRank
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
@@ -18,12 +17,6 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
 from slurmtrain.integrations.accelerate import load_state, save_state
-
-
-@pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
-    with one_rank(tmp_path, monkeypatch) as alone:
-        yield alone
 
 
 def prepared(**options: Any) -> tuple[Accelerator, torch.nn.Linear]:
@@ -51,6 +44,13 @@ def test_without_a_checkpoint_training_starts_at_step_0(rank: OneRank) -> None:
     assert load_state(accelerator) == 0
 
 
+def test_a_checkpoint_of_another_name_is_refused(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMTRAIN_RESUME_FROM", "/somewhere/epoch_3")
+    accelerator, _ = prepared()
+    with pytest.raises(UserError, match=r"/somewhere/epoch_3 is not a checkpoint of .*save_state\(\)"):
+        load_state(accelerator)
+
+
 def test_the_newest_are_kept_and_what_killed_saves_left_is_deleted(rank: OneRank) -> None:
     directory = rank.attempt.run.checkpoints
     for name in ("checkpoint-2", "checkpoint-4.tmp", "checkpoint-5", "checkpoint-9", "checkpoint-6.tmp", "other"):
@@ -62,6 +62,12 @@ def test_the_newest_are_kept_and_what_killed_saves_left_is_deleted(rank: OneRank
     assert names(directory / "checkpoint-6") == ["model.safetensors", "random_states_0.pkl"]
     save_state(accelerator, 7, keep=1)
     assert names(directory) == ["checkpoint-7", "checkpoint-9", "other"]
+    # One of the same step is replaced.
+    (directory / "checkpoint-7" / "stale").touch()
+    save_state(accelerator, 7)
+    assert names(directory / "checkpoint-7") == ["model.safetensors", "random_states_0.pkl"]
+    with pytest.raises(ValueError, match="keeps at least one checkpoint, not 0"):
+        save_state(accelerator, 8, keep=0)
 
 
 def test_a_save_that_fails_leaves_the_one_of_the_same_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,15 +81,6 @@ def test_a_save_that_fails_leaves_the_one_of_the_same_step(rank: OneRank, monkey
     with pytest.raises(OSError, match="no space left"):
         save_state(accelerator, 3)
     assert names(path) == ["model.safetensors", "random_states_0.pkl"]
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced(rank: OneRank) -> None:
-    old = rank.attempt.run.checkpoints / "checkpoint-3"
-    old.mkdir(parents=True)
-    accelerator, _ = prepared()
-    assert save_state(accelerator, 3) == old
-    assert names(old.parent) == ["checkpoint-3"]
-    assert names(old) == ["model.safetensors", "random_states_0.pkl"]
 
 
 def test_a_save_is_a_phase_of_its_own(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,19 +98,6 @@ def test_names_of_accelerates_own_are_refused(rank: OneRank, tmp_path: Path) -> 
     accelerator, _ = prepared(project_config=naming)
     with pytest.raises(UserError, match=r"total_limit deletes checkpoints before the next is written: remove both"):
         save_state(accelerator, 3)
-
-
-def test_at_least_one_checkpoint_is_kept(rank: OneRank) -> None:
-    accelerator, _ = prepared()
-    with pytest.raises(ValueError, match="keeps at least one checkpoint, not 0"):
-        save_state(accelerator, 3, keep=0)
-
-
-def test_a_checkpoint_of_another_name_is_refused(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURMTRAIN_RESUME_FROM", "/somewhere/epoch_3")
-    accelerator, _ = prepared()
-    with pytest.raises(UserError, match=r"/somewhere/epoch_3 is not a checkpoint of .*save_state\(\)"):
-        load_state(accelerator)
 
 
 def test_an_accelerator_that_does_not_train_on_all_ranks_is_refused(

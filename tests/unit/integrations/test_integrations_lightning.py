@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers.one_rank import OneRank, one_rank
+from helpers.one_rank import OneRank
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
@@ -30,12 +29,6 @@ def new_callback(*arguments: Any) -> SlurmtrainCallback:
     from slurmtrain.integrations.lightning import SlurmtrainCallback
 
     return SlurmtrainCallback(*arguments)
-
-
-@pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
-    with one_rank(tmp_path, monkeypatch) as alone:
-        yield alone
 
 
 class Trainer:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.one_rank import OneRank, one_rank
+from helpers.one_rank import OneRank
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
@@ -20,12 +19,6 @@ pytest.importorskip("transformers", reason="transformers is not installed: scrip
 from transformers import TrainerControl, TrainerState
 
 from slurmtrain.integrations.transformers import SlurmtrainCallback
-
-
-@pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
-    with one_rank(tmp_path, monkeypatch) as alone:
-        yield alone
 
 
 class Caller:

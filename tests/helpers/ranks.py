@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,13 @@ def listed(root: Path) -> list[str]:
     return sorted(entry.name for entry in checkpoints.iterdir()) if checkpoints.exists() else []
 
 
+def preloaded_context() -> ForkServerContext:
+    """What starts processes that have imported torch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED_ONCE)
+    return context
+
+
 class Pair:
     """Long-lived processes that are the ranks of one world and run functions of test modules."""
 
@@ -165,8 +173,7 @@ class Pair:
         return None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED_ONCE)
+        context = preloaded_context()
         meeting = self._meeting = tempfile.mktemp(prefix="slurmtrain-pair-")
         for rank in range(self._size):
             ours, theirs = context.Pipe()

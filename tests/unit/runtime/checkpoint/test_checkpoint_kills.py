@@ -7,7 +7,6 @@ their writers a spread of points is tried. TEST_KILLS=all tries everything.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -182,7 +181,9 @@ def _points(effects: int) -> list[tuple[int, str]]:
 
 @pytest.mark.timeout(3600)
 def test_after_a_kill_of_a_rank_or_its_writer_the_run_continues_bit_for_bit(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    from helpers.ranks import preloaded_context
+
+    context = preloaded_context()
     ours, theirs = context.Pipe()
     points = _points(64)
     process = context.Process(target=_in_a_fork, args=(theirs, tmp_path, points))

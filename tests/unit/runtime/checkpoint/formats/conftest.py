@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from helpers import saving_scripts
 
+from slurmtrain.runtime.preflight.ports import reserve_port
+
 SCRIPTS = Path(saving_scripts.__file__).parent
 Saved = Callable[..., Path]
 
@@ -34,15 +36,46 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return save
 
 
+# Both ranks are forked from a process that has imported the trainer, which takes seconds.
+LAUNCH = """
+import os, runpy, sys
+{imports}
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+ranks = []
+for rank in range(2):
+    child = os.fork()
+    if child == 0:
+        os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank)}}
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        finally:
+            sys.stderr.flush()
+            os._exit(1)
+    ranks.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in ranks))
+"""
+IMPORTS = {
+    "hf": "from transformers import Trainer",
+    "accelerate": "from accelerate import Accelerator",
+    "lightning": "import lightning.pytorch",
+}
+
+
 def run_script(trainer: str, directory: Path, *arguments: str) -> None:
     """Run a script of helpers/saving_scripts on two processes until it has ended."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = subprocess.run(
-        [*launch, str(SCRIPTS / f"save_{trainer}.py"), str(directory), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
-    )
+    launch = [sys.executable, "-c", LAUNCH.format(imports=IMPORTS.get(trainer, "import torch"))]
+    with reserve_port(f"tests of {os.getpid()}", 0) as reserved:
+        elastic = {
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(reserved.getsockname()[1]), "TORCHELASTIC_RUN_ID": "tests",
+        }  # fmt: skip
+        process = subprocess.run(
+            [*launch, str(SCRIPTS / f"save_{trainer}.py"), str(directory), *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, **elastic, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        )
     assert process.returncode == 0, process.stderr

@@ -26,7 +26,7 @@ PLAIN = st.recursive(
     lambda inside: st.lists(inside) | st.tuples(inside, inside) | st.dictionaries(st.text() | st.integers(), inside),
     max_leaves=20,
 )
-LAYERS = 200_000
+LAYERS = 50_000
 # Very many values, kept under a number for calls that get them again and again.
 MANY = b"(" + b"N" * 900_000 + b"tq\x010cos\nsystem\nq\x000("
 PAIRS = b"(" + b"NN\x86q\x02" + b"h\x02" * 20_000 + b"lq\x010ccollections\nOrderedDict\nq\x000"
@@ -126,12 +126,12 @@ def test_what_no_pickler_writes_is_refused(content: bytes) -> None:
         b"\x8b" + struct.pack("<i", 1 << 30) + b".",
         b"\x8b" + struct.pack("<i", -5) + b".",
         b"I" + b"9" * 5000 + b"\n.",
-        b"\x80\x05" + b"(" * 1_100_000,
-        b"]" * 1_100_000,
+        b"\x80\x05" + b"(" * 300_000,
+        b"]" * 300_000,
         b"}" + b"N" + b"\x85" * LAYERS + b"Ns.",
         b"}" + b"N" + b"N\x86" * LAYERS + b"Ns.",
         MANY + b"h\x00h\x01R" * 1000 + b"t.",
-        b"](" + b"P\n" * 500_000 + b"e.",
+        b"](" + b"P\n" * 100_000 + b"e.",
         PAIRS + b"(" + b"h\x00h\x01\x85R" * 20_000 + b"t.",
         b"(" + b"N" * 20_000 + b"lq\x020(" + b"h\x02" * 20_000 + b"lq\x030ccollections\nOrderedDict\nh\x03\x85R.",
     ],

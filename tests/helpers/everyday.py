@@ -1,4 +1,4 @@
-"""Which tests on real runs ``scripts/test`` runs, and which ones a change of the package asks for besides.
+"""Which tests on real runs and dear unit tests ``scripts/test`` runs, and for which ones a change asks besides.
 
 A run costs ten to thirty seconds, so that all tests of tests/local and tests/cluster take most of an hour: they are for
 ``scripts/test --all``. Those below pass between them through every cause of an end, every launcher, a requeue on each
@@ -62,7 +62,15 @@ FURTHER = (
     "cluster/test_slurm_runs.py::test_slurm_takes_the_golden_scripts",
     "cluster/test_slurm_same_meaning.py::test_ranks_see_what_the_spec_says",
 )
-EVERYDAY = (*(test for tests in CAUSES.values() for test in tests), *LAUNCHERS.values(), *FURTHER)
+# Of the dear unit tests, one that proves the most of each file.
+UNITS = (
+    "unit/runtime/strategies/step/test_strategies_step.py::test_four_processes_do_what_one_does[zero1-fp16-2]",
+    "unit/runtime/strategies/test_evaluation.py::test_an_evaluation_has_the_mean_of_all_samples_and_changes_nothing[ddp]",
+    "unit/runtime/strategies/test_feedback_hooks.py::test_an_interrupted_run_is_the_same_bit_for_bit[topk]",
+    "unit/runtime/strategies/test_pipeline.py::test_stages_train_as_on_one_process[1f1b]",
+    "unit/runtime/strategies/test_tensor.py::test_divided_layers_train_as_on_one_process[ddp-tp]",
+)
+EVERYDAY = (*(test for tests in CAUSES.values() for test in tests), *LAUNCHERS.values(), *FURTHER, *UNITS)
 
 _ALL = ("local/", "cluster/")
 # What a change of a part of the project asks for: how its path begins, and how the paths of tests do. The longest one
@@ -115,20 +123,39 @@ TESTS_OF = {
     "pyproject.toml": ("local/test_distribution.py",),
     "scripts/slurmcluster/": ("cluster/",),
 }  # fmt: skip
+# Unit tests that take long and are of parts which few users touch: how their ids begin, and which changes ask for them.
+_CHECKPOINTS = ("slurmtrain/runtime/checkpoint/", "tests/helpers/ranks.py")
+_STRATEGIES = (
+    "slurmtrain/runtime/strategies/", "slurmtrain/runtime/job/process_group.py", "slurmtrain/model/spec/strategy/",
+    "tests/helpers/word_training.py", *_CHECKPOINTS,
+)  # fmt: skip
+DEAR_UNITS = {
+    "unit/runtime/strategies/step/": _STRATEGIES,
+    "unit/runtime/strategies/test_evaluation.py": _STRATEGIES,
+    "unit/runtime/strategies/test_feedback_hooks.py": _STRATEGIES,
+    "unit/runtime/strategies/test_pipeline.py": _STRATEGIES,
+    "unit/runtime/strategies/test_tensor.py": _STRATEGIES,
+    "unit/runtime/checkpoint/formats/test_formats_of_trainers.py": (
+        "slurmtrain/runtime/checkpoint/", "tests/helpers/saving_scripts/", "tests/unit/runtime/checkpoint/formats/",
+    ),
+}  # fmt: skip
 
 
 def is_everyday(test: str) -> bool:
     """Whether ``scripts/test`` runs a test; ``test``: its id, relative to tests."""
-    return not test.startswith(_ALL) or any(_is_of(test, each) for each in EVERYDAY)
+    return not test.startswith((*_ALL, *DEAR_UNITS)) or any(_is_of(test, each) for each in EVERYDAY)
 
 
 def asked_for(test: str, changed: Iterable[str]) -> bool:
-    """Whether a change asks for a test on real runs.
+    """Whether a change asks for a test on real runs, or for a dear unit test.
 
     Args:
         test: Its id, relative to tests.
         changed: The paths that differ, relative to the project.
     """
+    parts = [part for unit, parts in DEAR_UNITS.items() if test.startswith(unit) for part in (f"tests/{unit}", *parts)]
+    if parts:
+        return any(path.startswith(tuple(parts)) for path in changed)
     return any(test.startswith(beginning) for path in changed for beginning in _tests_of(path))
 
 

@@ -15,11 +15,13 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options; ``parser``: pytest's."""
-    parser.addoption("--everyday", action="store_true", help="of the tests on real runs, those of every day alone")
+    parser.addoption(
+        "--everyday", action="store_true", help="of tests on real runs and dear unit tests, those of every day alone"
+    )
     parser.addoption(
         "--asked-for-since",
         metavar="COMMIT",
-        help="the other tests on real runs for which the changes since this commit ask, and nothing else",
+        help="the other real runs and dear unit tests for which the changes since this commit ask, and nothing else",
     )
     parser.addoption("--minutes", type=float, help="skip each test that has not begun after so many minutes")
 
@@ -56,7 +58,10 @@ class Selection:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was left out; ``terminalreporter``: where."""
         if self._everyday:
-            terminalreporter.line("Left out: most tests on real runs, which 'scripts/test --all' runs.")
+            terminalreporter.line(
+                "Left out: most tests on real runs, and dear unit tests of tests/helpers/everyday.py, which "
+                "'scripts/test --all' runs, and 'scripts/test --since COMMIT' if their part has changed."
+            )
 
 
 def _check_everyday(collected: list[str]) -> None:

@@ -246,7 +246,8 @@ def functions_of(file: str) -> set[str]:
     """The functions of a module of tests that pytest collects, by the names that pytest gives them."""
     path = REPOSITORY / file
     body = ast.parse(path.read_text()).body if path.is_file() else []
-    return {node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in body if isinstance(node, functions) and node.name.startswith("test_")}
 
 
 @pytest.mark.parametrize(("page", "heading"), [("security.md", "\n## Promises"), ("texts.md", "# Names and texts")])

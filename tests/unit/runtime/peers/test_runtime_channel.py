@@ -134,6 +134,13 @@ async def test_addresses_are_written_in_their_own_family() -> None:
 # --- failed handshakes -------------------------------------------------------------------------------------------
 
 
+async def test_sides_with_different_secrets_refuse_each_other() -> None:
+    async with serving(accepting()) as server:
+        with pytest.raises(AuthenticationError, match="not an agent of this attempt"):
+            await connect("127.0.0.1", server.port, OTHER)
+        assert str(await server.results.get()) == "it does not know the secret of this attempt"
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -12,10 +12,19 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.config import Config
+from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import specs
+from slurmtrain.slurm.request import (
+    agent_command,
+    element_command,
+    make_array_request,
+    make_request,
+    pack_command,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.
@@ -27,6 +36,8 @@ RUNS = {
     "setup-lines": PROJECT / "runs",
     "odd-characters": Path('/slurmtrain-golden/runs of it\'s "odd" $HOME `x` ünï;&'),
 }
+# Scripts of jobs that `render` has no run for: of a job array, of one of packs, and of a run that starts after others.
+JOINED = ("array", "pack", "chain")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +53,18 @@ def rendered(name: str) -> Rendered:
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
     [run] = render(workspace, GOLDEN / f"{name}.yaml", (), (), executor="slurm").runs
     return run
+
+
+def joined(kind: str) -> str:
+    """The batch script of a kind of job, made from a plan of the runs that it is for."""
+    root, plan = RunsRoot(RUNS["one-node"]), rendered("one-node").plan
+    array = root.array("ARRAY-ID")
+    if kind == "array":
+        return make_array_request(plan, array, 4, at_once=2).script(element_command(sys.executable))
+    if kind == "pack":
+        return make_array_request(plan, array, 2, pack=Pack(3)).script(pack_command(sys.executable, array))
+    request = make_request(plan, root.run("RUN-ID").submission(2), ["node7"], singleton=True, after=["17", "18_1"])
+    return request.script(agent_command(sys.executable, request.folder))
 
 
 def compare(path: Path, text: str) -> None:
@@ -68,6 +91,11 @@ def test_the_batch_script_is_the_golden_one(name: str) -> None:
     compare(GOLDEN / f"{name}.sh", rendered(name).script)
 
 
+@pytest.mark.parametrize("kind", JOINED)
+def test_the_batch_script_of_several_runs_is_the_golden_one(kind: str) -> None:
+    compare(GOLDEN / f"{kind}.sh", joined(kind))
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_golden_plan_reads_back_with_its_hash(name: str) -> None:
     data = json.loads((GOLDEN / f"{name}.plan.json").read_text())
@@ -76,7 +104,7 @@ def test_a_golden_plan_reads_back_with_its_hash(name: str) -> None:
     assert plan.hash == data["hash"]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, *JOINED])
 def test_a_golden_script_is_valid_shell_with_its_options_first(name: str) -> None:
     script = (GOLDEN / f"{name}.sh").read_text()
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
@@ -95,5 +123,5 @@ def test_no_golden_file_holds_a_secret() -> None:
 
 def test_every_golden_file_belongs_to_a_case() -> None:
     endings = (".yaml", ".plan.json", ".sh")
-    expected = {f"{name}{ending}" for name in RUNS for ending in endings}
+    expected = {f"{name}{ending}" for name in RUNS for ending in endings} | {f"{kind}.sh" for kind in JOINED}
     assert {path.name for path in GOLDEN.iterdir() if path.name.endswith(endings)} == expected

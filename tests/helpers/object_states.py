@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from helpers.ranks import Attempt
+from helpers.rare import drawn
 from slurmtrain.runtime.job.process_group import RankGroup
 
 Objects = dict[str, Any]
@@ -300,7 +301,8 @@ ALONE: dict[str, Make] = {
     for make in (plain, compiled, frozen, without_gradients, before_the_first_step, tied, two_modules, two_optimizers,
                  extra_state, odd_buffers, all_dtypes, lbfgs, of_unregistered_parameters, grad_scaler, schedulers,
                  generic)
-} | {
+}  # fmt: skip
+OPTIMIZERS: dict[str, Make] = {
     "sgd": with_optimizer(torch.optim.SGD),
     "sgd_with_momentum": with_optimizer(torch.optim.SGD, momentum=0.9),
     "adagrad": with_optimizer(torch.optim.Adagrad),
@@ -310,7 +312,9 @@ ALONE: dict[str, Make] = {
     "amsgrad": with_optimizer(torch.optim.Adam, amsgrad=True),
     "capturable": with_optimizer(torch.optim.AdamW, foreach=False),
     "nadam": with_optimizer(torch.optim.NAdam),
-}  # fmt: skip
+}
+# The state of each optimizer is saved in the same way.
+ALONE |= {name: OPTIMIZERS[name] for name in drawn([*OPTIMIZERS], 3)}
 TOGETHER: dict[str, Make] = {
     make.__name__: make
     for make in (

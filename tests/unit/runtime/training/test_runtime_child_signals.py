@@ -253,7 +253,9 @@ def load(persistent):
 """
 
 
-@pytest.mark.parametrize("guarded", [_GUARDED, _LOADERS_GUARDED], ids=["all", "loaders"])
+@pytest.mark.parametrize(
+    "guarded", [pytest.param(_GUARDED, id="all", marks=rare), pytest.param(_LOADERS_GUARDED, id="loaders")]
+)
 @pytest.mark.parametrize(
     ("method", "persistent"), [("fork", True), *(pytest.param(*case, marks=rare) for case in OTHERS)]
 )
@@ -299,7 +301,7 @@ say(*(each.exitcode for each in workers))
 @pytest.mark.parametrize(
     ("method", "module", "counts"),
     [
-        ("fork", "torch.utils.data", (0, 0, 0, 10)),
+        pytest.param("fork", "torch.utils.data", (0, 0, 0, 10), marks=rare),
         ("fork", "torchdata.stateful_dataloader", (0, 0, 0, 10)),
         pytest.param("forkserver", "torch.utils.data", (0,), marks=rare),
     ],

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command_judge import snapshot
@@ -23,6 +24,8 @@ from helpers.sample_home import SAVED, SampleHome, id_of, make_home
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.registry.sent import Sent, write_sent
 
 COMMANDS = (
     ("submit", "spec.yaml"),
@@ -72,39 +75,49 @@ def test_the_commands_after_a_killed_one_put_it_right(sample: SampleHome, comman
                 disturbed.check(command)
 
 
-def test_the_command_after_one_that_was_killed_at_a_repair_completes_it(sample: SampleHome) -> None:
+def test_the_command_after_one_that_was_killed_while_it_replaced_a_registry_completes_it(sample: SampleHome) -> None:
     place = sample.path.with_name("home")
     with damaged_copy(sample, place) as whole:
         effects = whole.effects(("status", "--all"))
-        check_repair(whole)
+        check_replaced(whole)
     for point in points(len(effects)):
         with damaged_copy(sample, place) as disturbed:
             assert disturbed.kill(("status", "--all"), point).code == -9, effects[point - 1]
-            check_repair(disturbed)
+            check_replaced(disturbed)
 
 
 @contextlib.contextmanager
 def damaged_copy(sample: SampleHome, place: Path) -> Iterator[DisturbedHome]:
-    """A copy whose registry knows what trackers have of a run, and has lost its last pages."""
+    """A copy whose registry knows what a tracker has of a run, and has lost its last pages."""
     with disturbed_copy(sample, place) as copy:
         copy.call("sync")
+        write_sent(RunsRoot(copy.home.runs).run(id_of("completed")), {"csv": Sent("csv", "uri")})
         registry = copy.home.runs / "registry.db"
         with sqlite3.connect(registry) as connection:
-            connection.execute("INSERT INTO sent VALUES ('run', 'csv', 'u', 'r', '{}', 5, '{}', 9, '[]', '', NULL)")
             connection.execute("CREATE TABLE last AS SELECT randomblob(8192)")
         os.truncate(registry, registry.stat().st_size - 4096)
         yield copy
 
 
-def check_repair(home: DisturbedHome) -> None:
+def check_replaced(home: DisturbedHome) -> None:
     """One file lies aside, what trackers have is known, and the registry is as the run directories have it."""
     home.call("status", "--all")
-    assert home.call("status", "--all").errors == b""
-    assert home.call("registry", "check", "--deep").code == 0
-    assert len({path.stat().st_ino for path in home.home.runs.glob("registry.db.damaged*")}) == 1
-    assert not list(home.home.runs.glob(".registry.db.repair*"))
+    status = home.call("status", "--all", "--json")
+    assert status.errors == b""
+    assert len(list(home.home.runs.glob("registry.db.damaged*"))) == 1
     with sqlite3.connect(home.home.runs / "registry.db") as connection:
-        assert connection.execute("SELECT run_id FROM sent").fetchall() == [("run",)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT run_id FROM sent").fetchall() == [(id_of("completed"),)]
+    assert home.call("registry", "rebuild").code == 0
+    assert facts_of(home.call("status", "--all", "--json").output) == facts_of(status.output)
+
+
+def facts_of(output: bytes) -> list[list[Any]]:
+    """What ``status --json`` has printed about each run, without what the time of day changes."""
+    return [
+        [run[key] for key in ("id", "state", "step", "attempt", "job_id", "reason", "metrics")]
+        for run in json.loads(output)["runs"]
+    ]
 
 
 def points(count: int, number: int = 0) -> list[int]:

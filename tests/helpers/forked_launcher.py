@@ -89,6 +89,8 @@ def _become(
         sys.argv = ["launcher", folder]
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 (descriptors)
         sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        # pytest's own writes to a file that has just been closed.
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
         launcher.main()
         code = 0
     except SystemExit as end:

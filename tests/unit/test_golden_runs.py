@@ -73,28 +73,28 @@ def tables(runs: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def answers(runs: Path, tables: list[str]) -> dict[str, str]:
     """The answers by the names of their files, which UPDATE_GOLDEN=1 writes."""
-    given = {name: call(runs, *question)[1] for name, question in OF_SEVERAL.items()}
-    known = json.loads(given["status.json"])["runs"]
-    [search] = {run["sweep"] for run in known if run["name"] == "search"}
-    given |= {f"search-{command}.json": call(runs, command, search, "--json")[1] for command in ("status", "best")}
+    by_file = {name: call(runs, *question)[1] for name, question in OF_SEVERAL.items()}
+    listed = json.loads(by_file["status.json"])["runs"]
+    [search] = {run["sweep"] for run in listed if run["name"] == "search"}
+    by_file |= {f"search-{command}.json": call(runs, command, search, "--json")[1] for command in ("status", "best")}
     counts: Counter[str] = Counter()
-    for run in sorted(known, key=lambda run: str(run["id"])):
+    for run in sorted(listed, key=lambda run: str(run["id"])):
         counts[run["name"]] += 1
         name = f"run-{run['name']}-{counts[run['name']]}.json"
-        given[name] = written({kind: ask(runs, run["id"], *question) for kind, question in OF_EACH.items()})
+        by_file[name] = written({kind: ask(runs, run["id"], *question) for kind, question in OF_EACH.items()})
     if os.environ.get("UPDATE_GOLDEN") == "1":
         shutil.rmtree(ANSWERS, ignore_errors=True)
         ANSWERS.mkdir()
-        for name, text in given.items():
+        for name, text in by_file.items():
             (ANSWERS / name).write_text(text, newline="")
-    return given
+    return by_file
 
 
 def ask(runs: Path, run_id: str, command: str, *options: str) -> Any:
     """What a command says of a run: JSON, or lines; with its exit code if that is not 0."""
     code, answer = call(runs, command, run_id, *options)
-    said = json.loads(answer) if "--json" in options and answer else answer.splitlines()
-    return {"exit": code, "said": said} if code else said
+    shown = json.loads(answer) if "--json" in options and answer else answer.splitlines()
+    return {"exit": code, "said": shown} if code else shown
 
 
 def call(runs: Path, *arguments: str) -> tuple[int, str]:

@@ -178,7 +178,7 @@ def test_a_torch_that_was_not_tested_is_a_finding(
 ) -> None:
     monkeypatch.setattr(torch_private, "installed_version", lambda: version)
     report = examine(workspace, None, (), executor)
-    found = [(finding.severity, finding.text) for finding in report.findings if finding.about == "torch"]
-    assert [kind for kind, _ in found] == ([severity] if severity else [])
-    assert all(message in text for _, text in found)
+    of_torch = [(finding.severity, finding.text) for finding in report.findings if finding.about == "torch"]
+    assert [kind for kind, _ in of_torch] == ([severity] if severity else [])
+    assert all(message in text for _, text in of_torch)
     assert report.good == (severity != "fail")

@@ -307,7 +307,7 @@ def export_limited(workspace: Workspace, run_id: str, to: Path) -> str:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         return state
 
-    said, say = os.pipe()
+    output, say = os.pipe()
     child = os.fork()
     if not child:
         export_verb._read = limited
@@ -319,7 +319,7 @@ def export_limited(workspace: Workspace, run_id: str, to: Path) -> str:
             os._exit(0)
     os.close(say)
     os.waitpid(child, 0)
-    with os.fdopen(said) as text:
+    with os.fdopen(output) as text:
         return text.read()
 
 
@@ -329,9 +329,9 @@ def test_a_write_that_fails_leaves_what_was_there(
 ) -> None:
     path = tmp_path / f"x{suffix}"
     path.write_text("precious")
-    said = export_limited(workspace, run.id, path)
-    assert f"{path} cannot be written: " in said
-    assert "too large" in said.lower()
+    problem = export_limited(workspace, run.id, path)
+    assert f"{path} cannot be written: " in problem
+    assert "too large" in problem.lower()
     assert path.read_text() == "precious"
     assert litter(tmp_path) == []
 

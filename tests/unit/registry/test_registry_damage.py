@@ -275,8 +275,8 @@ def test_what_a_killed_command_leaves_is_completed_by_the_next(
 def test_a_rebuild_that_is_killed_leaves_the_old_registry(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     root.execute("UPDATE attempt SET reason = 'old'")
 
-    def kill(done: int, _total: int) -> None:
-        if done:
+    def kill(read: int, _total: int) -> None:
+        if read:
             raise Killed
 
     with pytest.raises(Killed):

@@ -63,12 +63,12 @@ def test_a_submission_that_still_holds_its_lock_or_is_on_another_machine_is_left
     assert state(workspace)[0] == "pending"
 
 
-@pytest.mark.parametrize("how", ["its number is another process's", "the machine was started again"])
+@pytest.mark.parametrize("manner", ["its number is another process's", "the machine was started again"])
 def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
-    workspace: Workspace, run: SimulatedRun, how: str
+    workspace: Workspace, run: SimulatedRun, manner: str
 ) -> None:
     me = this_process()
-    submitted(run, replace(me, start=me.start + 1) if "number" in how else replace(me, boot="before"))
+    submitted(run, replace(me, start=me.start + 1) if "number" in manner else replace(me, boot="before"))
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
     assert len(list(run.directory.journals.glob("observe-*.jsonl"))) == 1

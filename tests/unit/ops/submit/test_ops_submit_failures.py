@@ -66,7 +66,7 @@ def fail(error: BaseException) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "exist"),
+    ("error", "message", "exist"),
     [
         (RequestRefused("too big"), "too big; submitted: {0}; not created: 2 run(s)", 1),
         (LaunchError("no answer"), "no answer; submitted: {0}; not created: 2 run(s)", 1),
@@ -80,7 +80,7 @@ def test_a_sweep_that_fails_in_the_middle_names_the_runs_that_exist_and_leaves_n
     spec: Path,
     second: Callable[[Callable[[], Any]], None],
     error: Exception,
-    said: str,
+    message: str,
     exist: int,
 ) -> None:
     second(fail(error))
@@ -88,7 +88,7 @@ def test_a_sweep_that_fails_in_the_middle_names_the_runs_that_exist_and_leaves_n
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
     folders = run_folders(workspace)
     assert (raised.value.exit_code, sorted(raised.value.run_ids), len(folders)) == (1, folders, exist)
-    assert str(raised.value).startswith(said.format(*folders))
+    assert str(raised.value).startswith(message.format(*folders))
     assert len(slurm.calls("sbatch")) == 1
 
 

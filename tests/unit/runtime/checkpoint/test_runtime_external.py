@@ -29,7 +29,7 @@ def newest_path(folder: Path, pattern: str) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    ("files", "pattern", "found"),
+    ("files", "pattern", "newest"),
     [
         ({}, "*.pt", None),
         # The highest number wins over the clock and over the alphabet, the latest where a name has none.
@@ -42,13 +42,13 @@ def newest_path(folder: Path, pattern: str) -> Path | None:
     ],
 )  # fmt: skip
 def test_the_newest_file_that_a_pattern_names_is_found(
-    tmp_path: Path, files: dict[str, int], pattern: str, found: str | None
+    tmp_path: Path, files: dict[str, int], pattern: str, newest: str | None
 ) -> None:
     for name, at in files.items():
         put(tmp_path / name, at=at)
     # A link that leads nowhere is passed over.
     (tmp_path / "ckpt-99.pt").symlink_to(tmp_path / "gone")
-    assert newest_path(tmp_path, pattern) == (tmp_path / found if found else None)
+    assert newest_path(tmp_path, pattern) == (tmp_path / newest if newest else None)
 
 
 @needs_accounts

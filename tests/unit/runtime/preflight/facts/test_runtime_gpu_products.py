@@ -87,8 +87,8 @@ def test_every_gpu_multiplies_in_a_process_of_its_own(fake_torch: FakeTorch) -> 
 def test_the_product_sees_the_gpus_of_the_ranks_and_uses_neither_their_python_nor_modules_beside_it(
     fake_torch: FakeTorch,
 ) -> None:
-    seen = "os.environ['CUDA_VISIBLE_DEVICES'].split(',')"
-    environ = fake_torch(f"import profile\nGPUS += [GOOD] * len({seen}) * ('slurmtrain' not in profile.__file__)")
+    visible = "os.environ['CUDA_VISIBLE_DEVICES'].split(',')"
+    environ = fake_torch(f"import profile\nGPUS += [GOOD] * len({visible}) * ('slurmtrain' not in profile.__file__)")
     environ |= {"PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent", "CUDA_VISIBLE_DEVICES": "1,2,3"}
     assert run_gemm(environ, 60)["count"] == 3
 

@@ -140,8 +140,8 @@ def test_addresses_that_others_can_reach_are_used_and_no_others(
     machine: Machine, card: Card, flags: dict[str, int], addresses: list[str]
 ) -> None:
     machine(flags, eth0=card)
-    found, excluded = find_candidates(0)
-    assert ([candidate.address for candidate in found], excluded) == (addresses, [])
+    candidates, excluded = find_candidates(0)
+    assert ([candidate.address for candidate in candidates], excluded) == (addresses, [])
     assert [candidate.address for candidate in find_candidates(0, "eth0")[0]] == addresses
 
 

@@ -394,9 +394,9 @@ def test_a_plug_in_is_a_check_of_its_own(make_context: MakeContext, offer: Calla
     offer(licence=check)
     node = make_context(preflight=only_checks(), node=1, nodes=2, gpus=4)
     assert measure_all(node) == {"licence": {"status": "pass", "summary": "3 left", "evidence": {}}}
-    found = arguments[0]
-    assert (found.index, found.nodes, found.host, found.executor) == (1, 2, "node0", "slurm")
-    assert (found.run_dir, found.params, found.gpus_per_node) == (node.attempt.run.path, {"lr": 0.1}, 4)
+    facts = arguments[0]
+    assert (facts.index, facts.nodes, facts.host, facts.executor) == (1, 2, "node0", "slurm")
+    assert (facts.run_dir, facts.params, facts.gpus_per_node) == (node.attempt.run.path, {"lr": 0.1}, 4)
     # It has changed a copy of its own.
     assert node.plan.spec.params == {"lr": 0.1}
 

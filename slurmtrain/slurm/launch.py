@@ -81,7 +81,8 @@ class ArrayRequest:
     """The submission of several runs to Slurm as one job array.
 
     ``plan``: plan of any of the runs, as they request the same. ``array``: the directory with the links to them.
-    ``locks``: the handles of the runs' locks, as for a :class:`LaunchRequest`; there is an element for each.
+    ``runs``: how many they are. ``locks``: the handles of the locks that the launcher holds, as for a
+    :class:`LaunchRequest`: of all these runs, and maybe of others.
     ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
     ``pack``: how the runs of an element share its job; None: there is an element for each.
     ``after``: jobs that must end before any of them.
@@ -89,6 +90,7 @@ class ArrayRequest:
 
     plan: Plan
     array: ArrayDir
+    runs: int
     locks: Sequence[int]
     at_once: int | None = None
     excluded_nodes: Sequence[str] = ()
@@ -149,7 +151,7 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     rejects the job, SubmissionUncertain if the outcome is unknown, LaunchError for everything else. Only after
     SubmissionUncertain there may be a job.
     """
-    with _launcher(request.submission.submitit, [request.lock], environment) as launcher:
+    with launcher_in(request.submission.submitit, [request.lock], environment) as launcher:
         job = make_request(
             request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
         )
@@ -158,33 +160,33 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
         return _hand_over(launcher, job, work, [request.lock])
 
 
-def launch_array(request: ArrayRequest, environment: Mapping[str, str]) -> str:
+def launch_array(launcher: subprocess.Popen[str], request: ArrayRequest) -> str:
     """Submit a job array with one call of sbatch, and return its id; an element's id is ``<id>_<index>``.
 
-    ``environment`` and the errors are as for :func:`launch`.
+    ``launcher``: from :func:`launcher_in` the array's directory for submitit. Raises as :func:`launch`.
     """
-    with _launcher(request.array.submitit, request.locks, environment) as launcher:
-        job = make_array_request(
-            request.plan,
-            request.array,
-            len(request.locks) if request.pack is None else jobs_of(len(request.locks), request.pack),
-            at_once=request.at_once,
-            restrictions=Restrictions(request.excluded_nodes, request.after),
-            pack=request.pack,
-        )
-        if request.pack is None:
-            task, command = "run_element", element_command(sys.executable)
-        else:
-            task, command = "run_packed", pack_command(sys.executable, request.array)
-        work = {"task": task, "argument": str(request.array.elements), "command": command}
-        return _hand_over(launcher, job, work, request.locks)
+    job = make_array_request(
+        request.plan,
+        request.array,
+        request.runs if request.pack is None else jobs_of(request.runs, request.pack),
+        at_once=request.at_once,
+        restrictions=Restrictions(request.excluded_nodes, request.after),
+        pack=request.pack,
+    )
+    if request.pack is None:
+        task, command = "run_element", element_command(sys.executable)
+    else:
+        task, command = "run_packed", pack_command(sys.executable, request.array)
+    work = {"task": task, "argument": str(request.array.elements), "command": command}
+    return _hand_over(launcher, job, work, request.locks)
 
 
 @contextlib.contextmanager
-def _launcher(folder: Path, locks: Sequence[int], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def launcher_in(folder: Path, locks: Sequence[int], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The process that calls sbatch. It is started before its order is made, as it imports submitit meanwhile.
 
-    Without an order, which may also be because this process is killed, it ends and has called nothing.
+    Without an order, which may also be because this process is killed, it ends and has called nothing: it may be
+    started before anything says that there will be a job.
 
     Args:
         folder: where submitit keeps its files: is_submitting() looks for it.

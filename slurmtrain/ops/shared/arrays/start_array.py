@@ -11,7 +11,7 @@ later ones:
    their elements again. If it was never called, all of them are as if they had just been created.
 5. The ``submitted`` event of each run.
 
-The process that calls sbatch inherits the locks of all runs.
+The process that calls sbatch inherits the locks of all runs. It is started after 1, and calls nothing before 4.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from subprocess import Popen
 
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunBusy, RunCancelled, SubmissionUncertain
 from slurmtrain.model.run.events.command import Submitted
@@ -102,23 +104,28 @@ def start_array(
         RequestRefused: Slurm does not accept the job array; the runs are as they were before.
         RunBusy: another command has claimed the next attempt of each.
     """
+    from slurmtrain.slurm.launch import launcher_in
+
     environ = of_sbatch()
     placed = [replace(each, attempt=placed_attempt(each.attempt, environ)) for each in elements]
     first = placed[0].attempt
     excluded = exclusions(workspace, first.plan, first.excluded_nodes, slurm=True)
     stats = outlook(workspace, elements[0].run.id, first.plan, first.executor)
     placed = [replace(each, attempt=replace(each.attempt, excluded_nodes=excluded.nodes)) for each in placed]
-    with uninterrupted():
+    with uninterrupted(), ExitStack() as stack:
         array = _new_array(workspace)
         try:
+            # Before the runs are prepared, since it needs as long until it is ready for its order.
+            locks = [each.lock for each in placed]
+            launcher = stack.enter_context(launcher_in(array.submitit, locks, first.secrets))
             prepared, busy = _prepare_all(workspace, array, placed, stats, command, pack)
         except BaseException:
             shutil.rmtree(array.path, ignore_errors=True)
             raise
         try:
             _announce(array, prepared, stats.partition, command)
-            others = jobs_of_namesakes(workspace, placed[0].attempt.plan.spec)
-            job_id = _launch(array, prepared, at_once, first.secrets, pack, others)
+            others = jobs_of_namesakes(workspace, first.plan.spec)
+            job_id = _launch(launcher, array, prepared, locks, at_once, others)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
@@ -218,22 +225,27 @@ def _announce(array: ArrayDir, prepared: Sequence[_Prepared], partition: str, co
 
 
 def _launch(
+    launcher: Popen[str],
     array: ArrayDir,
     prepared: Sequence[_Prepared],
+    locks: Sequence[int],
     at_once: int | None,
-    variables: Mapping[str, str],
-    pack: Pack | None,
     others: Sequence[str],
 ) -> str:
-    """Submit the array; returns its job's id. ``others``: jobs that must end first, beside those of upstreams."""
+    """Submit the array; returns its job's id.
+
+    ``launcher``: the process that calls sbatch. ``locks``: the handles that it holds. ``others``: jobs that must end first,
+    beside those of upstreams.
+    """
     from slurmtrain.slurm.launch import ArrayRequest, launch_array
 
-    first = prepared[0].element.attempt
-    locks = [each.element.lock for each in prepared]
+    first = prepared[0]
+    attempt = first.element.attempt
     # All elements of an array start after the same runs (grouping.request_key).
-    after = [*unfinished_upstream_jobs(prepared[0].element.run), *others]
-    request = ArrayRequest(first.plan, array, locks, at_once, first.excluded_nodes, pack, after)
-    return launch_array(request, variables)
+    after = [*unfinished_upstream_jobs(first.element.run), *others]
+    excluded = attempt.excluded_nodes
+    request = ArrayRequest(attempt.plan, array, len(prepared), locks, at_once, excluded, first.pack, after)
+    return launch_array(launcher, request)
 
 
 def _record_all(prepared: Sequence[_Prepared], job_id: str) -> list[str]:

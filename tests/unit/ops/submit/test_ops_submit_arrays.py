@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.errors import RequestRefused, SubmitFailed
+from slurmtrain.errors import PathError, RequestRefused, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.spec.sweep.pack import Pack
 from slurmtrain.ops.shared.arrays import start_array
@@ -184,6 +185,30 @@ def test_an_array_that_slurm_refuses_leaves_nothing(workspace: Workspace, slurm:
     slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
     with pytest.raises(RequestRefused, match=r"nothing was created$"):
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert workspace.run_ids() == []
+    assert list(workspace.root.arrays.iterdir()) == []
+
+
+def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_nothing(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def launch(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        launchers.append(popen(*arguments, **options))
+        return launchers[-1]
+
+    def fail(*_: object) -> None:
+        assert launchers[-1].poll() is None  # it waits for its order
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(subprocess, "Popen", launch)
+    monkeypatch.setattr(start_array, "prepare", fail)
+    with pytest.raises(PathError, match="no space left"):
+        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert launchers[-1].poll() is not None
+    assert slurm.calls("sbatch") == []
     assert workspace.run_ids() == []
     assert list(workspace.root.arrays.iterdir()) == []
 

@@ -94,10 +94,12 @@ def job(state: str, job_id: str = "7", run_id: str = "0123456789", **fields: Any
     return Job(**{"id": job_id, "name": f"digits-{run_id}", "state": state, "restart": 0, **fields})
 
 
-def squeue_line(job_id: str, reason: str = "Priority", restart: int = 0, run_id: str = "0123456789") -> str:
-    """What squeue prints for a run's pending job."""
+def squeue_line(
+    job_id: str, reason: str = "Priority", restart: int = 0, run_id: str = "0123456789", name: str = "x"
+) -> str:
+    """What squeue prints for the pending job of a run of this name."""
     cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart)}
-    cells["Name"] = f"x-{run_id}"
+    cells["Name"] = f"{name}-{run_id}"
     return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
 
 

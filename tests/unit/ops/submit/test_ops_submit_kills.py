@@ -56,7 +56,7 @@ class Submitter:
             if place.parent.name == "arrays":
                 lines += [squeue_line(f"{number}_{index}", run_id=place.name) for index in range(len(_elements(place)))]
             else:
-                lines.append(squeue_line(f"{number}", run_id=place.parts[-3]))
+                lines.append(squeue_line(f"{number}", run_id=place.parts[-3], name="y"))
         self.slurm.replies("squeue", "".join(lines))
 
     def submitted(self) -> list[str]:

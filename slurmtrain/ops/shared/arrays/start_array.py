@@ -234,8 +234,8 @@ def _launch(
 ) -> str:
     """Submit the array; returns its job's id.
 
-    ``launcher``: the process that calls sbatch. ``locks``: the handles that it holds. ``others``: jobs that must end first,
-    beside those of upstreams.
+    ``launcher``: the process that calls sbatch. ``locks``: the handles that it holds. ``others``: jobs that must end
+    first, beside the jobs of upstreams.
     """
     from slurmtrain.slurm.launch import ArrayRequest, launch_array
 

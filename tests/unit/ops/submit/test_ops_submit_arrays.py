@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,17 +194,16 @@ def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_noth
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launchers: list[subprocess.Popen[str]] = []
-    popen = subprocess.Popen
 
     def launch(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
-        launchers.append(popen(*arguments, **options))
+        launchers.append(subprocess.Popen(*arguments, **options))
         return launchers[-1]
 
     def fail(*_: object) -> None:
         assert launchers[-1].poll() is None  # it waits for its order
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(subprocess, "Popen", launch)
+    monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", SimpleNamespace(Popen=launch, PIPE=subprocess.PIPE))
     monkeypatch.setattr(start_array, "prepare", fail)
     with pytest.raises(PathError, match="no space left"):
         submit(workspace, spec, sweep=SWEEP, executor="slurm")

@@ -109,11 +109,11 @@ def take_slot(
     make_directory(slots.gpu_folder)
     ticket = slots.line / request.run
     with contextlib.ExitStack() as place:
-        # An earlier attempt of the same run that is about to end may have it: then this one waits without a place.
-        if place.enter_context(locked(ticket, wait=False)) is not None:
-            place.callback(ticket.unlink, missing_ok=True)
-        ahead = None
+        ahead, has_place = None, False
         while not give_up():
+            # An earlier attempt of the same run that is about to end may have it, or another run may look whether
+            # somebody holds it, and remove it just before it is locked: until the next time there is no place.
+            has_place = (has_place and ticket.exists()) or _take_place(place, ticket)
             if ahead is None or not _waits(slots.line / ahead):
                 ahead = _run_ahead(slots, request.run)
             if ahead is None and not request.is_early() and (share := _take(slots, request, held)) is not None:
@@ -122,6 +122,16 @@ def take_slot(
             note = _nothing
             time.sleep(_POLL_S)
     return None
+
+
+def _take_place(place: contextlib.ExitStack, ticket: Path) -> bool:
+    """Whether this run has its place in line now, which it leaves when ``place`` is closed."""
+    with contextlib.ExitStack() as attempt:
+        if attempt.enter_context(locked(ticket, wait=False)) is None:
+            return False
+        attempt.callback(ticket.unlink, missing_ok=True)
+        place.push(attempt.pop_all())
+    return True
 
 
 def _nothing() -> None:
@@ -141,7 +151,7 @@ def _waits(ticket: Path) -> bool:
     with locked(ticket, wait=False) as lock:
         if lock is None:
             return True
-        # If its owner is just about to lock it, it waits without a place: that changes the order, and nothing else.
+        # If its owner is just about to lock it, it makes another one when it looks again.
         ticket.unlink(missing_ok=True)
     return False
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.site import until
 
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.runtime.turns import slots as module
@@ -39,6 +40,7 @@ class Runner:
 
     def __init__(self, slots: Slots, request: SlotRequest, begun: queue.Queue[Runner]) -> None:
         self.run = request.run
+        self.ticket = slots.line / request.run
         self.share: Share | None = None
         self.waits = threading.Event()
         self._end, self._cancelled = threading.Event(), threading.Event()
@@ -89,9 +91,10 @@ def start(tmp_path: Path, begun: queue.Queue[Runner]) -> Iterator[Callable[..., 
 
 
 def in_line(start: Callable[..., Runner], number: int, **more: object) -> Runner:
-    """A run that has begun to wait."""
+    """A run that waits in its place."""
     runner = start(number, **more)
     assert runner.waits.wait(30)
+    until(lambda: module._waits(runner.ticket), "its place in line")
     return runner
 
 

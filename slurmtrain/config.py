@@ -25,7 +25,7 @@ from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
-from slurmtrain.model.spec.sweep.limits import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
+from slurmtrain.model.spec.sweep import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name

@@ -110,7 +110,7 @@ def command(
 
 def _print_next_commands(spec: SpecFile, run_ids: Sequence[str], sweep: str | None) -> None:
     """Say how what was submitted can be followed."""
-    from slurmtrain.model.spec.chain.references import dependencies_of
+    from slurmtrain.model.spec.chain import dependencies_of
 
     lists = "'slurmtrain status' lists runs"
     if sweep is not None:

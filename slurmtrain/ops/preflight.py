@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
-from slurmtrain.model.spec.code.section import NONE, CodeSpec
+from slurmtrain.model.spec.checkpoint import CheckpointSpec
+from slurmtrain.model.spec.code import NONE, CodeSpec
 from slurmtrain.model.spec.plan import make_plan
 from slurmtrain.model.spec.spec import MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
 from slurmtrain.model.spec.values import Nodes, read_node_count

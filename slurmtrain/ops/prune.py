@@ -17,7 +17,7 @@ from slurmtrain.model.run.files.checkpoint_names import checkpoint_name, checkpo
 from slurmtrain.model.run.files.retention import Saved, reasons
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.model.run.run import PUBLISHED, Run
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.ops.shared.checkpoints import refuse_external
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from slurmtrain.errors import NotAvailable
 from slurmtrain.local.launch import check
 from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load

@@ -14,9 +14,9 @@ from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import RERUN, Parent
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
+from slurmtrain.model.spec.sweep import Pack, packing_problem
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import submitted_software
 from slurmtrain.ops.shared.find import find_all, is_pattern

@@ -14,7 +14,7 @@ from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.checkpoint.formats import OWN
+from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
 from slurmtrain.ops.shared.chain.alone import claim_name

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.spec.resources.components import OPTIONS_OF_COMPONENTS
+from slurmtrain.model.spec.resources import OPTIONS_OF_COMPONENTS
 from slurmtrain.model.spec.sbatch import named_options
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.units import write_node_memory
+from slurmtrain.model.spec.values import write_node_memory
 
 
 def sbatch_lines(others: Sequence[Spec], run_id: str) -> str:

@@ -15,7 +15,7 @@ from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDo
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.pack import Pack, jobs_of
+from slurmtrain.model.spec.sweep import Pack, jobs_of
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.environment.surroundings import counting, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.command import extract_errors, is_installed

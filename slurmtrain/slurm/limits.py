@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.sbatch import named_options
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]

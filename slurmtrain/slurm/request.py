@@ -13,10 +13,10 @@ from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.sbatch import SRUN, named_options
-from slurmtrain.model.spec.sweep.pack import Pack
-from slurmtrain.model.spec.units import write_node_memory
+from slurmtrain.model.spec.sweep import Pack
+from slurmtrain.model.spec.values import write_node_memory
 from slurmtrain.runtime.environment import network_profile, variables
 from slurmtrain.runtime.setup.script import setup_values, shell_templates
 from slurmtrain.runtime.task import command as task_command

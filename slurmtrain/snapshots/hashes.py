@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.spec.code.snapshot import FILE, LINK, PROGRAM, CodeFile, CodeManifest
+from slurmtrain.model.spec.code import FILE, LINK, PROGRAM, CodeFile, CodeManifest
 from slurmtrain.system.files import read_json, write_json
 
 # A file that was changed less than this before its hash was taken may have been changed again since, within the same

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import NoSnapshot, UserError
-from slurmtrain.model.spec.code.revision import Revision
+from slurmtrain.model.spec.code import Revision
 from slurmtrain.runtime.code.git import NoGit, run_git
 
 # A listing that takes longer is of a home directory, or on a dead file server.

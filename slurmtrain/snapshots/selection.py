@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
-from slurmtrain.model.spec.code.section import CodeSpec
-from slurmtrain.model.spec.code.tree_paths import (
+from slurmtrain.model.spec.code import (
+    CodeSpec,
     belongs_beside,
     names_by_directory,
     relative_to_root,

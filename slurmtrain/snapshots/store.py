@@ -18,7 +18,7 @@ from typing import IO
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import SnapshotDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
+from slurmtrain.model.spec.code import LINK, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.snapshots import repository
 from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.hashes import hash_files, kind_of, read

@@ -13,8 +13,7 @@ from slurmtrain.model.spec.kinds import KeyPath, Report
 from slurmtrain.model.spec.launcher import NODE, choose_launcher
 from slurmtrain.model.spec.oversights import in_shell
 from slurmtrain.model.spec.sbatch import SBATCH, long_option
-from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS
-from slurmtrain.model.spec.slurm.option_values import advice_on
+from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS, advice_on
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.values import check_command
 from slurmtrain.system.yaml_file import parse_value, write_yaml

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmtrain.model.spec.chain.references import escape_references
+from slurmtrain.model.spec.chain import escape_references
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.oversights import is_of_job
 from slurmtrain.model.spec.values import SHELL_KEYS

@@ -11,20 +11,26 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.run.lineage import Parent
-from slurmtrain.model.spec.chain.references import PLACES, dependencies_of, references, references_of
-from slurmtrain.model.spec.launcher import NODE, RANKS, choose_launcher, counts_of_command, find_contradictions
-from slurmtrain.model.spec.names import check_name
+from slurmtrain.model.spec.chain import PLACES, dependencies_of, references, references_of
+from slurmtrain.model.spec.launcher import (
+    NODE,
+    RANKS,
+    calls_in,
+    choose_launcher,
+    counts_of_command,
+    find_contradictions,
+    problem_of_calls,
+    refused_programs,
+    shell_text,
+)
 from slurmtrain.model.spec.oversights import find_failures, find_oversights
 from slurmtrain.model.spec.plan import Plan, make_plan, written_resources
 from slurmtrain.model.spec.sbatch import ReadOptions, is_singleton, refused_options
-from slurmtrain.model.spec.shell_launchers import calls_in, problem_of_calls, refused_programs, shell_text
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.model.spec.strategy.placement import crossing_layers
-from slurmtrain.model.spec.sweep.limits import MAX_RUNS
-from slurmtrain.model.spec.sweep.pack import Pack, packing_problem
-from slurmtrain.model.spec.sweep.points import Point, Sweep, varying_keys
-from slurmtrain.model.spec.sweep.search import SearchSpec
-from slurmtrain.model.spec.values import SHELL_KEYS, Nodes
+from slurmtrain.model.spec.strategy import crossing_layers
+from slurmtrain.model.spec.sweep import MAX_RUNS, Pack, Point, Sweep, packing_problem, varying_keys
+from slurmtrain.model.spec.sweep_values import SearchSpec
+from slurmtrain.model.spec.values import SHELL_KEYS, Nodes, check_name
 from slurmtrain.specfile.batch_script import check_is_spec
 from slurmtrain.specfile.compose import Composition, compose
 from slurmtrain.specfile.from_data import NAME as DATA

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.passwords import without_url_passwords
-from slurmtrain.model.spec.sweep.points import Point
+from slurmtrain.model.spec.sweep import Point
 from slurmtrain.specfile.overrides import Override
 from slurmtrain.system.yaml_file import YamlDocument
 

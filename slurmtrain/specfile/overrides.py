@@ -10,8 +10,8 @@ from typing import Any
 from slurmtrain.errors import Mistake
 from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, hint_for_unknown_key, suggestion
 from slurmtrain.model.spec.spec import walk_keys
-from slurmtrain.model.spec.sweep.expressions import is_expression
-from slurmtrain.model.spec.sweep.points import WORDS
+from slurmtrain.model.spec.sweep import WORDS
+from slurmtrain.model.spec.sweep_values import is_expression
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 

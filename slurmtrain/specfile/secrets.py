@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slurmtrain.model.passwords import has_url_password, without_url_passwords
-from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED
+from slurmtrain.model.spec.values import is_secret_variable
 from slurmtrain.system.yaml_file import YamlDocument
 
 KeyPath = tuple[str, ...]

@@ -9,7 +9,7 @@ from typing import Any
 from slurmtrain.model.spec.kinds import ShorthandSection
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, write_spec
-from slurmtrain.model.spec.sweep.points import Point
+from slurmtrain.model.spec.sweep import Point
 from slurmtrain.specfile.overrides import SCHEMA, Override, whole_value
 from slurmtrain.system.yaml_file import YamlDocument
 

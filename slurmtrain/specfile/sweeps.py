@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.sweep.points import WORDS, Sweep, read_sweep
+from slurmtrain.model.spec.sweep import WORDS, Sweep, read_sweep
 from slurmtrain.specfile.mistakes import Mistakes
 from slurmtrain.specfile.overrides import Override, check_path
 

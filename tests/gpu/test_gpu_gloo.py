@@ -9,7 +9,7 @@ import torch
 from helpers.ranks import Pair
 from torch import nn
 
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.step.precision import hardware_of
 from slurmtrain.runtime.strategies.strategy import Strategy

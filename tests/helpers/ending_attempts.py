@@ -14,7 +14,7 @@ from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.policy import Newest
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.agent.finish import AttemptFinish, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.environment.launch import Launch

@@ -126,7 +126,7 @@ TESTS_OF = {
 # Unit tests that take long and are of parts which few users touch: how their ids begin, and which changes ask for them.
 _CHECKPOINTS = ("slurmtrain/runtime/checkpoint/", "tests/helpers/ranks.py")
 _STRATEGIES = (
-    "slurmtrain/runtime/strategies/", "slurmtrain/runtime/job/process_group.py", "slurmtrain/model/spec/strategy/",
+    "slurmtrain/runtime/strategies/", "slurmtrain/runtime/job/process_group.py", "slurmtrain/model/spec/strategy.py",
     "tests/helpers/word_training.py", *_CHECKPOINTS,
 )  # fmt: skip
 DEAR_UNITS = {

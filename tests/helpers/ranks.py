@@ -19,7 +19,7 @@ from torch import distributed as dist
 
 from slurmtrain.model.interruption.interval import Vote
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver

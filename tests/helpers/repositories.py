@@ -11,8 +11,7 @@ from typing import Any
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.code.section import CodeSpec
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot, CodeSpec
 from slurmtrain.runtime.code.tree import make_tree, read_manifest
 from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.store import take

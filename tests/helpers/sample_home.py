@@ -20,7 +20,7 @@ from helpers.fakeslurm import PARTITIONS, squeue_line
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.system.files import write_json
 
 # The states of the sample's runs; a run's name is its state.

@@ -24,7 +24,7 @@ from helpers.killpoints import kill_at, watch
 from slurmtrain.model.run.files import retention
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec
+from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 

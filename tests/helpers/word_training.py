@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from helpers.ranks import Attempt, alone
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.pipeline import LossOf
 from slurmtrain.runtime.strategies.strategy import Strategy

@@ -12,8 +12,7 @@ from typing import Any
 
 from slurmtrain.model.spec import launcher
 from slurmtrain.model.spec.kinds import nearest
-from slurmtrain.model.spec.names import is_secret_variable
-from slurmtrain.model.spec.values import SHELL_KEYS
+from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable
 
 KeyPath = tuple[str, ...]
 # What commands may have in braces: docs/spec.md.

@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.spec.checkpoint.placeholders import CONDITIONAL
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
-from slurmtrain.model.spec.code.tree_paths import relative_to_root
+from slurmtrain.model.spec.checkpoint import CONDITIONAL
+from slurmtrain.model.spec.code import CodeSnapshot, relative_to_root
 from slurmtrain.model.spec.kinds import KeyPath, type_name
 from slurmtrain.model.spec.launcher import (
     RANKS,
@@ -23,8 +22,8 @@ from slurmtrain.model.spec.launcher import (
     describe_choice,
     split_command,
 )
-from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.values import is_secret_variable
 from slurmtrain.model.written import remembering, storable, texts_as_json
 
 # The schema of plan.json. Readers refuse any other: a half-understood plan would train something else.

@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Conflict, Entries, LevelSection, Nullable, declare_key
-from slurmtrain.model.spec.names import check_check_name
+from slurmtrain.model.spec.values import check_check_name
 
 # What a failed check does to a node: nothing, a warning, or the node is not used.
 LEVELS = ("off", "warn", "fail")

@@ -13,12 +13,16 @@ from typing import Any
 
 from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.chain.dependencies import DEPENDENCIES
-from slurmtrain.model.spec.checkpoint.formats import OWN
-from slurmtrain.model.spec.checkpoint.placeholders import OF_CHECKPOINT, conditional_problem
-from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
-from slurmtrain.model.spec.checkpoint.start_from import StartFromSection, StartFromSpec
-from slurmtrain.model.spec.code.section import CodeSpec
+from slurmtrain.model.spec.chain import DEPENDENCIES
+from slurmtrain.model.spec.checkpoint import (
+    OF_CHECKPOINT,
+    OWN,
+    CheckpointSpec,
+    StartFromSection,
+    StartFromSpec,
+    conditional_problem,
+)
+from slurmtrain.model.spec.code import CodeSpec
 from slurmtrain.model.spec.kinds import (
     Conflict,
     Entries,
@@ -31,39 +35,41 @@ from slurmtrain.model.spec.kinds import (
     declare_key,
 )
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
-from slurmtrain.model.spec.names import check_experiment_name, check_name, check_param_name, check_variable_name
-from slurmtrain.model.spec.oom import OomSection, OomSpec
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.resources.components import options_of_component
-from slurmtrain.model.spec.resources.gpus import GpuSection
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import GpuSection, ResourcesSpec, options_of_component
+from slurmtrain.model.spec.restarts import OomSection, OomSpec
 from slurmtrain.model.spec.sbatch import (
     PASSED,
     SLURM_SECTION,
     SRUN,
+    check_log,
     named_options,
     repeated_options,
 )
-from slurmtrain.model.spec.slurm.log_pattern import check_log
-from slurmtrain.model.spec.strategy.placement import mixed_conflicts, placement_conflicts
-from slurmtrain.model.spec.strategy.section import StrategySection, StrategySpec
-from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSection, ScriptMetricsSpec
-from slurmtrain.model.spec.tracking.trackers import (
+from slurmtrain.model.spec.strategy import StrategySection, StrategySpec, mixed_conflicts, placement_conflicts
+from slurmtrain.model.spec.tracking import (
     CsvSpec,
     PluginSettings,
+    ScriptMetricsSection,
+    ScriptMetricsSpec,
     TensorboardSpec,
     WandbSpec,
     check_plugin_name,
     tracker_settings,
 )
-from slurmtrain.model.spec.units import parse_span, write_duration
 from slurmtrain.model.spec.values import (
     ParamKind,
     ShellLines,
     check_command,
+    check_experiment_name,
     check_interface,
+    check_name,
+    check_param_name,
+    check_variable_name,
+    parse_span,
     read_setup_line,
     read_variable,
+    write_duration,
 )
 
 # Whose commands must have ended for a run to be completed.

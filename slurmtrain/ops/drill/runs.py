@@ -23,9 +23,9 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.checkpoint.formats import OWN
-from slurmtrain.model.spec.names import NAME_LIMIT
+from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.values import NAME_LIMIT
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.drill.compare_checkpoints import compare_checkpoints
 from slurmtrain.ops.drill.faults import find_target, inject, inject_in_save

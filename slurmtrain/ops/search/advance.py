@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmtrainError, SubmitFailed
 from slurmtrain.model.run.chain.upstreams import ids_by_name
-from slurmtrain.model.spec.sweep.search import SearchSpec
+from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
 from slurmtrain.ops.search.record import SearchRecord, forget, lock_of, read, under_way
 from slurmtrain.ops.search.study import Study

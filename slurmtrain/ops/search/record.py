@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.search import SearchSpec
+from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.sweep.expressions import Distribution
-from slurmtrain.model.spec.sweep.search import Method, SearchSpec, is_same
+from slurmtrain.model.spec.sweep_values import Distribution, Method, SearchSpec, is_same
 from slurmtrain.ops.search.trials import Trial
 
 # What the search sets itself.

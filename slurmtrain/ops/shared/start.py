@@ -45,7 +45,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.root import unusable_in_root
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
 from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings

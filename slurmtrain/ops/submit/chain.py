@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RunNotFound, UserError
 from slurmtrain.model.run.chain.upstreams import Upstream, describe_failure
-from slurmtrain.model.spec.chain.dependencies import Dependency
-from slurmtrain.model.spec.chain.order import creation_order, find_cycle
-from slurmtrain.model.spec.chain.references import dependencies_of, references_of
+from slurmtrain.model.spec.chain import Dependency, creation_order, dependencies_of, find_cycle, references_of
 from slurmtrain.model.spec.sbatch import is_singleton
 from slurmtrain.ops.shared.chain.alone import active_namesakes
 from slurmtrain.ops.shared.find import choose_all_listed

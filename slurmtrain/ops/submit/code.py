@@ -14,10 +14,8 @@ from slurmtrain.errors import NoSnapshot, PathError
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.results import result_places
-from slurmtrain.model.spec.code.section import SNAPSHOT, CodeSpec
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot, compare
-from slurmtrain.model.spec.code.tree_paths import path_in_word, relative_to_root
+from slurmtrain.model.spec.code import SNAPSHOT, CodeSnapshot, CodeSpec, compare, path_in_word, relative_to_root
+from slurmtrain.model.spec.command_files import result_places
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.provenance import describe_git

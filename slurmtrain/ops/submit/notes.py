@@ -14,11 +14,11 @@ from pathlib import Path
 from slurmtrain.errors import PathError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.tree_paths import directories_of, relative_to_root
-from slurmtrain.model.spec.command_paths import NamedPath, paths_read
+from slurmtrain.model.spec.code import directories_of, relative_to_root
+from slurmtrain.model.spec.command_files import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
@@ -102,7 +102,7 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     """A note if a new run's checkpoint pattern already matches a checkpoint, maybe written by another run."""
     if plan.spec.checkpoint.glob is None:
         return []
-    from slurmtrain.model.spec.checkpoint.formats import OWN
+    from slurmtrain.model.spec.checkpoint import OWN
     from slurmtrain.runtime.checkpoint.external import Search, newest
 
     # The run has no copy of its code yet: where it will have links, they lead to what is in the working directory now.

@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
-from slurmtrain.model.spec.command_paths import NamedPath, paths_written
+from slurmtrain.model.spec.code import CodeSnapshot
+from slurmtrain.model.spec.command_files import NamedPath, paths_written
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmtrain.errors import NotAvailable, PathError, UserError
+from slurmtrain.model.spec.command_files import ScriptImport, script_imports
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.oversights import in_shell, of_shell
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container
-from slurmtrain.model.spec.script_imports import ScriptImport, script_imports
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import SHELL_KEYS
 from slurmtrain.system.user_cache import identity, load, store

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurmtrain.errors import NotAvailable
-from slurmtrain.model.spec.launcher import RANKS
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.shell_launchers import (
+from slurmtrain.model.spec.launcher import (
+    RANKS,
     calls_in,
     is_distributed_alone,
     problem_of_calls,
@@ -16,6 +15,7 @@ from slurmtrain.model.spec.shell_launchers import (
     shell_script,
     shell_text,
 )
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.submit.script import find_script
 
 # A script is far shorter; what is longer is not read.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError, UserError
-from slurmtrain.model.spec.sweep.limits import MAX_RUNS
+from slurmtrain.model.spec.sweep import MAX_RUNS
 from slurmtrain.ops.submit.script import missing_script
 from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec

@@ -11,9 +11,8 @@ from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserE
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
-from slurmtrain.model.spec.chain.references import dependencies_of
-from slurmtrain.model.spec.checkpoint.formats import OWN
-from slurmtrain.model.spec.checkpoint.start_from import BEST, WEIGHTS, StartFromSpec
+from slurmtrain.model.spec.chain import dependencies_of
+from slurmtrain.model.spec.checkpoint import BEST, OWN, WEIGHTS, StartFromSpec
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, write_assignments

@@ -32,7 +32,7 @@ from slurmtrain.model.run.events.agent import (
     SurplusStart,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.model.spec.chain.references import fill
+from slurmtrain.model.spec.chain import fill
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
 from slurmtrain.runtime.agent.beginning import Beginning, time_limit_lead

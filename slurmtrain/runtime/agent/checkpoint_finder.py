@@ -14,8 +14,7 @@ from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint.formats import OWN
-from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
+from slurmtrain.model.spec.checkpoint import OWN, WEIGHTS
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.checkpoint.start_point import start_point

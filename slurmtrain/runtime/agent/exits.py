@@ -13,7 +13,7 @@ from slurmtrain.model.interruption.exit_report import Exit, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.environment.exceeded_limit import exceeded_limit
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.owned_files import open_readable

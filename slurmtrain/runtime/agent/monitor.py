@@ -18,7 +18,7 @@ from slurmtrain.model.run.events.agent import (
     StragglerDetected,
 )
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use

@@ -13,8 +13,8 @@ from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.chain.references import Reference, references_of
-from slurmtrain.model.spec.checkpoint.start_from import StartFromSpec
+from slurmtrain.model.spec.chain import Reference, references_of
+from slurmtrain.model.spec.checkpoint import StartFromSpec
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.chain.files import has_begun, read_facts, write_facts
 from slurmtrain.runtime.chain.turn import read_upstream_runs

@@ -20,8 +20,7 @@ from slurmtrain.model.interruption.interval import (
 )
 from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint.every import Every, EveryAuto, EverySteps, SaveMoment
-from slurmtrain.model.spec.checkpoint.start_from import WEIGHTS
+from slurmtrain.model.spec.checkpoint import WEIGHTS, Every, EveryAuto, EverySteps, SaveMoment
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer

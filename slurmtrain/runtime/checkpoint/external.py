@@ -14,8 +14,7 @@ from pathlib import Path
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import FROM_LOG
-from slurmtrain.model.spec.checkpoint.formats import AUTO, OWN, step_by_pattern, step_key
-from slurmtrain.model.spec.checkpoint.step_names import last_number
+from slurmtrain.model.spec.checkpoint import AUTO, OWN, last_number, step_by_pattern, step_key
 from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.fingerprint import fingerprint

@@ -33,7 +33,7 @@ from slurmtrain.model.run.files.checkpoint_names import (
     trash_name,
 )
 from slurmtrain.model.run.layout import MANIFEST
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.system.files import fsync_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 

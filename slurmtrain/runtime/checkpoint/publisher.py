@@ -17,7 +17,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned, CheckpointSaved, QuotaExceeded, SaveFailed
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name

@@ -22,7 +22,7 @@ from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec
+from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.directories.followed_directory import without_aliases

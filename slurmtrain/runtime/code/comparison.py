@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterator, Sequence
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, Difference, compare
+from slurmtrain.model.spec.code import LINK, CodeFile, Difference, compare
 from slurmtrain.runtime.code.contents import read_contents
 from slurmtrain.runtime.code.tree import read_manifest
 

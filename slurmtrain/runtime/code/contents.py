@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.snapshot import LINK, CodeFile
+from slurmtrain.model.spec.code import LINK, CodeFile
 from slurmtrain.runtime.code.tree import read_manifest
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import open_checked

@@ -15,9 +15,15 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from slurmtrain.model.spec.code.revision import Revision
-from slurmtrain.model.spec.code.snapshot import LINK, CodeFile, CodeManifest, CodeSnapshot
-from slurmtrain.model.spec.code.tree_paths import link_target, names_by_directory
+from slurmtrain.model.spec.code import (
+    LINK,
+    CodeFile,
+    CodeManifest,
+    CodeSnapshot,
+    Revision,
+    link_target,
+    names_by_directory,
+)
 from slurmtrain.runtime.code.git import NoGit, run_git, without_filters
 from slurmtrain.runtime.code.own_paths import is_own_directory
 from slurmtrain.system.files import make_directory

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.results import DIRECTORY, UNKNOWN, ResultPlace, result_places
+from slurmtrain.model.spec.command_files import DIRECTORY, UNKNOWN, ResultPlace, result_places
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.inherited import PRIVATE, umask_of_ranks
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
-from slurmtrain.model.spec.code.tree_paths import path_in_word, relative_to_root
-from slurmtrain.model.spec.command_paths import paths_written
+from slurmtrain.model.spec.code import CodeSnapshot, path_in_word, relative_to_root
+from slurmtrain.model.spec.command_files import paths_written
 from slurmtrain.model.spec.plan import Plan
 
 

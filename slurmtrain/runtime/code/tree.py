@@ -25,8 +25,12 @@ from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.snapshot import LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
-from slurmtrain.model.spec.code.tree_paths import (
+from slurmtrain.model.spec.code import (
+    LINK,
+    PROGRAM,
+    CodeFile,
+    CodeManifest,
+    CodeSnapshot,
     directories_of,
     link_target,
     may_appear_later,

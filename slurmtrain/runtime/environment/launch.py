@@ -13,7 +13,7 @@ from slurmtrain.system.files import read_json
 # Commands that only query Slurm import this module too; these imports take longer than all the others.
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.interval import InterruptionStats
-    from slurmtrain.model.spec.sweep.pack import Pack
+    from slurmtrain.model.spec.sweep import Pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Launch:
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
         """Read what :meth:`to_dict` returned, in this version or in an earlier one."""
         from slurmtrain.model.interruption.interval import InterruptionStats
-        from slurmtrain.model.spec.sweep.pack import Pack
+        from slurmtrain.model.spec.sweep import Pack
 
         turn, history, array, pack = plain.get("turn"), plain.get("history"), plain.get("array"), plain.get("pack")
         return cls(

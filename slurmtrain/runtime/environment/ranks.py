@@ -16,9 +16,8 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.launcher import NodePlace
+    from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
     from slurmtrain.model.spec.plan import Plan
-    from slurmtrain.model.spec.resources.node_ranks import NodeRanks
     from slurmtrain.model.spec.spec import Spec
 
 

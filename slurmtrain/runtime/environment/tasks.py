@@ -21,8 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.spec.launcher import NONE, RANKS
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NONE, RANKS, NodeRanks
 
 # What torchrun sets for a rank, which a launcher or a rendezvous of the command's own would take for its own.
 _OF_A_RANK = re.compile(

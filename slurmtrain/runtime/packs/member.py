@@ -14,7 +14,7 @@ import time
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.environment.gpus import take_gpus
 from slurmtrain.runtime.environment.node import Node, cpus_of_job
 from slurmtrain.runtime.job import lease

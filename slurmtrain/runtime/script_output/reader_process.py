@@ -23,7 +23,7 @@ from types import FrameType
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
 from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
+from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import describe_os_error

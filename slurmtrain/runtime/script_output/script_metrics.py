@@ -10,7 +10,7 @@ from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import points_of
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
+from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders

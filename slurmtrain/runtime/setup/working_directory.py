@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.plan_file import read_plan
 

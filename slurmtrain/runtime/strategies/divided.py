@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from slurmtrain.model.spec.strategy.section import ON_PARTS, SEQUENCE, StrategySpec
+from slurmtrain.model.spec.strategy import ON_PARTS, SEQUENCE, StrategySpec
 from slurmtrain.runtime.strategies import pipeline, sharded, stages, tensor
 from slurmtrain.runtime.strategies.mesh import PP, TP, data_parallel
 from slurmtrain.runtime.strategies.same_inputs import check_first_inputs

@@ -12,8 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.mesh import MeshSpec
-from slurmtrain.model.spec.strategy.section import FSDP, HSDP, StrategySpec
+from slurmtrain.model.spec.strategy import FSDP, HSDP, MeshSpec, StrategySpec
 
 PP, REPLICATE, SHARD, TP = "pp", "replicate", "shard", "tp"
 

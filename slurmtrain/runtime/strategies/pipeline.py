@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.pipeline import SCHEDULES
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import SCHEDULES, StrategySpec
 from slurmtrain.runtime.job.torch_private import map_tree
 from slurmtrain.runtime.strategies.step.gradients import Gradients
 

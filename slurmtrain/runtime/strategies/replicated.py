@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.hook import HIERARCHICAL, POWERSGD, TOPK
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import HIERARCHICAL, POWERSGD, TOPK, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.buckets import make_buckets
 from slurmtrain.runtime.strategies.hooks.casts import CASTS

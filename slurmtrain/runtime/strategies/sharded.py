@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from slurmtrain.model.spec.strategy.precision import FP32
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import FP32, StrategySpec
 from slurmtrain.runtime.strategies.chosen_modules import elements, of_classes
 from slurmtrain.runtime.strategies.step.precision import DTYPES
 

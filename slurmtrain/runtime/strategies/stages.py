@@ -13,8 +13,7 @@ from torch import nn
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy.pipeline import SCHEDULES, even_split
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import SCHEDULES, StrategySpec, even_split
 
 
 def parts_of(model: nn.Module) -> dict[str, nn.Module]:

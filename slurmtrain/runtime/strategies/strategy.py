@@ -15,8 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.run.events.rank import HardwareCompared
-from slurmtrain.model.spec.strategy.precision import FP16, FP32, is_by_hardware, precision_on
-from slurmtrain.model.spec.strategy.section import DDP, DP, ZERO1, StrategySpec
+from slurmtrain.model.spec.strategy import DDP, DP, FP16, FP32, ZERO1, StrategySpec, is_by_hardware, precision_on
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
 from slurmtrain.runtime.strategies import divided, replicated, sharded

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy.section import (
+from slurmtrain.model.spec.strategy import (
     COLWISE_REP,
     ON_PARTS,
     ROWWISE,

@@ -16,7 +16,7 @@ from typing import Any
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.run.events.agent import WaitingForSlot
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.runtime.environment.gpus import local_gpus, set_local_gpus
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR

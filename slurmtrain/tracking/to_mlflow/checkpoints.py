@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.model.spec.checkpoint.section import CheckpointSpec
+from slurmtrain.model.spec.checkpoint import CheckpointSpec
 from slurmtrain.runtime.checkpoint.files import read_manifest
 from slurmtrain.tracking.to_mlflow.description import best_checkpoint, checkpoint_tags
 

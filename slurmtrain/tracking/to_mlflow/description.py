@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from slurmtrain.model.query.differing import write_value
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.model.spec.checkpoint.section import BestSpec
+from slurmtrain.model.spec.checkpoint import BestSpec
 from slurmtrain.model.spec.spec import Spec
 
 RUN_TAG = "slurmtrain.run_id"

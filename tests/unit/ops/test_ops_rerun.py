@@ -15,7 +15,7 @@ from helpers.simulated_run import SimulatedRun
 import slurmtrain
 from slurmtrain.errors import PathError, RunNotFound, SlurmtrainWarning, SpecError, UserError
 from slurmtrain.model.run.lineage import RERUN, Parent
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe

@@ -20,7 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
 

@@ -12,7 +12,7 @@ from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.runtime.code.tree import make_tree
 from slurmtrain.snapshots import folder, hashes, repository
 from slurmtrain.snapshots import store as store_module

@@ -12,7 +12,7 @@ from helpers.repositories import PYTHON, git, paths, source, write
 
 from slurmtrain.errors import NoSnapshot
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.snapshots.store import take
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.model.spec.checkpoint.section import BestSpec
+from slurmtrain.model.spec.checkpoint import BestSpec
 from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.description import Origin
 

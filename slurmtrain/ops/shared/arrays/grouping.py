@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 
 T = TypeVar("T")
 

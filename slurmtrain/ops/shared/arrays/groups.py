@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep.pack import packing_problem
+from slurmtrain.model.spec.sweep import packing_problem
 from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.arrays.start_array import Element
 from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, read_limits, share_limit

@@ -29,7 +29,7 @@ from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
 from slurmtrain.ops.shared.chain.jobs import move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.interrupt import uninterrupted

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmtrain.model.run.events.command import RunCreated
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.launch import Turn
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
-from slurmtrain.model.spec.checkpoint.step_names import step_in_name
+from slurmtrain.model.spec.checkpoint import step_in_name
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree
 
 Contents = dict[str, Callable[[], Any]]

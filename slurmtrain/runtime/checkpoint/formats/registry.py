@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint.formats import AUTO, OWN
+from slurmtrain.model.spec.checkpoint import AUTO, OWN
 from slurmtrain.runtime.checkpoint.formats.accelerate import Accelerate
 from slurmtrain.runtime.checkpoint.formats.archives import is_archive, read_archive
 from slurmtrain.runtime.checkpoint.formats.base import Contents, Format

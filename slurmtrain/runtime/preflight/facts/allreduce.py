@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.ranks import for_all_reduce
 from slurmtrain.system.interpreter import own_python

@@ -17,8 +17,8 @@ from typing import Any
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.run.events.agent import EnvironmentNoted
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED, Plan
+from slurmtrain.model.spec.values import is_secret_variable
 from slurmtrain.runtime.code.packages import package_directories, read_software
 from slurmtrain.runtime.environment.variables import SETUP_PYTHON, environment_of_tools
 from slurmtrain.runtime.preflight.facts import gpus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmtrain.model.spec.strategy.precision import BF16, FP16
+from slurmtrain.model.spec.strategy import BF16, FP16
 
 
 # DistributedDataParallel refuses torch's own bf16_compress_hook, by its name, where there is no NCCL, though gloo can

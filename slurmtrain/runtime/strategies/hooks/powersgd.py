@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from slurmtrain.model.spec.strategy.hook import POWERSGD
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import POWERSGD, StrategySpec
 from slurmtrain.runtime.strategies.hooks.backend import has_nccl
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook, completed
 

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from slurmtrain.model.spec.strategy.hook import TOPK
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import TOPK, StrategySpec
 from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
 
 _INDEX = torch.int32

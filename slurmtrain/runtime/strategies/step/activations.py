@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.activation_checkpointing import ActivationCheckpointing
+from slurmtrain.model.spec.strategy import ActivationCheckpointing
 from slurmtrain.runtime.strategies.chosen_modules import elements, of_classes
 from slurmtrain.runtime.strategies.step.precision import wrap_forward
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slurmtrain.model.spec.strategy.precision import BF16, FP16, FP32
+from slurmtrain.model.spec.strategy import BF16, FP16, FP32
 from slurmtrain.runtime.job.torch_private import map_tree
 
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}

@@ -31,7 +31,7 @@ from slurmtrain.model.interruption.interval import (
     steps_to_agreement,
     too_slow,
 )
-from slurmtrain.model.spec.checkpoint.every import EveryAuto, EveryMinutes, EverySteps, SaveMoment
+from slurmtrain.model.spec.checkpoint import EveryAuto, EveryMinutes, EverySteps, SaveMoment
 
 HOUR = 3600.0
 AUTO = EveryAuto()

@@ -27,7 +27,7 @@ from slurmtrain.model.interruption.policy import (
     signature,
 )
 from slurmtrain.model.run.run import CAUSES, Attempt, Checkpoint
-from slurmtrain.model.spec.oom import OomSpec
+from slurmtrain.model.spec.restarts import OomSpec
 from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 
 RULES = RequeueSpec()

@@ -10,7 +10,7 @@ from helpers.node_facts import HOSTS
 
 from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
 from slurmtrain.model.preflight.hardware import judge_hardware
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.spec import Spec
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 85_095_874_560}

@@ -14,7 +14,7 @@ from slurmtrain.model.preflight.election import Candidate, Network, NetworkProbl
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
 from slurmtrain.model.spec.preflight_checks import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
 from slurmtrain.model.spec.spec import Spec
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from slurmtrain.model.spec.command_paths import paths_read, paths_written
+from slurmtrain.model.spec.command_files import paths_read, paths_written
 
 
 @pytest.mark.parametrize(

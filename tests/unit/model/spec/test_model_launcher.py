@@ -12,13 +12,13 @@ from slurmtrain.model.spec.launcher import (
     NONE,
     RANKS,
     NodePlace,
+    NodeRanks,
     add_options,
     choose_launcher,
     counts_of_command,
     describe_choice,
     find_contradictions,
 )
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 
 PLACE = NodePlace(
     node_rank=1, ranks=NodeRanks((4, 4)), interface="eth0", address="10.0.0.2", master_addr="10.0.0.1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.names import check_experiment_name, check_name, is_secret_variable
+from slurmtrain.model.spec.values import check_experiment_name, check_name, is_secret_variable
 
 
 @pytest.mark.parametrize("name", ["a", "digits-ddp", "0", "A.b_c-d", "x" * 64])

@@ -9,9 +9,8 @@ import pytest
 from helpers.simulated_run import make_test_plan
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.launcher import NodePlace
+from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
 from slurmtrain.model.spec.oversights import NUMBERS, PLACEHOLDERS, find_oversights
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.runtime.environment.ranks import facts_for_command
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.specs import spec
 
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import (
     LATER_KEYS,
     REDACTED,

@@ -19,7 +19,7 @@ from slurmtrain.model.spec.sbatch import (
     runs_in_container,
     unknown_srun_options,
 )
-from slurmtrain.model.spec.slurm.option_table import SLURM_OPTIONS, Option
+from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS, Option
 
 
 def mistakes(slurm: object) -> list[str]:

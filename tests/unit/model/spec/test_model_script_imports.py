@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.script_imports import script_imports
+from slurmtrain.model.spec.command_files import script_imports
 
 
 def imports(text: str) -> list[tuple[str, int, bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.shell_launchers import (
+from slurmtrain.model.spec.launcher import (
     calls_in,
     is_distributed_alone,
     problem_of_calls,

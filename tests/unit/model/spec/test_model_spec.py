@@ -10,12 +10,9 @@ from helpers.specs import mistakes_in, only_mistake, read, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.checkpoint.every import EveryAuto
-from slurmtrain.model.spec.checkpoint.section import VERIFY, BestSpec, KeepSpec
-from slurmtrain.model.spec.kinds import HOMES, default_of
-from slurmtrain.model.spec.names import is_secret_param
-from slurmtrain.model.spec.other_names import OTHER_NAMES
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.checkpoint import VERIFY, BestSpec, EveryAuto, KeepSpec
+from slurmtrain.model.spec.kinds import HOMES, OTHER_NAMES, default_of
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.sbatch import PASSED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
@@ -26,7 +23,7 @@ from slurmtrain.model.spec.spec import (
     write_requeue,
     write_spec,
 )
-from slurmtrain.model.spec.values import Nodes
+from slurmtrain.model.spec.values import Nodes, is_secret_param
 
 # --- defaults and round trip ------------------------------------------------------------------------------------
 

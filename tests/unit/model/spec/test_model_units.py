@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
+from slurmtrain.model.spec.values import parse_duration, parse_memory, parse_size, write_duration, write_size
 
 
 @pytest.mark.parametrize(

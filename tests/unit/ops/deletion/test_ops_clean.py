@@ -17,7 +17,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import clean, show
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code.section import CodeSpec
+from slurmtrain.model.spec.code import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace

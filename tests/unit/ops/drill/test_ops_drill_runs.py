@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.spec.names import NAME_LIMIT
+from slurmtrain.model.spec.values import NAME_LIMIT
 from slurmtrain.ops.drill.runs import DrillOptions, _DrillPlan, drill
 from slurmtrain.ops.shared.workspace import Workspace
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.arrays import start_array
 from slurmtrain.ops.shared.arrays.sweep_limits import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe

@@ -16,7 +16,7 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import RequestRefused, SpecError, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.resume_failed import find_failed, resume_failed
 from slurmtrain.ops.shared.arrays import start_array

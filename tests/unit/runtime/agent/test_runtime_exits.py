@@ -10,7 +10,7 @@ import pytest
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import Journal

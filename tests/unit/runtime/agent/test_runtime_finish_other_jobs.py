@@ -14,10 +14,10 @@ from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.model.spec.oom import OomSpec
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.restarts import OomSpec
 from slurmtrain.model.spec.spec import RequeueSpec, Spec
-from slurmtrain.model.spec.sweep.pack import Pack
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish
 from slurmtrain.runtime.agent.job_query import JobQuery

@@ -13,7 +13,7 @@ import pytest
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks, thread_use

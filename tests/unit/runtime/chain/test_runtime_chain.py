@@ -11,7 +11,7 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.chain.references import Reference
+from slurmtrain.model.spec.chain import Reference
 from slurmtrain.runtime.chain import files, turn
 from slurmtrain.runtime.chain.facts import find_facts
 from slurmtrain.runtime.chain.turn import look_again_s, standing_of, unfinished_jobs, wait_for_turn

@@ -14,7 +14,7 @@ from helpers.ranks import Attempt, alone, listed
 from helpers.rare import drawn, rare
 from helpers.small_model import model, restored_step, save_steps, values
 
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def _train(root: Path, ranks: Any) -> list[str]:
     """Save at each step; victim the saves ended."""
     from helpers.ranks import Attempt
 
-    from slurmtrain.model.spec.checkpoint.section import KeepSpec
+    from slurmtrain.model.spec.checkpoint import KeepSpec
 
     objects = _objects(0)
     with Attempt(root, ranks, objects, keep=KeepSpec(last=2)) as attempt:

@@ -10,7 +10,7 @@ from helpers.site import until
 from helpers.small_model import fill, model, restored_step, save_steps
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job.process_group import RankGroup
 

@@ -13,7 +13,7 @@ from helpers.rare import drawn, rare
 from helpers.small_model import Value, fill, model, restored_step, save_steps, values
 
 from slurmtrain.model.interruption.interval import Publication
-from slurmtrain.model.spec.checkpoint.section import KeepSpec
+from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job.process_group import RankGroup
 

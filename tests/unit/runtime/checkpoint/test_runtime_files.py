@@ -15,7 +15,7 @@ import xxhash
 from helpers.accounts import BOB, give, needs_accounts
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec
+from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.files import Manifest, Staging
 from slurmtrain.system.files import make_directory

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec
+from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter

@@ -8,7 +8,7 @@ import pytest
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.code.results import link_results

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.repositories import copied, git, paths, snapshot_of, write
 
-from slurmtrain.model.spec.code.revision import Revision
-from slurmtrain.model.spec.code.snapshot import CodeSnapshot
+from slurmtrain.model.spec.code import CodeSnapshot, Revision
 from slurmtrain.runtime.code.tree import make_tree, results_in_copy
 
 QUESTIONS = (

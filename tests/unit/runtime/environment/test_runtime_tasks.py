@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.environment.tasks import Tasks, write_changes
 
 # What Slurm sets for the agent on the second of two nodes, its only task there.

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain import runtime
-from slurmtrain.model.spec.launcher import NodePlace
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
+from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
 from slurmtrain.runtime.environment.gpus import local_job
 from slurmtrain.runtime.environment.variables import environment_of_tools, scrubbed
 

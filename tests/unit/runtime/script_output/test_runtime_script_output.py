@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.tracking.script_metrics import ScriptMetricsSpec
+from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders, OutputReader
 from slurmtrain.runtime.script_output.script_metrics import steps_at

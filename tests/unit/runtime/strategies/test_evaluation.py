@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import slurmtrain
 from slurmtrain.errors import DataError
-from slurmtrain.model.spec.strategy.mesh import MeshSpec
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
 

@@ -12,7 +12,7 @@ from helpers.rare import rare
 from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
 

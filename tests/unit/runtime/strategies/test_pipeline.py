@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.mesh import MeshSpec
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
 

@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.sharded import is_sharded
 from slurmtrain.runtime.strategies.strategy import Strategy

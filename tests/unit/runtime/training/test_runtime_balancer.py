@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import DataError, StrategyError
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.data.loader import DataRank
 from slurmtrain.runtime.data.loaders import Loaders
 from slurmtrain.runtime.data.shares import Shares

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.files.retention import Saved, disposable, reasons
-from slurmtrain.model.spec.checkpoint.section import BestSpec, KeepSpec
+from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 
 METRIC = "val_loss"
 

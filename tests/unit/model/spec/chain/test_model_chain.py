@@ -10,9 +10,16 @@ from helpers.simulated_run import make_test_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.chain.dependencies import Dependency, parse_dependency
-from slurmtrain.model.spec.chain.order import creation_order, find_cycle
-from slurmtrain.model.spec.chain.references import dependencies_of, escape_references, fill, references_of
+from slurmtrain.model.spec.chain import (
+    Dependency,
+    creation_order,
+    dependencies_of,
+    escape_references,
+    fill,
+    find_cycle,
+    parse_dependency,
+    references_of,
+)
 from slurmtrain.model.spec.spec import read_spec
 
 CHECKPOINT = "${run.pretrain.checkpoint}"

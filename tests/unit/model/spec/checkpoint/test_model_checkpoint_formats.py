@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.checkpoint.formats import check_step, step_by_pattern, step_key
+from slurmtrain.model.spec.checkpoint import check_step, step_by_pattern, step_key
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import read_spec, write_spec
 

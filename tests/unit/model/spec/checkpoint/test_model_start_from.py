@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.checkpoint.start_from import StartFromSection, StartFromSpec
+from slurmtrain.model.spec.checkpoint import StartFromSection, StartFromSpec
 
 
 def read(value: object) -> tuple[StartFromSpec | None, list[str]]:

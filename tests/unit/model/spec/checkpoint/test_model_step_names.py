@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.checkpoint.step_names import last_number, step_in_name
+from slurmtrain.model.spec.checkpoint import last_number, step_in_name
 
 
 @pytest.mark.parametrize(

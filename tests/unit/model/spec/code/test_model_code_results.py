@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.code.results import DIRECTORY, FILE, UNKNOWN, result_places
+from slurmtrain.model.spec.command_files import DIRECTORY, FILE, UNKNOWN, result_places
 
 ROOT, WORKDIR = "/home/me/repo", "/home/me/repo/sub"
 

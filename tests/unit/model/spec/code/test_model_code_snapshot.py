@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.code.section import CodeSpec
-from slurmtrain.model.spec.code.snapshot import CodeFile, CodeManifest, CodeSnapshot, compare
-from slurmtrain.model.spec.code.tree_paths import (
+from slurmtrain.model.spec.code import (
+    CodeFile,
+    CodeManifest,
+    CodeSnapshot,
+    CodeSpec,
+    compare,
     directories_of,
     link_target,
     may_appear_later,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.resources.binding import BINDINGS, Cpu, bind_ranks, read_cpus, write_cpus
+from slurmtrain.model.spec.resources import BINDINGS, Cpu, bind_ranks, read_cpus, write_cpus
 
 # Two packages, each with a NUMA node of four cores with two threads: 0-7 are the first threads, 8-15 the second.
 MACHINE = {cpu: Cpu(node=cpu % 8 // 4, package=cpu % 8 // 4, core=cpu % 4) for cpu in range(16)}

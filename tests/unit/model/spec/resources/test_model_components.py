@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.query.tally import mean_gpus
+from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.resources.node_ranks import NodeRanks
 from slurmtrain.model.spec.spec import write_spec
-from slurmtrain.model.spec.sweep.cost import cost_of
+from slurmtrain.model.spec.sweep import cost_of
 from slurmtrain.model.spec.values import Nodes
 
 TWO = [{"nodes": 2, "gpus_per_node": 4}, {"nodes": 1, "gpus_per_node": 8, "procs_per_node": 8}]

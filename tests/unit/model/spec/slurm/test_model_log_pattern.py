@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from slurmtrain.model.spec.slurm.log_pattern import check_log, fill_log
+from slurmtrain.model.spec.sbatch import check_log, fill_log
 
 FACTS = {"x": "digits", "j": "123", "A": "120", "a": "3", "u": "ann", "N": "n0", "n": "0", "t": "0"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.strategy.precision import precision_on
+from slurmtrain.model.spec.strategy import precision_on
 
 BY_GPU = {"default": "bf16", "v100": "fp16", "V100-SXM3": "fp32", "CPU": "fp32"}
 

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
-from slurmtrain.model.spec.strategy.activation_checkpointing import ActivationCheckpointing
-from slurmtrain.model.spec.strategy.mesh import MeshSpec
-from slurmtrain.model.spec.strategy.pipeline import even_split
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import ActivationCheckpointing, MeshSpec, StrategySpec, even_split
 
 
 def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.resources.section import ResourcesSpec
-from slurmtrain.model.spec.sweep.cost import SweepCost, cost_of
+from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.sweep import SweepCost, cost_of
 from slurmtrain.model.spec.values import Nodes
 
 

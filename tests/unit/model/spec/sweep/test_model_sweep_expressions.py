@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.sweep.expressions import ListedValues, RandomValues, is_expression, read_expression
+from slurmtrain.model.spec.sweep_values import ListedValues, RandomValues, is_expression, read_expression
 
 
 def listed(text: str) -> list[Any]:

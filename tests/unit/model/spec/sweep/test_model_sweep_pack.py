@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.spec.kinds import KeyPath
-from slurmtrain.model.spec.resources.section import ResourcesSpec
-from slurmtrain.model.spec.sweep.cost import cost_of
-from slurmtrain.model.spec.sweep.pack import Pack, packing_problem, read_pack
-from slurmtrain.model.spec.sweep.points import read_sweep
+from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.sweep import Pack, cost_of, packing_problem, read_pack, read_sweep
 from slurmtrain.model.spec.values import Nodes
 
 SMALL = ResourcesSpec(gpus_per_node=1, time=3600)

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.sweep.points import Sweep, read_sweep, varying_keys
+from slurmtrain.model.spec.sweep import Sweep, read_sweep, varying_keys
 
 
 def mistakes_of(section: object, **options: Any) -> list[tuple[str, str]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.sweep.points import Sweep, read_sweep
-from slurmtrain.model.spec.sweep.search import Method, SearchSpec
+from slurmtrain.model.spec.sweep import Sweep, read_sweep
+from slurmtrain.model.spec.sweep_values import Method, SearchSpec
 
 SEARCH = {"metric": "loss", "mode": "min", "trials": 20}
 LR = {"params.lr": "loguniform(1e-5, 1e-1)"}

@@ -15,7 +15,7 @@ from helpers.rare import rare
 from helpers.site import PATIENCE_S
 
 from slurmtrain.model.spec.preflight_checks import BandwidthCheck, PreflightSpec
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import Nodes
 from slurmtrain.runtime.preflight import ports

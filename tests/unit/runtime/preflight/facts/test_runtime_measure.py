@@ -25,7 +25,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.kinds import LevelSection
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.resources.section import ResourcesSpec
+from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
 from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy.activation_checkpointing import ActivationCheckpointing
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import ActivationCheckpointing, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
 

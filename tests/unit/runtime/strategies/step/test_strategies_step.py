@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.run.events.rank import HardwareCompared
-from slurmtrain.model.spec.strategy.mesh import MeshSpec
-from slurmtrain.model.spec.strategy.section import StrategySpec
+from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
 

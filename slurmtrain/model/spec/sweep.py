@@ -1,4 +1,4 @@
-"""A sweep: which keys take which values together, and the runs that follow.
+"""A sweep: which keys take which values together, the runs that follow, how they share jobs, and what they may cost.
 
 Each key with values, each ``zip``, ``points`` and all random keys together are factors. All combinations of the factors
 are run, in the order of the file, the last one varying fastest; ``exclude`` takes runs away, ``include`` adds some.
@@ -15,18 +15,111 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple
 
-from slurmtrain.model.spec.kinds import KeyPath, Report, whole_number
-from slurmtrain.model.spec.sweep.expressions import (
+from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion, whole_number
+from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.sbatch import named_options
+from slurmtrain.model.spec.sweep_values import (
     Distribution,
     ListedValues,
     RandomValues,
+    SearchSpec,
+    describe_other_form,
     is_expression,
+    is_list,
     read_expression,
+    read_search,
 )
-from slurmtrain.model.spec.sweep.limits import MAX_RUNS
-from slurmtrain.model.spec.sweep.other_forms import describe_other_form, is_list
-from slurmtrain.model.spec.sweep.pack import Pack, read_pack
-from slurmtrain.model.spec.sweep.search import SearchSpec, read_search
+
+# Beyond this a sweep is surely a mistake.
+MAX_RUNS = 10_000
+# Beyond these ``submit`` asks: a number of runs, and GPU-hours.
+CONFIRM_RUNS = 1000
+CONFIRM_GPU_HOURS = 1000.0
+
+
+_KEYS = ("runs", "share_gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """How runs share a job. ``runs``: how many; ``share_gpu``: whether all of them use the GPUs of one."""
+
+    runs: int
+    share_gpu: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON."""
+        return {"runs": self.runs, "share_gpu": self.share_gpu}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Pack:
+        """Read what :meth:`to_dict` returned."""
+        return cls(max(1, int(plain["runs"])), bool(plain.get("share_gpu")))
+
+    @property
+    def gpu_sets(self) -> int:
+        """How many times the GPUs of one run the job has."""
+        return 1 if self.share_gpu else self.runs
+
+
+def read_pack(value: Any, report: Report) -> Pack | None:
+    """The value of ``sweep.pack``: a number of runs, or a mapping; None if there is none, or after a mistake.
+
+    Args:
+        value: the value.
+        report: receives what is wrong, with its place below ``sweep``.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        runs = _read_runs(value, ("pack",), report)
+        return None if runs is None else Pack(runs)
+    for key in value:
+        if key not in _KEYS:
+            report(("pack", str(key)), f"there is no key {key!r} here{suggestion(str(key), _KEYS)}")
+    runs = _read_runs(value.get("runs"), ("pack", "runs") if "runs" in value else ("pack",), report)
+    share_gpu = value.get("share_gpu", False)
+    if not isinstance(share_gpu, bool):
+        report(("pack", "share_gpu"), f"expected true or false, found {share_gpu!r}")
+        return None
+    return None if runs is None else Pack(runs, share_gpu)
+
+
+def _read_runs(value: Any, at: KeyPath, report: Report) -> int | None:
+    try:
+        runs: int = whole_number(2).parse(value)
+    except ValueError as error:
+        report(at, f"{error}: how many runs share a job")
+        return None
+    return runs
+
+
+def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, Any]) -> str:
+    """Why a run cannot be packed, as a sentence without a full stop; empty if it can.
+
+    Args:
+        resources: what the run requests.
+        pack: how it would share a job.
+        slurm: the spec's section of that name.
+    """
+    if resources.allocated.max > 1:
+        return (
+            "runs of several nodes cannot share a job: set resources.nodes to 1 (and no spare nodes), or remove "
+            "sweep.pack"
+        )
+    if resources.bind:
+        return "sweep.pack: runs that share a job are bound to no CPUs: remove resources.bind, or sweep.pack"
+    if pack.share_gpu and not resources.gpus_per_node:
+        return "sweep.pack.share_gpu: these runs have no GPUs: set resources.gpus_per_node, or remove share_gpu"
+    if "gres" in named_options(slurm) and not pack.share_gpu:
+        return "slurm.gres cannot be given to each run of a pack: use resources.gpus_per_node"
+    return ""
+
+
+def jobs_of(runs: int, pack: Pack) -> int:
+    """How many jobs so many runs that request the same are."""
+    return math.ceil(runs / pack.runs)
+
 
 WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack", "search")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
@@ -403,3 +496,66 @@ def _draw(keys: Mapping[str, RandomValues], samples: int, seed: int) -> Iterator
 def _seed(seed: int, key: str) -> int:
     # Not Python's own seeding of text, which has changed between versions.
     return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
+
+
+_HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCost:
+    """The most that one attempt of each run can take: time limit x nodes x GPUs.
+
+    ``runs``: how many. ``without_limit``: how many of these have no time limit, and are in no sum.
+    """
+
+    runs: int
+    node_hours: float
+    gpu_hours: float
+    without_limit: int
+
+    def __add__(self, other: SweepCost) -> SweepCost:
+        return SweepCost(
+            self.runs + other.runs,
+            self.node_hours + other.node_hours,
+            self.gpu_hours + other.gpu_hours,
+            self.without_limit + other.without_limit,
+        )
+
+    def __str__(self) -> str:
+        runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.without_limit == self.runs:
+            return f"{runs} without a time limit"
+        hours = f"{runs}, at most {self.gpu_hours:,.1f} GPU-hours and {self.node_hours:,.1f} node-hours per attempt"
+        return f"{hours}, and {self.without_limit} of them without a time limit" if self.without_limit else hours
+
+    def excess(self, most_runs: int, most_gpu_hours: float) -> str:
+        """Which limit this exceeds, as half a sentence that names its key in the configuration; empty if none.
+
+        Args:
+            most_runs: The limit of runs.
+            most_gpu_hours: The limit of GPU-hours.
+        """
+        if self.runs > most_runs:
+            return f"more than {most_runs:,} runs (sweep_confirm_runs)"
+        if self.gpu_hours > most_gpu_hours:
+            return f"more than {most_gpu_hours:,g} GPU-hours (sweep_confirm_gpu_hours)"
+        return ""
+
+
+def cost_of(resources: Iterable[ResourcesSpec], pack: Pack | None = None) -> SweepCost:
+    """The cost of runs with these ``resources``. Spare nodes count; a range of nodes counts with its largest number.
+
+    ``pack``: how they share jobs, which they fill: each has its share of a node then, and perhaps of the GPUs.
+    """
+    sharing = 1 if pack is None else pack.runs
+    runs = without_limit = 0
+    node_hours = gpu_hours = 0.0
+    for each in resources:
+        runs += 1
+        if each.time is None:
+            without_limit += 1
+            continue
+        hours = each.time / _HOUR_S
+        node_hours += hours * each.allocated.max / sharing
+        gpu_hours += hours * each.most_gpus / (sharing if pack is not None and pack.share_gpu else 1)
+    return SweepCost(runs, node_hours, gpu_hours, without_limit)

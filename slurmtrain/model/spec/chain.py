@@ -1,7 +1,7 @@
-"""``${run.pretrain.checkpoint}``: facts of another run, which are known only once that run has ended.
+"""Runs that start after others: the key ``after``, and facts of other runs such as ``${run.pretrain.checkpoint}``.
 
-Until then they stay in the plan as they are written. When the first attempt starts, they are replaced in the command,
-in ``params`` and in ``env``.
+Facts are known only once that run has ended. Until then they stay in the plan as they are written; when the first
+attempt starts, they are replaced in the command, in ``params`` and in ``env``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,68 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.spec.chain.dependencies import Dependency, parse_dependency
-from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.names import check_name
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.spec.kinds import Items, Report, Scalar, suggestion, type_name
+from slurmtrain.model.spec.values import check_name
+
+if TYPE_CHECKING:
+    from slurmtrain.model.spec.spec import Spec
+
+AFTER_OK = "afterok"
+AFTER_ANY = "afterany"
+_CONDITIONS = (AFTER_OK, AFTER_ANY)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A run that must end first. ``name``: a run's name or id, or the id of a sweep. ``any``: however it ends."""
+
+    name: str
+    any: bool = False
+
+    def __str__(self) -> str:
+        """As in a spec."""
+        return f"{AFTER_ANY}:{self.name}" if self.any else self.name
+
+
+def parse_dependency(text: str) -> Dependency:
+    """The dependency that an entry of ``after`` stands for, such as ``pretrain`` or ``afterany:pretrain``.
+
+    Raises ValueError for any other text.
+    """
+    condition, colon, name = text.rpartition(":")
+    if colon and condition not in _CONDITIONS:
+        near = suggestion(condition, _CONDITIONS)
+        raise ValueError(f"{condition!r} is no condition: write 'afterok:{name}' or 'afterany:{name}'{near}")
+    check_name(name)
+    return Dependency(name, any=condition == AFTER_ANY)
+
+
+def _read_entry(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); put it in quotes")
+    return str(parse_dependency(value.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Dependencies(Items):
+    """A list of runs; one alone may be written without brackets."""
+
+    def read(self, value: object, at: tuple[str, ...], report: Report) -> tuple[str, ...]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        entries = Items.read(self, [value] if isinstance(value, str) else value, at, report)
+        entries_before = set()
+        for index, entry in enumerate(entries):
+            if entry is not None and entry in entries_before:
+                report((*at, str(index)), f"{entry!r} is there twice")
+            entries_before.add(entry)
+        return entries
+
+
+DEPENDENCIES = _Dependencies(Scalar("run", _read_entry, is_text=True), "list of runs")
+
 
 FIELDS = ("checkpoint", "dir", "id", "step")
 # The keys of a spec where references are replaced.
@@ -104,3 +160,31 @@ def fill(value: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(value, list | tuple):
         return [fill(inside, values) for inside in value]
     return value
+
+
+def find_cycle(after: Mapping[int, Sequence[int]]) -> list[int]:
+    """Specs that wait for each other, each for the one behind it, the first again at the end; empty if there are none.
+
+    ``after``: by the number of each spec, the numbers of the specs that it waits for.
+    """
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        # Python names each before the one that waits for it.
+        return list(reversed(error.args[1]))
+    return []
+
+
+def creation_order(after: Mapping[int, Sequence[int]]) -> list[int]:
+    """The numbers of specs, each behind the specs that it waits for, otherwise in order; they have no cycle."""
+    sorter = TopologicalSorter(after)
+    sorter.prepare()
+    order: list[int] = []
+    ready = list(sorter.get_ready())
+    while ready:
+        ready.sort()
+        first = ready.pop(0)
+        order.append(first)
+        sorter.done(first)
+        ready += sorter.get_ready()
+    return order

@@ -1,4 +1,4 @@
-"""The spec's ``requeue.oom``: what a run gets that ran out of memory."""
+"""The section `requeue` of a spec: what happens to an interrupted run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import KeyPath, Nullable, NullableSection, Report, Scalar, declare_key
-from slurmtrain.model.spec.units import parse_memory
+from slurmtrain.model.spec.values import parse_memory
 
 _FACTOR = re.compile(r"x(\d{1,3}(?:\.\d{1,3})?)")
 

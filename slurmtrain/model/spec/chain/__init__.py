@@ -1,1 +1,0 @@
-"""Runs that start after others: what a spec says about them."""

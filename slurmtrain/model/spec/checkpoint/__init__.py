@@ -1,1 +1,0 @@
-"""Keys of the section ``checkpoint`` that are more than one value."""

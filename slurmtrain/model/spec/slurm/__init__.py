@@ -1,1 +1,0 @@
-"""What becomes of the options of sbatch and srun in a spec."""

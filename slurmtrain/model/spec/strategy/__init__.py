@@ -1,1 +1,0 @@
-"""How a spec distributes its model over the processes of a run."""

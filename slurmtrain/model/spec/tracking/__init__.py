@@ -1,1 +1,0 @@
-"""What the section ``tracking`` of a spec consists of."""

@@ -49,7 +49,6 @@ COMMANDS = {
     "export": ("export", "Write the model of a checkpoint to a single file."),
     "preflight": ("preflight", "Check nodes without training."),
     "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
-    "drill": ("drill", "Inject faults into runs of a spec, and check that they recover."),
     "nodes": ("nodes", "List nodes that failed a preflight."),
     "metrics": ("metrics", "Export the state of all runs to Prometheus."),
     "registry": ("registry", "Manage the registry."),

@@ -135,8 +135,8 @@ def _serve() -> None:
 
     import sqlalchemy.dialects.sqlite  # noqa: F401 (a command imports it with its first question)
 
-    for name in import_module("slurmtrain.cli").COMMANDS:
-        import_module(f"slurmtrain.cli.{name}")
+    for module, _ in import_module("slurmtrain.cli").cli.places.values():
+        import_module(module)
     for part in _IMPORTED_LATE:
         package = import_module(f"slurmtrain.{part}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

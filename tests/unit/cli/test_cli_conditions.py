@@ -13,7 +13,7 @@ from helpers.preloaded import Called, Preloaded
 from helpers.rare import THOROUGH, drawn
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.cli import COMMANDS
+from slurmtrain.cli import cli
 from slurmtrain.model.run.root import RunsRoot
 
 LONG = "x" * 5000
@@ -65,7 +65,7 @@ CALLS = {
 QUESTIONS = ("--where", "--state", "--since", "--sweep", "--node", "--sort", "--columns", "--limit")
 # What a command takes besides its name, with each of its arguments odd in turn.
 ODD_ARGUMENTS = [
-    *[(name, text) for name in COMMANDS if name != "completion" for text in (LONG, "\udcff", "")],
+    *[(name, text) for name in cli.places if name != "completion" for text in (LONG, "\udcff", "")],
     *[("--runs", text, "status") for text in (LONG, "\udcff", "~nobody-of-this-name/x", "~/\udcff")],
     *[("submit", "gpus.yaml", text) for text in (f"name={LONG}", f"params.{LONG}=1", f"workdir={LONG}", LONG)],
     *[("submit", f"{text}.yaml") for text in (LONG, "a/" * 3000, "gpus.yaml/x")],
@@ -150,7 +150,7 @@ def call(commands: Preloaded, site: Path, arguments: tuple[str, ...], **conditio
 
 
 def test_the_calls_cover_all_commands() -> None:
-    assert {arguments[0] for arguments in CALLS.values()} == {*COMMANDS, "--help"}
+    assert {arguments[0] for arguments in CALLS.values()} == {*cli.places, "--help"}
 
 
 def calls_in(condition: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
-from slurmtrain.model.diagnosis.drill import InjectedFault
 from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.drill.own_checkpoints import SaveWatch
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill.facts import InjectedFault
+from slurmtrain.plugins.drill.saves import SaveWatch
 from slurmtrain.system.process import Process, descendants
 
 # The signals that ask the agents to stop.
@@ -98,7 +98,7 @@ def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
     Args:
         workspace: Where the run is.
         run: Its state, just read.
-        name: The fault, a key of :data:`slurmtrain.model.diagnosis.drill.FAULTS`.
+        name: The fault, a key of :data:`slurmtrain.plugins.drill.facts.FAULTS`.
 
     Raises:
         RunBusy: The run does not train, or its processes ended before the signal was sent.

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from slurmtrain.model.diagnosis.drill import OwnCheckpoint
 from slurmtrain.model.run.files.checkpoint_names import staged_step
+from slurmtrain.plugins.drill.facts import OwnCheckpoint
 from slurmtrain.runtime.checkpoint.external import Search, find_all
 from slurmtrain.runtime.checkpoint.formats.registry import OTHER
 

@@ -12,12 +12,11 @@ import pytest
 
 from slurmtrain import cli
 from slurmtrain.cli.shared import output as printing
-from slurmtrain.model.diagnosis.drill import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
-from slurmtrain.model.diagnosis.drill_script import Findings
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.drill import runs as module
-from slurmtrain.ops.drill.report import DrillReport
-from slurmtrain.ops.drill.runs import DrillOptions
+from slurmtrain.plugins.drill import runs as module
+from slurmtrain.plugins.drill.facts import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
+from slurmtrain.plugins.drill.judge import Findings
+from slurmtrain.plugins.drill.runs import DrillOptions, DrillReport
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
 PASSED = FaultVerdict(

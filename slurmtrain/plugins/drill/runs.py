@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from slurmtrain.errors import RunBusy, SlurmDown, SlurmtrainError, UserError
-from slurmtrain.model.diagnosis.drill import FAULTS, Baseline, CheckpointComparison, DrillFacts, FaultVerdict
-from slurmtrain.model.diagnosis.drill_moment import Patience, overdue, strike_moment, why_never
-from slurmtrain.model.diagnosis.drill_script import Findings, judge_baseline
-from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.events.agent import JobRequeue
 from slurmtrain.model.run.events.base import AnyEvent
@@ -27,15 +24,27 @@ from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.values import NAME_LIMIT
 from slurmtrain.ops.cancel import cancel
-from slurmtrain.ops.drill.compare_checkpoints import compare_checkpoints
-from slurmtrain.ops.drill.faults import find_target, inject, inject_in_save
-from slurmtrain.ops.drill.observer import RunObserver
-from slurmtrain.ops.drill.own_checkpoints import SaveWatch
-from slurmtrain.ops.drill.report import DrillReport
+from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
 from slurmtrain.ops.wait import FIRST_PAUSE_S, LAST_PAUSE_S, wait
+from slurmtrain.plugins.drill.compare import compare_checkpoints
+from slurmtrain.plugins.drill.facts import (
+    FAULTS,
+    Baseline,
+    CheckpointComparison,
+    DrillFacts,
+    FaultVerdict,
+    Patience,
+    overdue,
+    strike_moment,
+    why_never,
+)
+from slurmtrain.plugins.drill.faults import find_target, inject, inject_in_save
+from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
+from slurmtrain.plugins.drill.observe import RunObserver
+from slurmtrain.plugins.drill.saves import SaveWatch
 from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.specfile import SpecFile
 
@@ -336,3 +345,68 @@ class _Overdue:
         if not self.why:
             time.sleep(seconds)
         return bool(self.why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillReport:
+    """The outcome of a drill.
+
+    ``baseline``: the undisturbed run. ``again``: how a second undisturbed run compares with the first, if there was
+    one. ``script``: what the undisturbed run shows about the script's own checkpoints.
+    """
+
+    executor: str
+    baseline: Baseline
+    again: CheckpointComparison | None = None
+    script: Findings = field(default_factory=Findings)
+    verdicts: Sequence[FaultVerdict] = field(default_factory=tuple)
+
+    @property
+    def reference(self) -> Run:
+        """The undisturbed run."""
+        return self.baseline.run
+
+    @property
+    def passed(self) -> bool:
+        """Whether the undisturbed run completed, and every other run survived the fault that it was made for."""
+        return (
+            self.reference.state == "completed"
+            and not self.script.problems
+            and all(verdict.acceptable for verdict in self.verdicts)
+        )
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start of the undisturbed run's first attempt to its end; None if either is missing."""
+        run = self.reference
+        if run.started_at is None or run.ended_at is None:
+            return None
+        return round(run.ended_at - run.started_at, 3)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``drill --json`` prints."""
+        run = self.reference
+        last = self.baseline.saves[-1] if self.baseline.saves else None
+        return {
+            "schema": SCHEMA,
+            "drill": {
+                "executor": self.executor,
+                "passed": self.passed,
+                "reference": {
+                    "run_id": run.id,
+                    "state": run.state,
+                    "reason": run.reason,
+                    "step": run.step,
+                    "seconds": self.seconds,
+                },
+                "again": self.again.to_dict() if self.again else None,
+                "script": {
+                    "format": last.format if last else None,
+                    "saves": len(self.baseline.saves),
+                    "last": last.name if last else None,
+                    "problems": [{"what": each.problem, "advice": each.advice} for each in self.script.problems],
+                    "notes": list(self.script.notes),
+                },
+                "faults": [verdict.to_dict() for verdict in self.verdicts],
+            },
+        }

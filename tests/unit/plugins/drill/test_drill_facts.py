@@ -8,16 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.diagnosis.drill import FAULTS, Baseline, InjectedFault, OwnCheckpoint
-from slurmtrain.model.diagnosis.drill_moment import (
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.plugins.drill.facts import (
+    FAULTS,
     UNNOTICED_HANG_S,
+    Baseline,
+    InjectedFault,
+    OwnCheckpoint,
     Patience,
     Sighting,
     overdue,
     strike_moment,
     why_never,
 )
-from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 
 NOW = 1000.0
 

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.diagnosis.drill import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint
-from slurmtrain.model.diagnosis.drill_moment import Sighting
 from slurmtrain.model.run.events.agent import LeftoversKilled, RanksExited, WorkersStarted
 from slurmtrain.model.run.events.base import Event
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.drill.faults import FaultTarget
-from slurmtrain.ops.drill.own_checkpoints import OwnCheckpoints, SaveWatch
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill.facts import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint, Sighting
+from slurmtrain.plugins.drill.faults import FaultTarget
+from slurmtrain.plugins.drill.saves import OwnCheckpoints, SaveWatch
 from slurmtrain.runtime.checkpoint.external import Search
 from slurmtrain.runtime.checkpoint.formats.registry import format_of
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree

@@ -10,7 +10,9 @@ from helpers.journal_events import event as journal_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.diagnosis.drill import (
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
+from slurmtrain.plugins.drill.facts import (
     FAULTS,
     Baseline,
     CheckpointComparison,
@@ -19,7 +21,7 @@ from slurmtrain.model.diagnosis.drill import (
     InjectedFault,
     TensorDifference,
 )
-from slurmtrain.model.diagnosis.drill_verdict import (
+from slurmtrain.plugins.drill.judge import (
     AGENTS_IN_PLACE,
     AGENTS_REQUEUE,
     NOTICED_S,
@@ -28,8 +30,6 @@ from slurmtrain.model.diagnosis.drill_verdict import (
     not_hit_verdict,
     not_submitted_verdict,
 )
-from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
 
 HIT = 100.0
 SAME = CheckpointComparison(identical=True, method="hashes")

@@ -18,10 +18,10 @@ from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.drill import faults
-from slurmtrain.ops.drill.own_checkpoints import SaveWatch
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill import faults
+from slurmtrain.plugins.drill.saves import SaveWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process, identify
 

@@ -10,13 +10,14 @@ import click
 
 from slurmtrain.cli.shared import options, output
 from slurmtrain.cli.shared.tables import print_table
-from slurmtrain.model.diagnosis.drill import FAILED, FAULTS, NOT_TRIED, PASSED
-from slurmtrain.model.diagnosis.drill_verdict import AGENTS_IN_PLACE, AGENTS_REQUEUE
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill.facts import FAILED, FAULTS, NOT_TRIED, PASSED
+from slurmtrain.plugins.drill.judge import AGENTS_IN_PLACE, AGENTS_REQUEUE
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.drill import DrillProblem, FaultVerdict
-    from slurmtrain.ops.drill.report import DrillReport
+    from slurmtrain.plugins.drill.facts import DrillProblem, FaultVerdict
+    from slurmtrain.plugins.drill.runs import DrillReport
+
 
 # With the padding of a drawn table, its widest rows fit a terminal of 80 columns.
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTART", "BACK")
@@ -62,7 +63,7 @@ def command(
     passed, else with 1: also if a fault could not be tried, unless it is 'save'.
     """
     from slurmtrain.cli.shared.progress import run_progress
-    from slurmtrain.ops.drill.runs import DrillOptions, drill
+    from slurmtrain.plugins.drill.runs import DrillOptions, drill
 
     chosen = workspace.config.choose_executor(executor)
     drill_options = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)

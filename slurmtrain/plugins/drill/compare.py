@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError
-from slurmtrain.model.diagnosis.drill import CheckpointComparison, TensorDifference
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill.facts import CheckpointComparison, TensorDifference
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published, read_manifest
 from slurmtrain.runtime.checkpoint.formats.base import Contents
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slurmtrain.runtime.checkpoint.index import Index
+
 
 # How many of the tensors that differ are named.
 _NAMED = 10

@@ -11,8 +11,8 @@ import yaml
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.spec.values import NAME_LIMIT
-from slurmtrain.ops.drill.runs import DrillOptions, _DrillPlan, drill
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.drill.runs import DrillOptions, _DrillPlan, drill
 
 
 def options(tmp_path: Path, **keys: Any) -> DrillOptions:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.diagnosis.drill import (
+from slurmtrain.model.run.run import Run
+from slurmtrain.plugins.drill.facts import (
     Aftermath,
     Baseline,
     CheckpointComparison,
@@ -15,8 +16,7 @@ from slurmtrain.model.diagnosis.drill import (
     InjectedFault,
     OwnCheckpoint,
 )
-from slurmtrain.model.diagnosis.drill_script import Findings, judge_baseline, judge_script
-from slurmtrain.model.run.run import Run
+from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_script
 
 HIT = 100.0
 PATTERN = "{checkpoint_dir}/ckpt-*.pt"

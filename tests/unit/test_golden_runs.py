@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,9 @@ OF_SEVERAL = {
 }
 
 
+HOUR_AGO = time.time() - 3600
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The runs root, extracted, as somebody without settings sees it."""
@@ -57,6 +61,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for member in archive:
             member.linkname = member.linkname.replace("RUNS", str(folder / "runs"))
             archive.extract(member, folder)
+    # What was just changed may change again, and a run that may is looked at again.
+    for path in (folder / "runs").rglob("*/"):
+        os.utime(path, (HOUR_AGO, HOUR_AGO))
     with pytest.MonkeyPatch.context() as patched:
         for name in [name for name in os.environ if name.startswith("SLURMTRAIN_")]:
             patched.delenv(name)

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import private_umask, public_umask
-from slurmtrain.system.locking.waiting import notices_to
+from slurmtrain.system.locks import notices_to
 
 # Modules whose frames lie between a warning and the line of the user's program that it is about.
 _BETWEEN = ("slurmtrain", "contextlib")

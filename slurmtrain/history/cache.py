@@ -19,9 +19,8 @@ from slurmtrain.history.encoding import HistoryDamaged, encode
 from slurmtrain.history.history_file import HistoryFile, StoredBlock, open_history
 from slurmtrain.model.metrics.blocks import Block
 from slurmtrain.system.files import make_directory
-from slurmtrain.system.journal_files import JournalFile, read_bytes
+from slurmtrain.system.journal_files import JournalFile, read_bytes, read_metric_lines
 from slurmtrain.system.locks import locked
-from slurmtrain.system.metric_lines import read_metric_lines
 
 # Lines take many times the memory of their columns.
 _PIECE_BYTES = 1 << 20

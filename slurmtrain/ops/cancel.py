@@ -22,8 +22,7 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.slurm.growth.second_jobs import job_name
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.locking.waiting import print_notice
-from slurmtrain.system.locks import locked
+from slurmtrain.system.locks import locked, print_notice
 from slurmtrain.system.process import Process, descendants
 
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.

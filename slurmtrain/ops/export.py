@@ -17,14 +17,12 @@ from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
-from slurmtrain.runtime.checkpoint.checksums import find_damage
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
-from slurmtrain.runtime.checkpoint.formats.base import Contents
-from slurmtrain.runtime.checkpoint.formats.registry import find_modules, read_contents
+from slurmtrain.runtime.checkpoint.formats.lookup import find_damage, find_modules, read_contents
+from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
-from slurmtrain.system.disk_space import space_left
-from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory
+from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left
 from slurmtrain.version import __version__
 
 # The most that a file needs in addition to its tensors: names, shapes and types.
@@ -237,7 +235,7 @@ def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> _State:
     from torch.distributed.checkpoint.api import CheckpointException
 
     from slurmtrain.runtime.checkpoint.index import Index
-    from slurmtrain.runtime.checkpoint.states.rank_parts import read_shared
+    from slurmtrain.runtime.checkpoint.rank_parts import read_shared
 
     start = f"{name}."
     try:

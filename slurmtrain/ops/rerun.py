@@ -188,7 +188,7 @@ def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of
     if code_of_now:
         return with_code_of_now(workspace, directory, plan)
     if plan.code is not None:
-        from slurmtrain.runtime.code.contents import read_contents
+        from slurmtrain.runtime.code.tree import read_contents
 
         try:
             for _ in read_contents(directory, plan.code.hash):

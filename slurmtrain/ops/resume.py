@@ -185,8 +185,7 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
             newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
         return
-    from slurmtrain.runtime.checkpoint.files import newest_published, sweep
-    from slurmtrain.runtime.checkpoint.start_point import start_point
+    from slurmtrain.runtime.checkpoint.files import newest_published, start_point, sweep
 
     # A complete one counts even if its publisher was killed before the rename: the sweep renames it.
     sweep(directory.checkpoints, attempt="")

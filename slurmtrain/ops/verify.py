@@ -20,8 +20,8 @@ from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.checksums import find_damage
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
+from slurmtrain.runtime.checkpoint.formats.lookup import find_damage
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal

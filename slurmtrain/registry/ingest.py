@@ -25,8 +25,16 @@ from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry.line_rows import summarise_line
 from slurmtrain.registry.sent import read_sent
 from slurmtrain.registry.transaction import Transaction
-from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
-from slurmtrain.system.metric_lines import MetricLines, read_metric_lines
+from slurmtrain.system.journal_files import (
+    JournalFile,
+    MetricLines,
+    Piece,
+    folder_times,
+    is_quiet,
+    journal_files,
+    read_metric_lines,
+    read_pieces,
+)
 
 # This many runs are read before their rows are written: enough to make the cost of a statement negligible, and few
 # enough for their events to fit into memory.

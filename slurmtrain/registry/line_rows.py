@@ -14,8 +14,7 @@ from slurmtrain.model.metrics.survival import start_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.rows import Row, RowFormat
-from slurmtrain.system.journal_files import JournalFile
-from slurmtrain.system.metric_lines import read_metric_lines
+from slurmtrain.system.journal_files import JournalFile, read_metric_lines
 
 METRICS = RowFormat(schema.metric, MetricSummary, "run_id", "name")
 # Lines take many times the memory of their columns.

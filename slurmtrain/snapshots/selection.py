@@ -21,7 +21,7 @@ from slurmtrain.model.spec.code import (
     without_places,
 )
 from slurmtrain.runtime.code.git import NoGit
-from slurmtrain.snapshots import folder, repository
+from slurmtrain.snapshots import listings
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import read_readable
 
@@ -90,11 +90,11 @@ def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Seque
     notes: list[str] = []
     workdir, code = source.workdir, source.spec
     try:
-        root = repository.find_root(workdir)
+        root = listings.find_root(workdir)
         # A repository of a home directory has its settings, not all that is below it.
-        if not (source.by_default and folder.why_no_project(root)):
+        if not (source.by_default and listings.why_no_project(root)):
             excluded = _rules(root, code.exclude)
-            listing = repository.list_files(root)
+            listing = listings.list_repository(root)
             paths = [path for path in (*listing.tracked, *_without_litter(listing.others)) if not excluded(path)]
             inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
             # Where git ignores the working directory itself, the repository around it is not what runs.
@@ -104,15 +104,15 @@ def _listed(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Seque
     except NoGit as error:
         if error.why:
             notes.append(f"git cannot list the code ({error.why}); all files in {workdir} count as code")
-    if source.by_default and (why := folder.why_no_project(workdir)):
+    if source.by_default and (why := listings.why_no_project(workdir)):
         raise NoSnapshot(f"{workdir} {why}; set 'workdir' to the directory of the code")
-    rules = [*folder.RULES, *_lines_of(workdir / ".gitignore"), *code.exclude]
-    paths = list(islice(folder.list_files(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
+    rules = [*listings.RULES, *_lines_of(workdir / ".gitignore"), *code.exclude]
+    paths = list(islice(listings.list_folder(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
     return workdir, _outside_of(workdir, runs_root, paths), (), notes
 
 
-def _notes_on(root: Path, listing: repository.Listing) -> Iterator[str]:
-    if operation := repository.unfinished(root):
+def _notes_on(root: Path, listing: listings.Listing) -> Iterator[str]:
+    if operation := listings.unfinished(root):
         yield f"the repository {root} is in the middle of {operation}; the snapshot has its files as they are now"
     if listing.absent:
         absent = ", ".join(listing.absent)
@@ -125,9 +125,9 @@ def _without_litter(paths: Sequence[str]) -> list[str]:
         return []
     from pathspec import GitIgnoreSpec
 
-    is_litter = GitIgnoreSpec.from_lines(folder.RULES).match_file
+    is_litter = GitIgnoreSpec.from_lines(listings.RULES).match_file
     environments = tuple(
-        path.removesuffix(mark) for path in paths for mark in folder.MARKS if path.endswith(f"/{mark}")
+        path.removesuffix(mark) for path in paths for mark in listings.MARKS if path.endswith(f"/{mark}")
     )
     return [path for path in paths if not path.startswith(environments) and not is_litter(path)]
 
@@ -178,7 +178,7 @@ def _files_of(root: Path, path: str) -> Iterator[str]:
     place = root / path
     if place.is_dir() and not place.is_symlink():
         prefix = os.path.normpath(path)
-        yield from (f"{prefix}/{inner}" for inner in folder.list_files(place, lambda _path: False))
+        yield from (f"{prefix}/{inner}" for inner in listings.list_folder(place, lambda _path: False))
     else:
         yield os.path.normpath(path)
 

@@ -28,10 +28,11 @@ class Journal:
         Raises OSError with nothing appended; UntrustedPath.
         """
         now = time.time()
-        handle = self._open()
-        _append(handle, encode(now, event.kind, event.to_json()))
+        if self._handle is None:
+            self._handle = open_appending(self.path)
+        _append(self._handle, encode(now, event.kind, event.to_json()))
         if self._durable:
-            fsync(handle)
+            fsync(self._handle)
         return now
 
     def close(self) -> None:
@@ -45,11 +46,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _open(self) -> int:
-        if self._handle is None:
-            self._handle = open_appending(self.path)
-        return self._handle
 
 
 def _append(handle: int, line: bytes) -> None:

@@ -27,11 +27,11 @@ _SHORT_FLOAT = (
     re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
-# A key and its value on one line, also in a list.
 # A colour, but neither a word such as 'add' nor the number of an issue.
 _COLOUR = re.compile(
     r" +#(?=\d*[a-f]+\d|\d+[a-f]|([a-f\d])\1+\b|\d{6}\b)(?:[\da-f]{3,4}|[\da-f]{6}|[\da-f]{8})(?![\w-])", re.IGNORECASE
 )
+# A key and its value on one line, also in a list.
 _ENTRY = re.compile(r"(\s*(?:-\s+)*)([\w.-]+:\s+|(?<=- ))(\S.*?)\s*")
 # Limits against files whose aliases multiply ("billion laughs"): number of values after expanding aliases, and depth.
 _MAX_VALUES = 100_000
@@ -109,7 +109,6 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = " ".join(filter(None, (error.context, error.problem)))
-        line = mark.line if mark else 0
         line = mark.line if mark else 0
         problem = why if isinstance(error, _TooLong | _Cut) else f"this is not YAML: {why}{_find_cure(text, line)}"
         raise SpecError([Mistake(f"{name}:{line + 1}", "", problem)]) from None

@@ -20,8 +20,8 @@ from typing import IO
 
 from slurmtrain.errors import NotAvailable, TrackingError
 from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.system.child_process import ProcessGroup
 from slurmtrain.system.locks import has_record_locks
-from slurmtrain.system.process_group import ProcessGroup
 from slurmtrain.tracking.account_gate import gate
 from slurmtrain.tracking.own_store import store_address
 

@@ -11,7 +11,7 @@ from helpers.gpu_figures import Figures
 from helpers.ranks import Attempt
 from torch import nn
 
-from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.job.process_group import RankGroup
 
 DTYPES = (

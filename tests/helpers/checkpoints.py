@@ -26,7 +26,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -130,7 +130,7 @@ def make_checkpoints(
     saver = Saver(place, Objects(objects), PublishPolicy(keep=keep, plan_hash="h"), ranks, journal)
     for step in steps:
         at_step(objects, step)
-        problem = saver.begin(SaveInfo(step=step, why="steps", metrics=(metrics or {}).get(step, {})))
+        problem = saver.begin(Save(step=step, why="steps", metrics=(metrics or {}).get(step, {})))
         outcome = None if problem else saver.finish()
         assert outcome is not None, problem
         assert not outcome.problem, outcome.problem

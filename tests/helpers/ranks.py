@@ -20,9 +20,9 @@ from torch import distributed as dist
 from slurmtrain.model.interruption.interval import Vote
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
-from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver
+from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import make_directory, write_json
@@ -93,7 +93,7 @@ class Attempt:
         write_json(self.run.lease, {"submission": 1, "attempt": self.attempt.path.name})
 
     def begin(self, step: int, **metrics: float) -> str | None:
-        return self.saver.begin(SaveInfo(step=step, why="steps", metrics=metrics))
+        return self.saver.begin(Save(step=step, why="steps", metrics=metrics))
 
     def save(self, step: int, **metrics: float) -> str:
         """Save and wait; return why the save failed, or nothing."""
@@ -101,11 +101,11 @@ class Attempt:
         if problem:
             return problem
         outcome = self.saver.finish()
-        assert isinstance(outcome, SaveOutcome)
+        assert isinstance(outcome, Save)
         assert outcome.step == step
         return outcome.problem
 
-    def advance(self) -> SaveOutcome | None:
+    def advance(self) -> Save | None:
         """Agree once, as sessions do between steps; return how the save ended, once it has."""
         writing, publication = self.saver.progress()
         return self.saver.advance(self.ranks.agree(Vote(writing=writing, publication=publication)))

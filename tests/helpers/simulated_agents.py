@@ -32,7 +32,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.sockets import reserve
-from slurmtrain.system.directories.deletion_watch import DeletionWatch
+from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,

@@ -40,8 +40,7 @@ from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.runtime.code.tree import results_in_copy
 from slurmtrain.runtime.job.log_link import unlink_logs
-from slurmtrain.system.disk_space import FULL
-from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, fsync_directory
+from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import check_owner, open_directory, read_checked

@@ -22,15 +22,16 @@ from slurmtrain.ops.submit.provenance import Provenance, find_provenance
 from slurmtrain.ops.submit.start_points import StartPoints
 from slurmtrain.runtime.chain.files import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
-from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
     DIRECTORY_MODE,
+    DiskSpace,
     describe_os_error,
     durable_together,
     fsync_directory,
     json_bytes,
     link_new,
     make_new_directory,
+    space_left,
     write_new,
 )
 from slurmtrain.system.journal import Journal

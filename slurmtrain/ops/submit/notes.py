@@ -26,7 +26,7 @@ from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_
 from slurmtrain.ops.submit.shell_scripts import notes_on_scripts
 from slurmtrain.runtime.environment import surroundings
 from slurmtrain.slurm.command import read_options
-from slurmtrain.system.locking.mounts import mount_of
+from slurmtrain.system.locks import mount_of
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.

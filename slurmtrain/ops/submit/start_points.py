@@ -34,7 +34,7 @@ class StartPoint:
 
     def take_over(self, run: RunDir) -> None:
         """Let a ``run`` that is being created begin with it. Raises NoCheckpoint; OSError."""
-        from slurmtrain.runtime.checkpoint.start_point import copy_checkpoint, link_checkpoint
+        from slurmtrain.runtime.checkpoint.files import copy_checkpoint, link_checkpoint
 
         try:
             (copy_checkpoint if self.of_script else link_checkpoint)(self.path, run)
@@ -99,7 +99,7 @@ def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | Non
 
     None if there is none, or the run that repeats it is to begin with something else.
     """
-    from slurmtrain.runtime.checkpoint.start_point import start_point
+    from slurmtrain.runtime.checkpoint.files import start_point
     from slurmtrain.runtime.job.plan_file import read_plan
 
     request = planned.plan.spec.start_from

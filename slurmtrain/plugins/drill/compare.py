@@ -15,8 +15,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import CheckpointComparison, TensorDifference
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published, read_manifest
-from slurmtrain.runtime.checkpoint.formats.base import Contents
-from slurmtrain.runtime.checkpoint.formats.registry import OTHER, read_contents
+from slurmtrain.runtime.checkpoint.formats.lookup import OTHER, read_contents
+from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
 
 if TYPE_CHECKING:
     from torch import Tensor

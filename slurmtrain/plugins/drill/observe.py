@@ -20,7 +20,7 @@ from slurmtrain.plugins.drill.facts import FAULTS, Aftermath, Baseline, Injected
 from slurmtrain.plugins.drill.faults import FaultTarget
 from slurmtrain.plugins.drill.saves import OwnCheckpoints, SaveWatch
 from slurmtrain.runtime.checkpoint.external import Search
-from slurmtrain.runtime.checkpoint.formats.registry import format_of
+from slurmtrain.runtime.checkpoint.formats.lookup import format_of
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.owned_files import open_readable, read_readable
 from slurmtrain.system.process import Process, descendants

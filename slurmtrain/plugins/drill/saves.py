@@ -12,7 +12,7 @@ from pathlib import Path
 from slurmtrain.model.run.files.checkpoint_names import staged_step
 from slurmtrain.plugins.drill.facts import OwnCheckpoint
 from slurmtrain.runtime.checkpoint.external import Search, find_all
-from slurmtrain.runtime.checkpoint.formats.registry import OTHER
+from slurmtrain.runtime.checkpoint.formats.lookup import OTHER
 
 # How much of a directory of checkpoints is looked at, in search of a save that has begun.
 _DEPTH = 3

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from slurmtrain.errors import ConnectionLost, LockHeld, RegistryFailed, RegistryUnusable
-from slurmtrain.system.locking.waiting import Waiting
+from slurmtrain.system.locks import Waiting
 
 try:
     import psycopg

@@ -13,9 +13,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from slurmtrain.errors import LockHeld, PathError, RegistryFailed
-from slurmtrain.system.locking.lock_holders import describe_lockers
-from slurmtrain.system.locking.waiting import Waiting
-from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks, locked
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, Waiting, describe_lockers, has_record_locks, locked
 
 # SQLite's own wait for a lock cannot be interrupted, so it is short, and repeated.
 _TRY_S = 0.1

@@ -50,7 +50,7 @@ from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, Ro
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.chain.files import read_facts
-from slurmtrain.runtime.code.translation import CodeCopy, translate_command
+from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
 from slurmtrain.runtime.environment.file_limit import raise_soft_limit
 from slurmtrain.runtime.environment.node import Node, this_node
@@ -281,7 +281,7 @@ class _Agent:
         """Make the run's own copy of its code, on node 0, without which no node passes the preflight."""
         code = self._plan.code
         if code is not None and self._node.index == 0:
-            from slurmtrain.runtime.code.results import link_results
+            from slurmtrain.runtime.code.copy_paths import link_results
             from slurmtrain.runtime.code.tree import make_tree
 
             if make_tree(self._attempt.run, code):

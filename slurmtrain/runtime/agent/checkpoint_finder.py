@@ -16,8 +16,7 @@ from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint import OWN, WEIGHTS
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.files import newest_published
-from slurmtrain.runtime.checkpoint.start_point import start_point
+from slurmtrain.runtime.checkpoint.files import newest_published, start_point
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.system.journal import Journal
 

@@ -41,9 +41,8 @@ from slurmtrain.runtime.chain.files import read_upstreams
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.system.directories.followed_directory import FollowedDirectory
-from slurmtrain.system.disk_space import FULL
-from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.directories import FollowedDirectory
+from slurmtrain.system.files import FULL, describe_os_error
 from slurmtrain.system.journal import Journal
 
 # How often an agent that keeps its nodes looks whether it still should.

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
-from slurmtrain.system.helper_process import HelperProcess
+from slurmtrain.system.child_process import HelperProcess
 
 _PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"
 # How long the job may go on, once the ranks have ended, while what that has settled is sent.

@@ -44,7 +44,7 @@ from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.script import advise_on_python
-from slurmtrain.system.directories.deletion_watch import DeletionWatch
+from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 

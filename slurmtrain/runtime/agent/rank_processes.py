@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterable, Sequence
 from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
 from slurmtrain.runtime.environment.variables import HELPER
 from slurmtrain.runtime.setup.helpers import HELPERS
-from slurmtrain.system.process import identity_of
-from slurmtrain.system.process_table import (
+from slurmtrain.system.process import (
     Entry,
     descend,
     has_variable,
+    identity_of,
     name_of,
     pipe_of,
     program_of,

@@ -59,7 +59,7 @@ from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.runtime.setup.helpers import STOPPED_S
 from slurmtrain.runtime.setup.script import TEARDOWN_S
-from slurmtrain.system.directories.deletion_watch import DeletionWatch
+from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.

@@ -32,7 +32,7 @@ from slurmtrain.runtime.environment.ranks import variables_of_rank
 from slurmtrain.runtime.environment.tasks import Tasks, write_changes
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.system.directories.deletion_watch import DeletionWatch
+from slurmtrain.system.directories import DeletionWatch
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0

@@ -18,8 +18,7 @@ from slurmtrain.model.spec.checkpoint import StartFromSpec
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.chain.files import has_begun, read_facts, write_facts
 from slurmtrain.runtime.chain.turn import read_upstream_runs
-from slurmtrain.runtime.checkpoint.files import newest_published, published
-from slurmtrain.runtime.checkpoint.start_point import link_checkpoint, start_point
+from slurmtrain.runtime.checkpoint.files import link_checkpoint, newest_published, published, start_point
 from slurmtrain.system.files import describe_os_error
 
 

@@ -22,9 +22,9 @@ from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.checkpoint import WEIGHTS, Every, EveryAuto, EverySteps, SaveMoment
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
-from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver
+from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.job.metrics import as_number
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -72,7 +72,6 @@ class Checkpointer:
         """The step of the newest checkpoint that was published or restored."""
         self.longest_s = 0.0
         """The longest save so far, in seconds from begin to end, whether or not training continued during it."""
-        self._began = 0.0
 
     def close(self, *, failed: bool) -> None:
         """Stop the background work, waiting for it to finish unless training has ``failed``. Affects only this rank."""
@@ -169,15 +168,14 @@ class Checkpointer:
         self._end(outcome)
         return outcome.problem or None if outcome else None
 
-    def _begin(self, info: SaveInfo) -> str | None:
+    def _begin(self, save: Save) -> str | None:
         self._patience = 0
-        self._began = time.monotonic()
-        return self._saver.begin(info)
+        return self._saver.begin(save)
 
-    def _end(self, outcome: SaveOutcome | None) -> None:
+    def _end(self, outcome: Save | None) -> None:
         if outcome is None:
             return
-        self.longest_s = max(self.longest_s, time.monotonic() - self._began)
+        self.longest_s = max(self.longest_s, time.monotonic() - outcome.began)
         if outcome.problem:
             self._warn(outcome.step, outcome.problem)
         else:
@@ -189,9 +187,9 @@ class Checkpointer:
             _log.warning("the checkpoint of step %d was not saved: %s", step, problem)
 
 
-def _save_info(step: int, why: str, metrics: Mapping[str, Any], request: str | None = None) -> SaveInfo:
+def _save_info(step: int, why: str, metrics: Mapping[str, Any], request: str | None = None) -> Save:
     numbers = {name: float(as_number(name, value)) for name, value in metrics.items()}
-    return SaveInfo(step=step, why=why, metrics=numbers, request=request)
+    return Save(step=step, why=why, metrics=numbers, request=request)
 
 
 class Schedule:
@@ -242,7 +240,7 @@ class Schedule:
         """Note that a save has begun and training continues: the next interval counts from now."""
         self._saved_at = time.monotonic()
 
-    def ended(self, outcome: SaveOutcome) -> None:
+    def ended(self, outcome: Save) -> None:
         """Note how a save ended: its cost changes how often saving pays."""
         if not outcome.problem:
             self._cost.add(stall_s=outcome.stall_s, save_s=outcome.seconds)

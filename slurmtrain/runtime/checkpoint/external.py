@@ -17,10 +17,9 @@ from slurmtrain.model.run.run import FROM_LOG
 from slurmtrain.model.spec.checkpoint import AUTO, OWN, last_number, step_by_pattern, step_key
 from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.fingerprint import fingerprint
-from slurmtrain.runtime.checkpoint.formats.base import Format
 from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, tags_in
-from slurmtrain.runtime.checkpoint.formats.registry import format_of, step_by_key
+from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, format_of, step_by_key
+from slurmtrain.runtime.checkpoint.formats.plain_files import Format
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
 from slurmtrain.runtime.job.logged_step import logged_step
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -134,14 +133,12 @@ def find_all(search: Search) -> list[ExternalCheckpoint]:
 
     A step that none tells is the one that was logged last when it was saved, which says nothing about their order.
     """
-    return [_with_logged_step(search, each) for each in _in_order(search)]
-
-
-def _with_logged_step(search: Search, checkpoint: ExternalCheckpoint) -> ExternalCheckpoint:
-    if checkpoint.step is not None or not checkpoint.complete or search.run is None:
-        return checkpoint
-    step = logged_step(search.run, checkpoint.saved_at)
-    return checkpoint if step is None else replace(checkpoint, step=step, step_from=FROM_LOG)
+    matches = _in_order(search)
+    for position, each in enumerate(matches):
+        if each.step is None and each.complete and search.run is not None:
+            step = logged_step(search.run, each.saved_at)
+            matches[position] = each if step is None else replace(each, step=step, step_from=FROM_LOG)
+    return matches
 
 
 def _in_order(search: Search) -> list[ExternalCheckpoint]:
@@ -150,7 +147,9 @@ def _in_order(search: Search) -> list[ExternalCheckpoint]:
     If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the highest
     of these, since clocks of nodes differ; otherwise the one that was written to last.
     """
-    checkpoints = [each for each in _look_at_all(search) if search.since is None or each.saved_at >= search.since]
+    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_candidates(search)))]
+    matches = [_describe(search, each) for each in _compare_files(candidates)]
+    checkpoints = [each for each in matches if search.since is None or each.saved_at >= search.since]
     complete = [each for each in checkpoints if each.complete]
     if all(each.step is not None for each in complete):
         return sorted(checkpoints, key=lambda each: (each.step or 0, each.saved_at), reverse=True)
@@ -164,11 +163,6 @@ class _Candidate:
     tree: FileTree
     format: Format
     problem: str | None = None
-
-
-def _look_at_all(search: Search) -> list[ExternalCheckpoint]:
-    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_candidates(search)))]
-    return [_describe(search, each) for each in _compare_files(candidates)]
 
 
 def _candidates(search: Search) -> Iterator[_Candidate]:

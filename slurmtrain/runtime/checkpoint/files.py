@@ -32,9 +32,9 @@ from slurmtrain.model.run.files.checkpoint_names import (
     staging_name,
     trash_name,
 )
-from slurmtrain.model.run.layout import MANIFEST
+from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.system.files import fsync_directory, read_json, write_json
+from slurmtrain.system.files import FILE_MODE, fsync, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 
 SCHEMA = 2
@@ -124,7 +124,11 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(str(error)) from error
     if data is None:
         raise CheckpointError(f"{directory} has no {MANIFEST}: it was never published")
-    _check_schema(directory / MANIFEST, data.get("schema"))
+    schema = data.get("schema")
+    if schema != SCHEMA:
+        newer = isinstance(schema, int) and schema > SCHEMA
+        why = "a newer slurmtrain has written it" if newer else "it is not slurmtrain's"
+        raise CheckpointError(f"{directory / MANIFEST} has schema {schema!r}, and this version reads {SCHEMA}: {why}")
     digest = data.pop("xxh3_128", None)
     if digest != _digest(data) or checkpoint_step(directory.name) not in (None, data.get("step")):
         raise CheckpointError(f"{directory / MANIFEST} is not what was written")
@@ -154,15 +158,6 @@ def _digest(plain: Mapping[str, Any]) -> str:
     hasher = new_hasher()
     hasher.update(json.dumps(plain, sort_keys=True).encode())
     return hasher.hexdigest()
-
-
-def _check_schema(path: Path, schema: object) -> None:
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise CheckpointError(
-            f"{path} has schema {schema}, and this version reads {SCHEMA}: a newer slurmtrain has written it"
-        )
-    if schema != SCHEMA:
-        raise CheckpointError(f"{path} has schema {schema!r}, this version reads {SCHEMA}: it is not slurmtrain's")
 
 
 def _plain(name: str) -> str:
@@ -228,7 +223,7 @@ def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes:
             actual = path.stat().st_size
             if actual != size:
                 raise CheckpointError(f"{path} has {actual} bytes, its manifest says {size}")
-            if hashes and _hash(path) != digest:
+            if hashes and hash_file(path) != digest:
                 raise CheckpointError(f"{path} is not what was written: its hash differs from the manifest's")
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
@@ -236,7 +231,8 @@ def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _hash(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """The hash of a whole file, in hex. Raises OSError."""
     hasher = new_hasher()
     with open_readable(path) as file:
         while chunk := file.read(_CHUNK):
@@ -407,3 +403,67 @@ def _metrics(path: Path) -> Mapping[str, float]:
     with contextlib.suppress(CheckpointError):
         return read_manifest(path).metrics
     return {}
+
+
+# --- the checkpoint that a run begins with, which another run has saved -----------------------------------------------
+# Files of slurmtrain's checkpoints never change, so the run's own copy consists of hard links: they take no space, and
+# the other run's pruning or deletion leaves them alone. Scripts may overwrite their checkpoints' files: these are
+# copied.
+
+
+def start_point(run: RunDir) -> Path | None:
+    """The checkpoint of slurmtrain's format that a run begins with; None if there is none."""
+    return next(iter(published(run.start)), None)
+
+
+def link_checkpoint(source: Path, run: RunDir) -> None:
+    """Let a run begin with a checkpoint of slurmtrain's format. Its sizes are checked now, its hashes when it is read.
+
+    Args:
+        source: the published checkpoint of another run, which may be pruned meanwhile.
+        run: a run that has not begun.
+
+    Raises:
+        CheckpointError: it is damaged.
+        FileNotFoundError: it has been pruned.
+        OSError: it cannot be linked or copied.
+    """
+    manifest = read_manifest(source)
+    verify(source, manifest, manifest.files, hashes=False)
+    place = make_directory(make_directory(run.start, private=True) / source.name, private=True)
+    # The manifest last: without it there is no checkpoint.
+    for name in (*sorted(manifest.files), MANIFEST):
+        _link(source / name, place / name)
+    fsync_directory(place)
+    fsync_directory(run.start)
+
+
+def copy_checkpoint(source: Path, run: RunDir) -> None:
+    """Let a run begin with a checkpoint that a script has written.
+
+    Args:
+        source: a file or directory.
+        run: a run that has not begun.
+
+    Raises OSError.
+    """
+    place = make_directory(run.start, private=True) / source.name
+    if source.is_dir():
+        shutil.copytree(source, place, symlinks=True)
+    else:
+        shutil.copy2(source, place)
+    fsync_directory(run.start)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, one without hard links, or somebody else's file (proc(5), protected_hardlinks).
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        with source.open("rb") as file, os.fdopen(handle, "wb") as copy:
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            fsync(copy.fileno())

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import Global, Inert, as_step, read_plain
-from slurmtrain.runtime.job.torch_private import memory_formats, storage_info, storage_info_class
+from slurmtrain.runtime.job.torch_private import memory_formats, storage_info_class
 from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.owned_files import open_readable, read_readable
 
@@ -46,13 +46,17 @@ _MEMORY_FORMAT = _name_of(memory_formats())
 _GETATTR = Global("builtins", "getattr")
 # How torch pickles layouts.
 _GET_LAYOUT = Global("torch.serialization", "_get_layout")
+_DATACLASSES: dict[Global | None, Any] = {
+    _name_of(each): each
+    for each in (BytesStorageMetadata, ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata, storage_info_class())
+}
+_PROPERTIES = _name_of(TensorProperties)
 _NAMES = frozenset(
     {
-        *map(_name_of, (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta)),
-        *map(_name_of, (TensorProperties, TensorStorageMetadata, storage_info_class())),
-        *(_SIZE, _MEMORY_FORMAT, _GETATTR, _GET_LAYOUT, Global("collections", "OrderedDict")),
+        *_DATACLASSES, _name_of(Metadata), _name_of(StorageMeta), _PROPERTIES, _SIZE, _MEMORY_FORMAT, _GETATTR,
+        _GET_LAYOUT, Global("collections", "OrderedDict"),
     }
-)
+)  # fmt: skip
 # Some writers keep where a checkpoint was.
 _PATHS = ("PosixPath", "PurePosixPath")
 
@@ -128,7 +132,7 @@ def _read(path: Path) -> Metadata:
         # Collecting garbage among so many objects would double the time.
         with without_collection():
             index = _index(read_plain(content, INDEX, _is_allowed))
-    except (CheckpointError, ValueError, TypeError, LookupError, OverflowError) as error:
+    except (CheckpointError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
     for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path:
@@ -136,7 +140,7 @@ def _read(path: Path) -> Metadata:
     return index
 
 
-# --- from plain values to an index; for anything else: ValueError, TypeError, LookupError, OverflowError --------------
+# --- from plain values to an index; for anything else: ValueError, TypeError, LookupError, AttributeError -------------
 
 
 def _is_allowed(named: Global) -> bool:
@@ -156,10 +160,34 @@ def _attribute_of_torch(name: str) -> Any:
 def _index(plain: Any) -> Metadata:
     """The parts of an index that reading needs."""
     state = _state(plain, Metadata)
-    return Metadata(
-        state_dict_metadata={_text(name): _stored(each) for name, each in _mapping(state["state_dict_metadata"])},
-        storage_data={_place(place): _info(each) for place, each in _mapping(state["storage_data"])},
+    stored, placed = state["state_dict_metadata"], state["storage_data"]
+    if not isinstance(stored, dict) or not isinstance(placed, dict):
+        raise TypeError("it has something else than a dictionary")
+    index = Metadata(
+        state_dict_metadata={name: _real(each) for name, each in stored.items()},
+        storage_data={_real(place): _real(each) for place, each in placed.items()},
     )
+    for name, entry in index.state_dict_metadata.items():
+        if not isinstance(name, str) or (not isinstance(entry, BytesStorageMetadata) and not _is_tensor(entry)):
+            raise TypeError("it has something else than a TensorStorageMetadata")
+    for place, info in index.storage_data.items():
+        offset, position = place.offset, place.index
+        if not (offset is None or isinstance(offset, torch.Size)) or not (position is None or _is_whole(position)):
+            raise TypeError("it has something else than the place of a tensor")
+        if not isinstance(place.fqn, str) or not _is_whole(info.offset, info.length):
+            raise TypeError("it has something else than a place in a file")
+    return index
+
+
+def _is_tensor(entry: Any) -> bool:
+    if not isinstance(entry, TensorStorageMetadata):
+        return False
+    sizes = [entry.size, *(size for each in entry.chunks for size in (each.offsets, each.sizes))]
+    return isinstance(entry.properties, TensorProperties) and all(isinstance(size, torch.Size) for size in sizes)
+
+
+def _is_whole(*numbers: Any) -> bool:
+    return all(as_step(number) is not None for number in numbers)
 
 
 def _state(plain: Any, named: type) -> dict[str, Any]:
@@ -173,96 +201,31 @@ def _state(plain: Any, named: type) -> dict[str, Any]:
     return state
 
 
-def _mapping(plain: Any) -> Iterable[tuple[Any, Any]]:
-    if not isinstance(plain, dict):
-        raise TypeError("it has something else than a dictionary")
-    return plain.items()
-
-
-def _stored(plain: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if isinstance(plain, Inert) and plain.made_by == _name_of(BytesStorageMetadata):
-        _state(plain, BytesStorageMetadata)
-        return BytesStorageMetadata()
-    state = _state(plain, TensorStorageMetadata)
-    chunks = [_state(chunk, ChunkStorageMetadata) for chunk in state["chunks"]]
-    return TensorStorageMetadata(
-        properties=_properties(state["properties"]),
-        size=_size(state["size"]),
-        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
-    )
-
-
-def _properties(plain: Any) -> TensorProperties:
-    if not isinstance(plain, Inert) or plain.made_by != _name_of(TensorProperties) or plain.arguments:
-        raise ValueError("it has something else than the properties of a tensor")
-    dtype, layout, requires_grad, memory_format, pinned = plain.state
-    properties: Any = TensorProperties()
-    # Its own inverse of how it is pickled, since memory formats cannot be.
-    properties.__setstate__(
-        (_constant(dtype, torch.dtype), _layout(layout), requires_grad is True, _memory_format(memory_format),
-         pinned is True)
-    )  # fmt: skip
-    return cast("TensorProperties", properties)
-
-
-def _constant(plain: Any, kind: type) -> Any:
-    """A type of numbers or a layout, which are pickled as attributes of torch."""
-    value = _attribute_of_torch(plain.name) if isinstance(plain, Global) and plain.module == "torch" else None
-    if not isinstance(value, kind):
-        raise TypeError(f"it has something else than a {kind.__name__}")
-    return value
-
-
-def _layout(plain: Any) -> Any:
-    if isinstance(plain, Inert) and plain.made_by == _GET_LAYOUT:
-        [name] = plain.arguments
-        return _constant(Global("torch", _text(name).removeprefix("torch.")), torch.layout)
-    return _constant(plain, torch.layout)
-
-
-def _memory_format(plain: Any) -> Any:
-    if isinstance(plain, Inert) and plain.made_by == _MEMORY_FORMAT:
-        [value] = plain.arguments
-        return memory_formats()(as_step(value))
-    if not isinstance(plain, Inert) or plain.made_by != _GETATTR or plain.arguments[0] != _MEMORY_FORMAT:
-        raise ValueError("it has something else than a memory format")
-    return memory_formats()[_text(plain.arguments[1])]
-
-
-def _size(plain: Any) -> torch.Size:
-    [numbers] = plain.arguments if isinstance(plain, Inert) and plain.made_by == _SIZE else [plain]
-    if not isinstance(numbers, tuple | list):
-        raise TypeError("it has something else than the size of a tensor")
-    return torch.Size(_whole(number) for number in numbers)
-
-
-def _place(plain: Any) -> MetadataIndex:
-    state = _state(plain, MetadataIndex)
-    offset, index = state.get("offset"), state.get("index")
-    return MetadataIndex(
-        _text(state["fqn"]), None if offset is None else _size(offset), None if index is None else _whole(index)
-    )
-
-
-def _info(plain: Any) -> Any:
-    state = _state(plain, storage_info_class())
-    transforms = state.get("transform_descriptors")
-    return storage_info(
-        _text(state["relative_path"]),
-        _whole(state["offset"]),
-        _whole(state["length"]),
-        None if transforms is None else tuple(map(_text, transforms)),
-    )
-
-
-def _whole(plain: Any) -> int:
-    number = as_step(plain)
-    if number is None:
-        raise TypeError("it has something else than a whole number")
-    return number
-
-
-def _text(plain: Any) -> str:
-    if not isinstance(plain, str):
-        raise TypeError("it has something else than text")
-    return plain
+def _real(plain: Any) -> Any:
+    """What a part of an index stands for: plain values, objects of torch, or lists of them."""
+    if isinstance(plain, Global):
+        value = _attribute_of_torch(plain.name) if plain.module == "torch" else None
+        if not isinstance(value, torch.dtype | torch.layout):
+            raise TypeError(f"it has something else than a value: {plain.name}")
+        return value
+    if isinstance(plain, list | tuple):
+        return type(plain)(map(_real, plain))
+    if not isinstance(plain, Inert):
+        return plain
+    named = _DATACLASSES.get(plain.made_by)
+    if named is not None:
+        return named(**{name: _real(value) for name, value in _state(plain, named).items()})
+    if plain.made_by == _PROPERTIES:
+        properties: Any = TensorProperties()
+        # Its own inverse of how it is pickled, since memory formats cannot be.
+        properties.__setstate__(tuple(map(_real, plain.state)))
+        return properties
+    if plain.made_by == _SIZE and _is_whole(*(plain.arguments[0])):
+        return torch.Size(plain.arguments[0])
+    if plain.made_by == _GET_LAYOUT:
+        return _real(Global("torch", plain.arguments[0].removeprefix("torch.")))
+    if plain.made_by == _MEMORY_FORMAT:
+        return memory_formats()(plain.arguments[0])
+    if plain.made_by == _GETATTR and plain.arguments[0] == _MEMORY_FORMAT:
+        return memory_formats()[plain.arguments[1]]
+    raise ValueError("it has something else than a part of an index")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.interruption.interval import Publication
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned, CheckpointSaved, QuotaExceeded, SaveFailed
 from slurmtrain.model.run.layout import AttemptDir
@@ -22,8 +23,8 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
-from slurmtrain.system.directories.followed_directory import without_aliases
-from slurmtrain.system.disk_space import space_left
+from slurmtrain.system.directories import without_aliases
+from slurmtrain.system.files import space_left
 from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 
@@ -45,28 +46,30 @@ class PublishPolicy:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveInfo:
-    """What a manifest records about one save. ``request``: the id of the request that the save answers."""
+@dataclass(slots=True, kw_only=True)
+class Save:
+    """One save, from its beginning to its end. What is known at first is given; the saver fills in the rest.
 
-    step: int
-    why: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    request: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenState:
-    """What all ranks have written: a checkpoint that lacks only its index and its manifest.
-
-    ``answers``: the answers of the ranks' writers, by rank. ``index``: the content of ``.metadata``. ``mesh``: the
-    device meshes that tensors are sharded over. ``objects``: the kinds of the saved objects, by name.
+    ``request``: the id of the request that it answers. ``began``: by the monotonic clock. ``mesh``: the device meshes
+    that tensors are sharded over. ``places``: (start, length) of values in this rank's file. ``order``: the number of
+    its latest order: answers to other orders do not count. ``written``: the answer of this rank's writer. ``problem``:
+    why it failed; empty if it was published. ``seconds`` until it was published, and ``stall_s`` are rank 0's.
     """
 
-    answers: Sequence[Mapping[str, Any]]
-    index: bytes
-    mesh: Sequence[Mapping[str, Any]]
-    objects: Mapping[str, Any]
+    step: int
+    why: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    request: str | None = None
+    began: float = 0.0
+    mesh: Sequence[Mapping[str, Any]] = ()
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    stall_s: float = 0.0
+    order: int = 0
+    written: Mapping[str, Any] | None = None
+    publishing: bool = False
+    publication: Publication = Publication.NONE
+    problem: str = ""
+    seconds: float = 0.0
 
 
 class Publisher:
@@ -138,42 +141,44 @@ class Publisher:
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    def order(
-        self,
-        info: SaveInfo,
-        written: WrittenState,
-        *,
-        began: float,
-        stall_s: float,
-    ) -> int:
-        """Order the writer to publish what is ``written``, with ``info`` in its manifest, and then to prune.
+    def order(self, save: Save, answers: Sequence[Mapping[str, Any]], index: bytes, objects: Mapping[str, Any]) -> int:
+        """Order the writer to publish what all ranks have written for a save, and then to prune.
 
-        ``began``: when the save began, by the monotonic clock. ``stall_s``: seconds for which the save stalled
-        training. Returns the number of the order to publish. Raises WriterGone.
+        Args:
+            save: The save, for the manifest.
+            answers: The answers of the ranks' writers, by rank.
+            index: The content of ``.metadata``.
+            objects: The kinds of the saved objects, by name.
+
+        Returns:
+            The number of the order to publish.
+
+        Raises:
+            WriterGone: The process that writes has ended.
         """
-        self._request = info.request
+        self._request = save.request
         manifest = {
-            "step": info.step,
-            "why": info.why,
-            "metrics": {name: value for name, value in info.metrics.items() if math.isfinite(value)},
+            "step": save.step,
+            "why": save.why,
+            "metrics": {name: value for name, value in save.metrics.items() if math.isfinite(value)},
             "world_size": self._world_size,
-            "mesh": written.mesh,
-            "stall_s": stall_s,
+            "mesh": save.mesh,
+            "stall_s": save.stall_s,
             "plan_hash": self._policy.plan_hash,
             "attempt": self._attempt.path.name,
             "versions": versions(),
             "params": dict(self._policy.params),
-            "objects": written.objects,
+            "objects": objects,
         }
         number = self._writer.order(
             "publish",
             attempt=str(self._attempt.path),
             round=self._attempt.round,
-            step=info.step,
-            files={file_name(rank): (part["bytes"], part["xxh3_128"]) for rank, part in enumerate(written.answers)},
-            index=(INDEX, base64.b64encode(written.index).decode()),
+            step=save.step,
+            files={file_name(rank): (part["bytes"], part["xxh3_128"]) for rank, part in enumerate(answers)},
+            index=(INDEX, base64.b64encode(index).decode()),
             manifest=manifest,
-            began=began,
+            began=save.began,
         )
         self._writer.order("prune", **self._prune_order())
         return number
@@ -181,14 +186,14 @@ class Publisher:
     def _prune_order(self) -> dict[str, Any]:
         return {"attempt": str(self._attempt.path), "keep": asdict(self._policy.keep)}
 
-    def give_up(self, info: SaveInfo, reason: str) -> None:
+    def give_up(self, save: Save, reason: str) -> None:
         """Clean up after a failed save and journal why; earlier checkpoints are unaffected."""
-        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).discard()
-        self.failed(info, reason)
+        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).discard()
+        self.failed(save, reason)
 
-    def recover(self, info: SaveInfo) -> float | None:
+    def recover(self, save: Save) -> float | None:
         """Finish a publication during which the writer died: the seconds the save took, or None if it failed."""
-        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).finish()
+        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).finish()
         try:
             manifest = files.read_manifest(directory)
         except CheckpointError:
@@ -207,9 +212,9 @@ class Publisher:
         for pruned in answer.get("pruned", ()):
             self._write(CheckpointPruned(**pruned))
 
-    def failed(self, info: SaveInfo, reason: str) -> None:
+    def failed(self, save: Save, reason: str) -> None:
         """Journal that a save has failed."""
-        self._write(SaveFailed(step=info.step, why=info.why, reason=reason, request=info.request))
+        self._write(SaveFailed(step=save.step, why=save.why, reason=reason, request=save.request))
 
     def _write(self, event: Payload) -> None:
         # A full disk must not end training, and checkpoints are found on disk even if no event mentions them.

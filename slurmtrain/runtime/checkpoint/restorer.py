@@ -21,11 +21,9 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, WeightsLoaded
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index
-from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
-from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.checkpoint.states.rank_parts import (
+from slurmtrain.runtime.checkpoint.rank_parts import (
     MISSING,
     SPLIT,
     OwnStates,
@@ -35,6 +33,7 @@ from slurmtrain.runtime.checkpoint.states.rank_parts import (
     read_own,
     read_shared,
 )
+from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal

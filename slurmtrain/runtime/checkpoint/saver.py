@@ -10,7 +10,7 @@ The ranks' votes decide when a save advances, so all ranks take each of these st
    rather than raised, since they are waiting. One all-reduce answers: did any rank fail, did any state change its
    shape? If a shape changed, DCP's planners plan again, the only collective whose cost grows with the state. Each rank
    copies its tensors into the memory that it shares with its writer. That memory is an image of the file, with torch's
-   prefixes between the tensors (``torch_format``), so the writer needs neither torch nor a plan.
+   prefixes between the tensors (``shard_plan``), so the writer needs neither torch nor a plan.
 2. *written*: at the first vote at which no writer is busy, the ranks gather sizes, hashes and errors. On any error
    rank 0 removes the directory and journals ``save_failed``.
 3. *publishing*: rank 0's writer checks the lease, writes ``.metadata``, then ``MANIFEST.json`` atomically, renames the
@@ -37,29 +37,19 @@ import torch
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.interruption.interval import Publication, Vote
 from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
-from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
+from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, Save
+from slurmtrain.runtime.checkpoint.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
-from slurmtrain.runtime.checkpoint.states import rng
-from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.system.directories.followed_directory import FollowedDirectory
+from slurmtrain.system.directories import FollowedDirectory
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOutcome:
-    """How a save ended: ``problem`` is empty if it was published. Seconds are rank 0's."""
-
-    step: int
-    problem: str = ""
-    stall_s: float = 0.0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -78,25 +68,6 @@ class _CapturedState:
     def names(self) -> dict[str, Any]:
         """The state as the planner expects it; of values that are not tensors it uses only the names."""
         return {**self.tensors, **dict.fromkeys(self.values)}
-
-
-@dataclass(slots=True)
-class _Save:
-    """A save in progress. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
-
-    info: SaveInfo
-    began: float
-    mesh: list[dict[str, Any]]
-    places: Mapping[str, tuple[int, int]]
-    stall_s: float = 0.0
-    order: int = 0
-    """The number of the save's latest order: answers to other orders do not count."""
-    written: Mapping[str, Any] | None = None
-    """The answer of this rank's writer."""
-    publishing: bool = False
-    publication: Publication = Publication.NONE
-    problem: str = ""
-    seconds: float = 0.0
 
 
 class Saver:
@@ -120,7 +91,7 @@ class Saver:
         self._split = SplitObjects(ranks)
         self._writer = ShardWriter(inherited=[self._directory.handle])
         self._publisher = Publisher(self._attempt, policy, ranks.world_size, self._writer, journal) if journal else None
-        self._save: _Save | None = None
+        self._save: Save | None = None
         self._proved = False
         self._framed: tuple[torch.Tensor, RankLayout] | None = None
 
@@ -137,7 +108,7 @@ class Saver:
     @property
     def step(self) -> int | None:
         """The step that is being saved; None if no save is in progress."""
-        return None if self._save is None else self._save.info.step
+        return None if self._save is None else self._save.step
 
     # --- what stalls training -----------------------------------------------------------------------------------------
 
@@ -165,24 +136,24 @@ class Saver:
         if full:
             _log.warning("there is no room for a checkpoint: %s", full)
 
-    def begin(self, info: SaveInfo) -> str | None:
-        """Copy the state and have it written, with ``info`` for its manifest. Returns why that failed, or None.
+    def begin(self, save: Save) -> str | None:
+        """Copy the state and have it written. Returns why that failed, or None.
 
         No save may be in progress.
 
         Raises CheckpointError if retrying is useless: the state cannot be loaded safely, or cannot be saved at all.
         """
         assert self._save is None
-        began = time.monotonic()
+        save.began = time.monotonic()
         # Notice now if the writer has died, so that the next orders go to a new one.
         self._take_answers(wait=False, until=lambda: False)
         captured = self._capture()
-        new = not captured.problem and self._is_new(captured)
+        new = not captured.problem and (self._sharding.is_new(captured.names) or self._split.is_new(captured.shared))
         # One all-reduce for both: a rank that continued alone would wait for the others in the planners' collectives.
         failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
             reason = self._raise_if_final(captured)
-            self._failed(info, reason)
+            self._failed(save, reason)
             return reason
         if changed:
             try:
@@ -192,18 +163,16 @@ class Saver:
         # Only rank 0 checks and prunes: the disk is shared, and two ranks that prune at once disagree on what is left.
         full = self._ranks.broadcast(self._no_room())
         if full:
-            self._failed(info, full)
+            self._failed(save, full)
             return full
-        save = self._save = _Save(info, began, meshes(captured.tensors), self._sharding.places_of(captured.values))
+        save.mesh, save.places = meshes(captured.tensors), self._sharding.places_of(captured.values)
+        self._save = save
         problem = self._stage(captured, save)
         if problem:
             # Stored as if it were the writer's answer: the other ranks learn of it when all have written.
             save.written = {"error": problem}
-        save.stall_s = time.monotonic() - began
+        save.stall_s = time.monotonic() - save.began
         return None
-
-    def _is_new(self, captured: _CapturedState) -> bool:
-        return self._sharding.is_new(captured.names) or self._split.is_new(captured.shared)
 
     def _plan(self, captured: _CapturedState) -> None:
         """Agree with the other ranks on who writes what. Raises ValueError, or CheckpointError for clashing names."""
@@ -253,9 +222,9 @@ class Saver:
             self._sharding.layout.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
         )
 
-    def _stage(self, captured: _CapturedState, save: _Save) -> str:
+    def _stage(self, captured: _CapturedState, save: Save) -> str:
         """Copy this rank's part into memory and order it written. Returns what went wrong."""
-        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.info.step)
+        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step)
         size = self._sharding.layout.tensor_bytes + sum(map(len, captured.values.values()))
         try:
             memory = self._writer.memory(size)
@@ -303,8 +272,8 @@ class Saver:
             return False, Publication.NONE
         return save.written is None, save.publication
 
-    def advance(self, agreed: Vote) -> SaveOutcome | None:
-        """Advance the save in progress as the ranks have ``agreed``. Returns its outcome once it has ended.
+    def advance(self, agreed: Vote) -> Save | None:
+        """Advance the save in progress as the ranks have ``agreed``. Returns it once it has ended.
 
         Raises CheckpointError if another attempt has taken over the run.
         """
@@ -315,7 +284,7 @@ class Saver:
             return self._all_written(save)
         return self._over(save, agreed.publication) if agreed.publication else None
 
-    def finish(self, *, stalls: bool = False) -> SaveOutcome | None:
+    def finish(self, *, stalls: bool = False) -> Save | None:
         """Wait until the save in progress has ended. Raises CheckpointError like :meth:`advance`.
 
         ``stalls``: training continues afterwards, so the wait counts as a stall caused by the save.
@@ -359,7 +328,7 @@ class Saver:
         else:
             save.written = answer
 
-    def _take_publication(self, save: _Save, answer: Mapping[str, Any]) -> None:
+    def _take_publication(self, save: Save, answer: Mapping[str, Any]) -> None:
         if "saved" in answer:
             save.publication, save.seconds = Publication.PUBLISHED, float(answer["saved"]["seconds"])
         elif "fenced" in answer:
@@ -374,58 +343,54 @@ class Saver:
         if not save.publishing:
             save.written = save.written or {"error": reason}
         elif self._publisher is not None and save.publication is Publication.NONE:
-            seconds = self._publisher.recover(save.info)
+            seconds = self._publisher.recover(save)
             if seconds is None:
                 self._not_published(save, reason)
             else:
                 save.publication, save.seconds = Publication.PUBLISHED, seconds
 
-    def _not_published(self, save: _Save, reason: str) -> None:
+    def _not_published(self, save: Save, reason: str) -> None:
         assert self._publisher is not None
         save.publication, save.problem = Publication.FAILED, f"rank 0: {reason}"
-        self._publisher.give_up(save.info, save.problem)
+        self._publisher.give_up(save, save.problem)
 
-    def _all_written(self, save: _Save) -> SaveOutcome | None:
+    def _all_written(self, save: Save) -> Save | None:
         """All ranks have written, or failed to: publish, or give up."""
         assert save.written is not None
         parts = self._ranks.gather((save.written, save.places))
         failed = _problems_by_rank([str(answer.get("error", "")) for answer, _ in parts])
         if failed:
             if self._publisher is not None:
-                self._publisher.give_up(save.info, failed)
+                self._publisher.give_up(save, failed)
             self._save = None
-            return SaveOutcome(step=save.info.step, problem=failed, stall_s=save.stall_s)
+            save.problem = failed
+            return save
         # Pickled values have the same types in every save: if the first can be loaded, so can all later ones.
         self._proved = save.publishing = True
         if self._publisher is not None:
             self._publish(save, parts)
         return None
 
-    def _publish(self, save: _Save, parts: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
+    def _publish(self, save: Save, parts: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
         """Order the publication of ``parts``: for each rank, its writer's answer and the places of its values."""
         assert self._publisher is not None
         placed = {name: (rank, *place) for rank, (_, places) in enumerate(parts) for name, place in places.items()}
-        written = WrittenState(
-            answers=[answer for answer, _ in parts],
-            index=self._sharding.index(placed),
-            mesh=save.mesh,
-            objects=self._split.kinds,
-        )
+        answers, index = [answer for answer, _ in parts], self._sharding.index(placed)
         try:
-            save.order = self._publisher.order(save.info, written, began=save.began, stall_s=save.stall_s)
+            save.order = self._publisher.order(save, answers, index, self._split.kinds)
         except WriterGone as error:
             self._lost_writer(str(error))
 
-    def _failed(self, info: SaveInfo, reason: str) -> None:
+    def _failed(self, save: Save, reason: str) -> None:
         if self._publisher is not None:
-            self._publisher.failed(info, reason)
+            self._publisher.failed(save, reason)
 
-    def _over(self, save: _Save, publication: Publication) -> SaveOutcome:
+    def _over(self, save: Save, publication: Publication) -> Save:
         self._save = None
-        problem = self._ranks.broadcast(save.problem) if publication is not Publication.PUBLISHED else ""
+        save.problem = self._ranks.broadcast(save.problem) if publication is not Publication.PUBLISHED else ""
         if publication is Publication.FENCED:
-            raise CheckpointError(problem)
-        return SaveOutcome(step=save.info.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
+            raise CheckpointError(save.problem)
+        return save
 
 
 def _problems_by_rank(problems: list[str]) -> str:

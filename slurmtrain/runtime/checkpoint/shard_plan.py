@@ -2,14 +2,19 @@
 
 Planning is a collective operation. Its result depends only on names, shapes and types, and is reused until one of them
 changes.
+
+A file is a sequence of ``torch.save`` outputs. For a dense tensor that is a prefix, the tensor's bytes in row-major
+order, and a suffix. Both depend only on its type and shape, except for checksums, which ``torch.load`` does not check
+(here XXH3-128 of the whole file replaces them): all that remains to do for a save is to copy the bytes into place.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, Metadata
@@ -18,14 +23,133 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
-from slurmtrain.runtime.checkpoint import replicas
-from slurmtrain.runtime.checkpoint.replicas import Sample
-from slurmtrain.runtime.checkpoint.torch_format import Frame, frame_of
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.interruption.policy import DIFFERENT_REPLICAS
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import index_version, storage_info
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.job.torch_private import StorageInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """``prefix`` + ``size`` bytes of data + ``suffix`` is what ``torch.load`` reads as a tensor."""
+
+    prefix: bytes
+    size: int
+    suffix: bytes
+
+    @property
+    def length(self) -> int:
+        """The length of all three together, in bytes."""
+        return len(self.prefix) + self.size + len(self.suffix)
+
+
+def can_be_framed(value: object) -> bool:
+    """Whether a value is a plain dense tensor; others (sparse, quantized, subclasses) go through ``torch.save``."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and cast(torch.Tensor, value).layout is torch.strided
+        and not cast(torch.Tensor, value).is_quantized
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def frame_of(dtype: torch.dtype, shape: torch.Size) -> Frame:
+    """The frame of a dense tensor on the CPU."""
+    sink = _Sink()
+    # Documented behaviour: instead of writing a tensor's bytes, it seeks forward past them.
+    with torch.serialization.skip_data():
+        torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], sink))
+    return Frame(bytes(sink.before), sink.skipped, bytes(sink.after))
+
+
+class _Sink:
+    """A file object that keeps what is written before and after a single gap."""
+
+    def __init__(self) -> None:
+        self.before = bytearray()
+        self.skipped = 0
+        self.after = bytearray()
+        self._moved = False
+
+    def write(self, data: Any) -> int:
+        (self.after if self._moved else self.before).extend(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence != 1 or self._moved:
+            raise OSError("torch.save no longer writes a tensor as bytes between a prefix and a suffix")
+        self._moved = True
+        self.skipped = offset
+        return len(self.before) + offset
+
+    def flush(self) -> None:
+        pass
+
+
+# --- Whether tensors with the same name on several ranks are the same tensor ------------------------------------------
+# Replicas are written once, so names must tell tensors apart: stages of a pipeline that all call their first layer "0"
+# would lose all but one. A few elements of each parameter are compared: replicas may differ a little, by rounding or
+# between two averagings, whereas different tensors have nothing in common.
+
+_ELEMENTS = 8
+# Two independent samples differ by 1.4 times their length, replicas by much less than one.
+_DIFFERENT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some elements of a tensor, or of a rank's part of one.
+
+    ``where``: the offset of the part; ``shape`` of the whole and ``size`` of the part.
+    """
+
+    name: str
+    where: tuple[int, ...]
+    shape: tuple[int, ...]
+    size: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def take_sample(name: str, where: Sequence[int], shape: Sequence[int], part: torch.Tensor) -> Sample:
+    """A sample of ``part``, which begins at offset ``where`` of the tensor called ``name``, of this ``shape``."""
+    count = part.numel()
+    values: tuple[float, ...] = ()
+    if count:
+        flat = (torch.view_as_real(part) if part.is_complex() else part).detach().reshape(-1)
+        places = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel()), device=flat.device).long()
+        values = tuple(flat[places].to(torch.float32).tolist())
+    return Sample(name, tuple(where), tuple(shape), tuple(part.shape), values)
+
+
+def check_replicas(samples: Sequence[Sequence[Sample]]) -> None:
+    """Raise CheckpointError if ranks have different tensors of the same name. ``samples``: of each rank."""
+    first: dict[tuple[str, tuple[int, ...]], tuple[int, Sample]] = {}
+    for rank, own in enumerate(samples):
+        for each in own:
+            other, earlier = first.setdefault((each.name, each.where), (rank, each))
+            if earlier is not each and _differ(earlier, each):
+                raise CheckpointError(
+                    f"{each.name!r} {DIFFERENT_REPLICAS} {other} and {rank}: each trains a model of its own; "
+                    "model = run.parallelize(model), or DistributedDataParallel (DDP), keeps replicas equal, and parts "
+                    "of a model, such as the stages of a pipeline, need names that are unique in the whole model"
+                )
+
+
+def _differ(first: Sample, second: Sample) -> bool:
+    if (first.shape, first.size) != (second.shape, second.size):
+        return True
+    # Biases and the like are equal at first, and then differ by all that they have learned.
+    if len(first.shape) < 2:
+        return False
+    distance = sum((a - b) ** 2 for a, b in zip(first.values, second.values, strict=True))
+    length = max(sum(a * a for a in first.values), sum(b * b for b in second.values))
+    return distance > _DIFFERENT**2 * length
+
+
+# --- who writes what --------------------------------------------------------------------------------------------------
 
 # Alignment of each tensor in the file, in bytes: the same as torch.save uses within its archives.
 _ALIGNMENT = 64
@@ -93,7 +217,7 @@ class Sharding:
 
     def _share_out(self, proposals: list[tuple[SavePlan, list[Sample]]]) -> list[tuple[SavePlan, list[Sample]]]:
         """Assign, on rank 0, what is the same on all ranks to one rank each, balanced by size."""
-        replicas.check([samples for _, samples in proposals])
+        check_replicas([samples for _, samples in proposals])
         shared, self._metadata = self._planner.create_global_plan([plan for plan, _ in proposals])
         return [(plan, []) for plan in shared]
 
@@ -141,7 +265,7 @@ def _samples(items: Sequence[WriteItem], state: Mapping[str, Any], names: Collec
     """A sample of each tensor that this rank could write, and whose name is one of ``names``."""
     tensors = dict(state)
     return [
-        replicas.sample(
+        take_sample(
             item.index.fqn,
             tuple(item.index.offset or ()),
             tuple(item.tensor_data.size),

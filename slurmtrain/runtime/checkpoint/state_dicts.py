@@ -24,15 +24,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint import zero_optimizer
+from slurmtrain.runtime.checkpoint.attributes import Attributes
 from slurmtrain.runtime.checkpoint.index import Index
-from slurmtrain.runtime.checkpoint.states import zero_optimizer
-from slurmtrain.runtime.checkpoint.states.attributes import Attributes
-from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, options
-from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
+from slurmtrain.runtime.checkpoint.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, options
+from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed
 from slurmtrain.runtime.job.torch_private import compiled_module, drop_empty_states, empty_states, parameter_names
 
 if TYPE_CHECKING:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+    pass
 
 # Objects that are the same on all ranks, like modules: only rank 0's state is saved.
 _SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
@@ -42,7 +42,7 @@ MODULE, OPTIMIZER, OBJECT = "module", "optimizer", "object"
 class Stateful(Protocol):
     """An object that can be checkpointed: one of torch's, or any other with the same two methods.
 
-    An object without them is saved by its attributes (states/attributes.py).
+    An object without them is saved by its attributes (``attributes``).
     """
 
     def state_dict(self) -> Any:
@@ -84,7 +84,10 @@ class Objects:
         self._known_names: dict[int, str] = {}
         for name, obj in self._all.items():
             if isinstance(obj, nn.Module):
-                self._add_module(name, obj)
+                try:
+                    self._modules.add_module(name, obj)
+                except KeyError as error:
+                    raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
         parameters = {id(parameter) for parameter in self._modules.parameters()}
         self._optimizers = {
             name: obj
@@ -94,12 +97,6 @@ class Objects:
         for name, obj in self._all.items():
             if zero_optimizer.is_zero(obj):
                 zero_optimizer.check(name, obj, registered=name in self._optimizers)
-
-    def _add_module(self, name: str, module: nn.Module) -> None:
-        try:
-            self._modules.add_module(name, module)
-        except KeyError as error:
-            raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
 
     def kinds(self) -> dict[str, dict[str, Any]]:
         """The kind of each object, and whether its state is saved per rank, for the manifest."""
@@ -176,15 +173,12 @@ class Objects:
             if OPTIONS in shared[name]:
                 continue
             if zero_optimizer.is_zero(optimizer):
-                state.tensors.update(index.empty(self._share_of(name, optimizer, index)))
+                # The states of this rank's share of the parameters.
+                own = set(zero_optimizer.own_names(optimizer, self._names()))
+                state.tensors.update(index.empty(each for each in index.shapes() if _parameter_of(name, each) in own))
             else:
                 self._capture_state(state, name, optimizer)
         return state.tensors
-
-    def _share_of(self, name: str, optimizer: ZeroRedundancyOptimizer, index: Index) -> list[str]:
-        """The names of the tensors in the ``index`` that are states of this rank's share of the parameters."""
-        own = set(zero_optimizer.own_names(optimizer, self._names()))
-        return [each for each in index.shapes() if _parameter_of(name, each) in own]
 
     def _capture_modules(self, state: State) -> None:
         if any(self._modules.children()):

@@ -63,16 +63,13 @@ class ShardWriter:
     def memory(self, size: int) -> torch.Tensor:
         """The shared memory as a flat uint8 tensor of at least ``size`` bytes. No write order may be unanswered."""
         if self._memory is None or size > self._bytes:
-            self._grow(-(-(size + _SPARE) // _PAGE) * _PAGE)
-        assert self._memory is not None
+            self._unpin()
+            self._memory = None
+            size = -(-(size + _SPARE) // _PAGE) * _PAGE
+            os.ftruncate(self._handle, size)
+            self._memory = torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
+            self._bytes = size
         return self._memory
-
-    def _grow(self, size: int) -> None:
-        self._unpin()
-        self._memory = None
-        os.ftruncate(self._handle, size)
-        self._memory = torch.frombuffer(mmap.mmap(self._handle, size), dtype=torch.uint8)
-        self._bytes = size
 
     def pin(self) -> None:
         """Let the GPU copy into the memory directly. If CUDA refuses, copies are merely slower."""
@@ -166,7 +163,10 @@ class ShardWriter:
                 self._process.wait(_LAST_MOMENT_S)
             self._process.kill()
         code = self._end()
-        return WriterGone(f"the process that writes checkpoints has ended ({_describe_exit(code)})")
+        ending = "the cause is unknown" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            ending = f"killed by signal {-code}"
+        return WriterGone(f"the process that writes checkpoints has ended ({ending})")
 
     def _end(self, *, wait: bool = True) -> int | None:
         """Detach from the process, which ends after its current order. ``wait``: until it has, for its exit code."""
@@ -188,9 +188,3 @@ class ShardWriter:
 
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "the cause is unknown"
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

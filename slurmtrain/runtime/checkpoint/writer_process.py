@@ -25,7 +25,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
-from slurmtrain.system.directories.followed_directory import without_aliases
+from slurmtrain.system.directories import without_aliases
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
 from slurmtrain.system.inherited import PRIVATE
 
@@ -108,26 +108,22 @@ def _write_all(handle: int, data: memoryview) -> None:
 
 def publish(order: Mapping[str, Any]) -> dict[str, Any]:
     """Publish what all ranks have written as a checkpoint, if this attempt still holds the run's lease."""
-    staging = _staging(order)
-    attempt = AttemptDir(Path(order["attempt"]))
+    attempt = AttemptDir(Path(order["attempt"]), int(order.get("round", 0)))
+    staging = files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
     if not lease.holds(attempt):
         staging.discard()
         return {"fenced": FENCED if attempt.run.lease.exists() else DELETED}
     _call_oneself(PUBLISHING)
     try:
-        return _publish(order, staging)
+        names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
+        name, content = order["index"]
+        names[name] = _write_small(staging.path / name, base64.b64decode(content))
+        manifest = files.Manifest(
+            **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
+        )
+        return {"saved": manifest.describe(staging.publish(manifest))}
     finally:
         _call_oneself(_NAME)
-
-
-def _publish(order: Mapping[str, Any], staging: files.Staging) -> dict[str, Any]:
-    names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
-    name, content = order["index"]
-    names[name] = _write_small(staging.path / name, base64.b64decode(content))
-    manifest = files.Manifest(
-        **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
-    )
-    return {"saved": manifest.describe(staging.publish(manifest))}
 
 
 def _write_small(path: Path, content: bytes) -> tuple[int, str]:
@@ -177,11 +173,6 @@ def _call_oneself(name: str) -> None:
     """Change the name of this process, of at most 15 characters."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name, encoding="utf-8")
-
-
-def _staging(order: Mapping[str, Any]) -> files.Staging:
-    attempt = AttemptDir(Path(order["attempt"]), int(order.get("round", 0)))
-    return files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.code import LINK, CodeFile, Difference, compare
-from slurmtrain.runtime.code.contents import read_contents
-from slurmtrain.runtime.code.tree import read_manifest
+from slurmtrain.runtime.code.tree import read_contents, read_manifest
 
 # Larger files are data or generated.
 _MOST_BYTES = 1 << 20

@@ -1,16 +1,36 @@
-"""Asking git about repositories: nothing is written in them, and no program that they name is run.
+"""Git without risk: nothing is written in repositories of users, and no program that they name is run.
 
 Settings of a repository name programs: filters of contents, hooks, monitors of files, commands that fetch. Whoever
 made the repository may have chosen them, and a look at its files is no reason to run them.
+
+In a run's own copy of its code, programs that ask git for the revision get the submission's. Each repository there has
+a ``.git`` of its own, with the commit and the branch that were checked out, and an index of that commit. Objects are
+read from the repository that the code came from; nothing is written there. Nothing of this is needed by slurmtrain
+itself: without git on the node, or where the repository is gone, only the commit is known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from slurmtrain.model.spec.code import (
+    LINK,
+    CodeFile,
+    CodeManifest,
+    CodeSnapshot,
+    Revision,
+    link_target,
+    names_by_directory,
+)
+from slurmtrain.runtime.code.copy_paths import is_own_directory
+from slurmtrain.system.files import make_directory
 
 # A hook, or a command in it, has these for the repository that it belongs to (git rev-parse --local-env-vars).
 _OF_ANOTHER = frozenset({
@@ -94,3 +114,167 @@ def without_filters(directory: Path, *, timeout_s: float) -> Sequence[str]:
         raise NoGit("the name of a filter contains '='")
     values = ("clean=", "smudge=", "process=", "required=false")
     return [word for each in filters for value in values for word in ("-c", f"{each}.{value}")]
+
+
+# --- repositories in a run's own copy of its code ---------------------------------------------------------------------
+
+GIT = ".git"
+# For all of a repository's commands together a job can wait a little, and not for a dead file server.
+_TIMEOUT_S = 30.0
+# What decides whether a file counts as changed, and what tools log of a repository.
+_SETTINGS = (
+    r"^(remote\..*\.url|submodule\..*|filter\..*"
+    r"|core\.(autocrlf|eol|safecrlf|filemode|symlinks|ignorecase|precomposeunicode|abbrev|quotepath))$"
+)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+def make_repositories(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:
+    """Make the repositories in a run's copy, which has all of its files and links.
+
+    Args:
+        snapshot: What the plan says.
+        manifest: The files of the snapshot.
+        tree: The copy.
+
+    Raises:
+        OSError: One cannot be written.
+    """
+    files = {file.path: file for file in manifest.files}
+    included = {path.partition(f"{GIT}/")[0] for path in files if f"/{GIT}/" in f"/{path}"}
+    for revision in snapshot.revisions:
+        prefix = f"{revision.path}/" if revision.path else ""
+        # What a spec includes expressly stays; and what is no code is a link to a repository of the user's.
+        is_ours = any(path.startswith(prefix) for path in files) and is_own_directory(tree, revision.path)
+        if is_ours and prefix not in included and f"{prefix}{GIT}" not in files:
+            _Repository(snapshot, files, revision, tree).make()
+
+
+class _Repository:
+    """One of them: its place in the copy, and where it came from."""
+
+    def __init__(self, snapshot: CodeSnapshot, files: Mapping[str, CodeFile], revision: Revision, tree: Path) -> None:
+        self._root = snapshot.root
+        self._files = files
+        self._revision = revision
+        self._source = Path(snapshot.root, revision.path)
+        self._place = tree / revision.path
+        self._prefix = f"{revision.path}/" if revision.path else ""
+
+    def make(self) -> None:
+        """Make it, as far as git can read where it came from. Raises OSError."""
+        git = self._place / GIT
+        if git.is_symlink() or git.is_file():
+            git.unlink()
+        shutil.rmtree(git, ignore_errors=True)
+        for directory in (git, git / "objects", git / "objects" / "info", git / "refs", git / "info"):
+            make_directory(directory, private=True)
+        revision = self._revision
+        references = f"{revision.commit} {revision.branch}\n" if revision.branch else ""
+        _write(git / "packed-refs", references)
+        _write(git / "config", _settings(revision.commit, []))
+        _write(git / "info" / "exclude", "".join(self._links()))
+        # Last: without it, it is no repository.
+        _write(git / "HEAD", f"ref: {revision.branch}\n" if revision.branch else f"{revision.commit}\n")
+        with contextlib.suppress(NoGit, subprocess.TimeoutExpired):
+            common = self._path_in_source("objects")
+            _write(git / "objects" / "info" / "alternates", f"{_quoted(common)}\n")
+            tags = self._ask_source("for-each-ref", "--format=%(objectname) %(refname)", "refs/tags")
+            _write(git / "packed-refs", references + os.fsdecode(tags))
+            _write(git / "config", _settings(revision.commit, self._settings_of_source()))
+            shallow = Path(self._path_in_source("shallow"))
+            if shallow.is_file():
+                shutil.copyfile(shallow, git / "shallow")
+            self._make_index()
+
+    def _make_index(self) -> None:
+        self._ask("read-tree", self._revision.commit)
+        is_sparse = self._is_sparse()
+        hidden = [path for path in _lines(self._ask("ls-files", "-z")) if self._is_hidden(path, is_sparse=is_sparse)]
+        self._ask("update-index", "-z", "--skip-worktree", "--stdin", stdin=_joined(hidden))
+        added = [path for path in self._revision.added if self._prefix + path in self._files]
+        plain = without_filters(self._place, timeout_s=_TIMEOUT_S)
+        self._ask(*plain, "update-index", "-z", "--add", "--stdin", stdin=_joined(added))
+        # Plumbing such as diff-index takes new times of files for changes. It fails if there are changes.
+        self._ask(*plain, "update-index", "-q", "--refresh")
+
+    def _is_hidden(self, path: str, *, is_sparse: bool) -> bool:
+        """Whether git must not look at a file of the commit: a link is in its place, or in its directory's.
+
+        ``is_sparse``: absent ones are not there either where the code came from.
+        """
+        file = self._files.get(self._prefix + path)
+        if file is not None:
+            return file.kind == LINK and link_target(file.path, file.digest, self._root) != file.digest
+        parts = Path(path).parts
+        if is_sparse and not os.path.lexists(self._place / path):
+            return True
+        return any(self._place.joinpath(*parts[:depth]).is_symlink() for depth in range(1, len(parts) + 1))
+
+    def _links(self) -> Iterator[str]:
+        """Lines that make git ignore the links to what is no code, as rules for directories do not hold for links."""
+        inside = [path.removeprefix(self._prefix) for path in self._files if path.startswith(self._prefix)]
+        for directory, held in names_by_directory(inside).items():
+            with os.scandir(self._place / directory) as entries:
+                for entry in sorted(entries, key=lambda each: each.name):
+                    if entry.is_symlink() and entry.name not in held and "\n" not in entry.name:
+                        path = re.sub(r"([\\*?\[\] ])", r"\\\1", os.path.join(directory, entry.name))  # noqa: PTH118
+                        yield f"/{path}\n"
+
+    def _is_sparse(self) -> bool:
+        with contextlib.suppress(NoGit):  # it fails if this is not set
+            return self._ask_source("config", "--bool", "core.sparseCheckout") == b"true\n"
+        return False
+
+    def _settings_of_source(self) -> list[tuple[str, str]]:
+        try:
+            lines = _lines(self._ask_source("config", "--local", "-z", "--get-regexp", _SETTINGS))
+        except NoGit:
+            return []  # it fails if there are none
+        return [(name, value if equals else "true") for name, equals, value in (line.partition("\n") for line in lines)]
+
+    def _path_in_source(self, name: str) -> str:
+        path = os.fsdecode(self._ask_source("rev-parse", "--git-path", name)).removesuffix("\n")
+        return os.path.normpath(self._source / path)
+
+    def _ask_source(self, *arguments: str) -> bytes:
+        return run_git(self._source, *arguments, timeout_s=_TIMEOUT_S)
+
+    def _ask(self, *arguments: str, stdin: bytes = b"") -> bytes:
+        return run_git(self._place, *arguments, timeout_s=_TIMEOUT_S, stdin=stdin)
+
+
+def _settings(commit: str, of_source: Iterable[tuple[str, str]]) -> str:
+    """The content of a repository's ``config`` (git-config(1), its syntax)."""
+    own = {"core.repositoryformatversion": "0", "core.bare": "false", "gc.auto": "0", "maintenance.auto": "false"}
+    if len(commit) > 40:
+        own |= {"core.repositoryformatversion": "1", "extensions.objectformat": "sha256"}
+    lines = []
+    for key, value in (*own.items(), *of_source):
+        section, _, rest = key.partition(".")
+        subsection, _, name = rest.rpartition(".")
+        heading = f'{section} "{_escaped(subsection)}"' if subsection else section
+        lines.append(f'[{heading}]\n\t{name} = "{_escaped(_USER_IN_URL.sub("", value))}"\n')
+    return "".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _quoted(path: str) -> str:
+    """A path as a line of ``objects/info/alternates`` (gitrepository-layout(5))."""
+    return f'"{_escaped(path)}"' if path.startswith(("#", '"')) or "\n" in path else path
+
+
+def _joined(paths: Iterable[str]) -> bytes:
+    return b"".join(os.fsencode(path) + b"\0" for path in paths)
+
+
+def _lines(output: bytes) -> list[str]:
+    return [os.fsdecode(line) for line in output.split(b"\0") if line]
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(os.fsencode(text))
+    path.chmod(0o600)

@@ -7,7 +7,7 @@ does it again, and nothing depends on how far it was.
 What the snapshot does not hold, such as data and directories for results, stays where it is, and the copy has links to
 it; likewise to what is next to the repository, for paths such as ``../data``.
 
-Programs in it that ask git get the answers of the submission (:mod:`~slurmtrain.runtime.code.private_git`).
+Programs in it that ask git get the answers of the submission (:mod:`~slurmtrain.runtime.code.git`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import posixpath
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmtrainError
@@ -36,12 +36,11 @@ from slurmtrain.model.spec.code import (
     may_appear_later,
     names_by_directory,
 )
-from slurmtrain.runtime.code.own_paths import is_own_directory
-from slurmtrain.runtime.code.private_git import GIT, make_repositories
+from slurmtrain.runtime.code.copy_paths import is_own_directory
+from slurmtrain.runtime.code.git import GIT, make_repositories
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import open_checked, read_checked
 
-_CHUNK = 1 << 20
 _DIRECTORY_MODE = 0o700
 # Next to a repository in a home or project directory there are some dozens of others.
 _MOST_NEIGHBOURS = 2_000
@@ -77,7 +76,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         for each in earlier:
             _remove_old(run, tree, each, {file.path for file in manifest.files})
         _make_directories(tree, directories_of(file.path for file in manifest.files))
-        _write_files(run, snapshot, manifest, tree)
+        _write_files(run, snapshot, tree)
         _link_rest(snapshot, manifest, tree)
         make_repositories(snapshot, manifest, tree)
         _flush(tree)
@@ -139,6 +138,32 @@ def read_manifest(run: RunDir, name: str) -> CodeManifest:
         raise PathError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
 
 
+def read_contents(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
+    """Each file of a snapshot, with its content; a symbolic link has none.
+
+    Args:
+        run: A run in the same runs root.
+        name: The snapshot's hash.
+
+    Raises:
+        PathError: The snapshot is missing or damaged.
+    """
+    manifest, path = read_manifest(run, name), run.snapshot(name).contents
+    try:
+        with os.fdopen(open_checked(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as contents:
+            for file in manifest.files:
+                content = b"" if file.kind == LINK else contents.read(file.size)
+                if file.kind != LINK and hashlib.sha256(content).hexdigest() != file.digest:
+                    raise ValueError(f"{file.path} has another content")
+                yield file, content
+    except FileNotFoundError:
+        raise PathError(f"the snapshot {path.parent} is damaged: there is no {path.name}; {_CURE}") from None
+    except (EOFError, gzip.BadGzipFile, ValueError) as error:
+        raise PathError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
+    except OSError as error:
+        raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
+
+
 def _link_neighbours(root: Path, code: Path) -> None:
     """Link to what is in the directory of the repository, unless that cannot be read, or is very much."""
     with contextlib.suppress(OSError):
@@ -183,33 +208,18 @@ def _make_directories(tree: Path, directories: Iterable[str]) -> None:
         path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
 
 
-def _write_files(run: RunDir, snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:
-    """Write the files of a snapshot. Raises SlurmtrainError if their contents differ from its manifest."""
-    path = run.snapshot(snapshot.hash).contents
-    try:
-        with os.fdopen(open_checked(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as contents:
-            for file in manifest.files:
-                place = tree / file.path
-                _clear(place)
-                if file.kind == LINK:
-                    place.symlink_to(link_target(file.path, file.digest, snapshot.root))
-                else:
-                    _write_file(file, place, contents)
-    except (EOFError, gzip.BadGzipFile, ValueError) as error:
-        raise SlurmtrainError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
-
-
-def _write_file(file: CodeFile, place: Path, contents: gzip.GzipFile) -> None:
-    """Write one file. Raises OSError; ValueError if the content is not what its snapshot says."""
-    mode = 0o700 if file.kind == PROGRAM else 0o600
-    digest, left = hashlib.sha256(), file.size
-    with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as target:
-        while left and (chunk := contents.read(min(left, _CHUNK))):
-            digest.update(chunk)
-            target.write(chunk)
-            left -= len(chunk)
-    if digest.hexdigest() != file.digest:
-        raise ValueError(f"{file.path} has another content")
+def _write_files(run: RunDir, snapshot: CodeSnapshot, tree: Path) -> None:
+    """Write the files of a snapshot. Raises PathError if their contents differ from its manifest."""
+    for file, content in read_contents(run, snapshot.hash):
+        place = tree / file.path
+        _clear(place)
+        if file.kind == LINK:
+            place.symlink_to(link_target(file.path, file.digest, snapshot.root))
+            continue
+        mode = 0o700 if file.kind == PROGRAM else 0o600
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(place, flags, mode), "wb") as target:
+            target.write(content)
 
 
 def _clear(place: Path) -> None:

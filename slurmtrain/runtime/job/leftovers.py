@@ -13,8 +13,7 @@ from pathlib import Path
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, SETUP_OF
-from slurmtrain.system.process import Process, identify
-from slurmtrain.system.process_table import marked, name_of
+from slurmtrain.system.process import Process, identify, marked, name_of
 
 _POLL_S = 0.05
 # A killed process ends at once, unless it is in a system call that cannot be interrupted.

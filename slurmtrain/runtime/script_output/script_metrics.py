@@ -14,7 +14,7 @@ from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.script_output.reader_process import Orders
-from slurmtrain.system.helper_process import HelperProcess
+from slurmtrain.system.child_process import HelperProcess
 from slurmtrain.system.journal_files import journal_files, read_pieces
 
 _PROCESS = "slurmtrain.runtime.script_output.reader_process"

@@ -19,7 +19,7 @@ from slurmtrain.model.run.events.agent import RanksApart
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process_table import (
+from slurmtrain.system.process import (
     descend,
     established,
     has_loaded,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slurmtrain.model.diagnosis.hang import PAUSE_S
-from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.data.shares import samples_of
 from slurmtrain.runtime.strategies.step.gradients import no_sync
 

@@ -6,7 +6,7 @@ import io
 
 import torch
 
-from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job.process_group import RankGroup
 

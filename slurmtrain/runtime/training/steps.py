@@ -15,7 +15,7 @@ from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.rank import RankMeasured, RankStopped, SharesChosen, TrainingStarted
-from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.job.peak_memory import peak_memory
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.repeatable import share_random_numbers

@@ -25,8 +25,7 @@ from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
 from slurmtrain.system import user_cache
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import Process
-from slurmtrain.system.process_table import marked
+from slurmtrain.system.process import Process, marked
 
 _POLL_S = 0.1
 # All agents of a run are started together. One that is killed before it journals anything is never seen.

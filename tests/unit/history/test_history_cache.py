@@ -23,9 +23,8 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system import journal_files as files_module
 from slurmtrain.system.files import DIRECTORY_MODE
-from slurmtrain.system.journal_files import journal_files
+from slurmtrain.system.journal_files import journal_files, read_metric_lines
 from slurmtrain.system.locks import locked
-from slurmtrain.system.metric_lines import read_metric_lines
 
 RUN_ID = "0123456789"
 Line = tuple[int, dict[str, float]]

@@ -21,7 +21,7 @@ from slurmtrain.errors import RegistryFailed
 from slurmtrain.registry.spare import Spare
 from slurmtrain.registry.sqlite import connections
 from slurmtrain.registry.store import Store
-from slurmtrain.system.locking import waiting
+from slurmtrain.system import locks
 from slurmtrain.system.locks import locked
 
 # Another program that has begun a transaction, and does not end it.
@@ -99,7 +99,7 @@ def stopped(registry: Path, transaction: str) -> Iterator[int]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once, and gives up soon."""
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.0)
+    monkeypatch.setattr(locks, "NOTICE_S", 0.0)
     monkeypatch.setattr(connections, "LIMIT_S", 0.3)
 
 

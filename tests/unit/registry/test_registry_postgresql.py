@@ -30,7 +30,7 @@ from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.spare import Spare
 from slurmtrain.registry.store import Store
 from slurmtrain.registry.transaction import Transaction
-from slurmtrain.system.locking import waiting
+from slurmtrain.system import locks
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def role(postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once, and gives up soon."""
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.0)
+    monkeypatch.setattr(locks, "NOTICE_S", 0.0)
     monkeypatch.setattr(connections, "LIMIT_S", 0.3)
 
 

@@ -14,7 +14,7 @@ from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.runtime.code.tree import make_tree
-from slurmtrain.snapshots import folder, hashes, repository
+from slurmtrain.snapshots import listings
 from slurmtrain.snapshots import store as store_module
 from slurmtrain.snapshots.store import preview, take
 
@@ -151,7 +151,7 @@ def test_a_file_that_disappears_or_grows_while_it_is_read_does_no_harm(
 ) -> None:
     write(repo, "swap.tmp")
     write(repo, "train.log.py", "line\n")
-    really = hashes.read
+    really = store_module.hash_one
 
     def read(root: Path, path: str, status: os.stat_result) -> Any:
         if path == "swap.tmp":
@@ -159,7 +159,7 @@ def test_a_file_that_disappears_or_grows_while_it_is_read_does_no_harm(
         (repo / "train.log.py").open("a").write("line\n")
         return really(root, path, status)
 
-    monkeypatch.setattr(hashes, "read", read)
+    monkeypatch.setattr(store_module, "hash_one", read)
     snapshot, run = snapshot_of(repo)
     make_tree(run, snapshot)
     copy = snapshot.tree(run.code)
@@ -171,9 +171,10 @@ def test_a_file_that_disappears_after_its_hash_was_taken_is_left_out(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(repo, "swap.tmp")
+    really = store_module.hash_files
 
     def hash_files(*arguments: Any) -> Any:
-        manifest = hashes.hash_files(*arguments)
+        manifest = really(*arguments)
         (repo / "swap.tmp").unlink()
         return manifest
 
@@ -186,7 +187,7 @@ def test_a_file_that_cannot_be_read_is_named(repo: Path, monkeypatch: pytest.Mon
     def read(_root: Path, path: str, _status: os.stat_result) -> Any:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(hashes, "read", read)
+    monkeypatch.setattr(store_module, "hash_one", read)
     with pytest.raises(PathError, match=r"cannot take a snapshot of .*/repo: \S+: permission denied"):
         snapshot_of(repo)
 
@@ -200,11 +201,11 @@ def test_a_directory_that_cannot_be_written_to_has_a_snapshot_like_any_other(rep
 
 
 def test_a_listing_that_takes_too_long_is_given_up(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(listings, "_TIMEOUT_S", 0.0)
     with pytest.raises(NoSnapshot, match=r"git has not listed the files of .* within 0 s; set 'workdir' to"):
         snapshot_of(repo)
     subprocess.run(["rm", "-r", repo / ".git"], check=True)
-    monkeypatch.setattr(folder, "_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(listings, "_TIMEOUT_S", -1.0)
     with pytest.raises(NoSnapshot, match=r"the files of .* have not been listed within -1 s; set 'workdir' to"):
         snapshot_of(repo)
 

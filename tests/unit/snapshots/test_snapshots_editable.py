@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.repositories import snapshot_of, write
 
+from slurmtrain.runtime.code.packages import find_editable
 from slurmtrain.runtime.code.tree import make_tree
-from slurmtrain.snapshots.editable import find_editable
 
 PROJECT = """
 [build-system]

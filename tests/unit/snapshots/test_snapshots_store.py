@@ -16,10 +16,9 @@ from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source
 from slurmtrain.errors import PathError, SlurmtrainError, UserError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.code import tree as tree_module
+from slurmtrain.runtime.code.packages import find_editable
 from slurmtrain.runtime.code.tree import make_tree, results_in_copy
-from slurmtrain.snapshots import hashes
 from slurmtrain.snapshots import store as store_module
-from slurmtrain.snapshots.editable import find_editable
 from slurmtrain.snapshots.store import take
 
 # --- what is taken --------------------------------------------------------------------------------------------------
@@ -158,10 +157,10 @@ def test_the_same_content_is_stored_once_and_unchanged_files_are_not_read_again(
     for path in ("train.py", ".gitignore"):
         os.utime(repo / path, ns=past)
     # Times of changes of status cannot be set: what was written just now may be written again in the same tick.
-    monkeypatch.setattr(hashes, "_TICK_NS", -(10**12))
+    monkeypatch.setattr(store_module, "_TICK_NS", -(10**12))
     first, run = snapshot_of(repo)
     read: list[str] = []
-    monkeypatch.setattr(hashes, "read", lambda root, path, status: read.append(path))
+    monkeypatch.setattr(store_module, "hash_one", lambda root, path, status: read.append(path))
     monkeypatch.setattr(store_module, "_write", lambda *_: pytest.fail("stored again"))
     again, _ = snapshot_of(repo)
     assert (again, read) == (first, [])
@@ -182,8 +181,10 @@ def test_a_file_that_has_just_been_written_is_read_again(repo: Path) -> None:
 def test_what_is_stored_is_what_the_manifest_says_even_if_a_file_changes_meanwhile(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    really = store_module.hash_files
+
     def change(root: Path, files: Any, cache: Path) -> Any:
-        manifest = hashes.hash_files(root, files, cache)
+        manifest = really(root, files, cache)
         write(repo, "train.py", "changed")
         return manifest
 
@@ -273,7 +274,7 @@ def test_a_newer_snapshot_replaces_the_code_and_nothing_else(repo: Path) -> None
     assert (copy / "ignored/code.py").read_text() == "in the repository"
 
 
-@pytest.mark.parametrize("at", ["_make_directories", "_write_file", "_link_rest", "_flush", "write_json"])
+@pytest.mark.parametrize("at", ["_make_directories", "_clear", "_link_rest", "_flush", "write_json"])
 def test_a_copy_is_completed_after_a_kill_at_any_point(repo: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     class Killed(BaseException):
         pass

@@ -24,10 +24,7 @@ from helpers import without_locks
 
 from slurmtrain.errors import LockHeld, PathError
 from slurmtrain.system import locks
-from slurmtrain.system.locking import link_lock, lock_holders, mounts, waiting
-from slurmtrain.system.locking.lock_holders import this_holder
-from slurmtrain.system.locking.mounts import Mount
-from slurmtrain.system.locks import locked
+from slurmtrain.system.locks import Mount, locked, this_holder
 
 HOLD = """
 import sys
@@ -179,7 +176,7 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once."""
-    monkeypatch.setattr(waiting, "NOTICE_S", 0.0)
+    monkeypatch.setattr(locks, "NOTICE_S", 0.0)
 
 
 @pytest.mark.usefixtures("either", "impatient")
@@ -261,7 +258,7 @@ def test_the_record_has_the_command_without_its_arguments(monkeypatch: pytest.Mo
     assert this_holder().command == "slurmtrain"
     # No control characters reach a terminal.
     record = {**this_holder().to_dict(), "command": "\x1b[31mred", "user": "a\nb", "host": "h\x07"}
-    holder = lock_holders.read_record(json.dumps(record).encode())
+    holder = locks.read_record(json.dumps(record).encode())
     assert str(holder).startswith("'[31mred' of ab@h, process ")
 
 
@@ -314,7 +311,7 @@ def test_a_lock_of_another_machine_stays_and_the_error_says_what_to_delete(
 def test_of_two_that_find_the_same_dead_holder_one_takes_over(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch)
     dead = held_by(lock).read_bytes()
-    read = link_lock._read
+    read = locks._read_at
     winners: list[bool] = []
 
     def slow(folder: int, name: str) -> bytes | None:
@@ -325,7 +322,7 @@ def test_of_two_that_find_the_same_dead_holder_one_takes_over(lock: Path, monkey
             stack.enter_context(locked(lock, wait=False))
         return content
 
-    monkeypatch.setattr(link_lock, "_read", slow)
+    monkeypatch.setattr(locks, "_read_at", slow)
     with contextlib.ExitStack() as stack:
         assert not is_free(lock)
         assert winners == [True]
@@ -358,7 +355,6 @@ import errno, sys
 from pathlib import Path
 from helpers.killpoints import kill_at, watch
 from helpers.without_locks import refuse_locks
-from slurmtrain.system.locking import link_lock
 from slurmtrain.system.locks import locked
 refuse_locks(errno.ENOLCK)
 watch(kill_at(int(sys.argv[2])), "/")
@@ -435,16 +431,16 @@ MOUNTS = [
     ],
 )
 def test_a_mount_says_whether_its_locks_reach_other_machines(number: str, text: str, is_local: bool) -> None:
-    mount = mounts.find_mount(MOUNTS, number)
+    mount = locks.find_mount(MOUNTS, number)
     assert mount is not None
     assert (str(mount), mount.has_local_locks) == (text, is_local)
-    assert mounts.find_mount([*MOUNTS, "", "x", "1 2 3:4 - "], "9:9") is None
-    assert mounts.mount_of(Path("/proc").stat().st_dev) is not None
+    assert locks.find_mount([*MOUNTS, "", "x", "1 2 3:4 - "], "9:9") is None
+    assert locks.mount_of(Path("/proc").stat().st_dev) is not None
 
 
 def test_locks_that_only_reach_this_machine_are_not_relied_on(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locks._has_local_locks.cache_clear()
-    monkeypatch.setattr(mounts, "mount_of", lambda _: Mount("/lab", "nfs", "nas:/lab", frozenset({"nolock"})))
+    monkeypatch.setattr(locks, "mount_of", lambda _: Mount("/lab", "nfs", "nas:/lab", frozenset({"nolock"})))
     try:
         with locked(lock):
             assert (lock.parent / ".lock.held").exists()

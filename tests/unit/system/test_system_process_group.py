@@ -11,7 +11,7 @@ import psutil
 from helpers.program import program
 from helpers.site import until
 
-from slurmtrain.system.process_group import ProcessGroup
+from slurmtrain.system.child_process import ProcessGroup
 
 # Starts a child that nothing waits for, and notes all ids when it is ready.
 COMMAND = """
@@ -27,7 +27,7 @@ time.sleep(0 if "ends" in sys.argv else 1000)
 PARENT = f"""
 import os, sys, time
 from pathlib import Path
-from slurmtrain.system.process_group import ProcessGroup
+from slurmtrain.system.child_process import ProcessGroup
 command = [sys.executable, "-c", {COMMAND!r}]
 with ProcessGroup(command, environ=os.environ, cwd=Path("FOLDER"), output=sys.stderr.buffer) as group:
     print(group.pid, flush=True)

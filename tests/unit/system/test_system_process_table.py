@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.system.process_table import Entry, descend, marked, name_of, pipe_of, program_of, read_entry, read_table
+from slurmtrain.system.process import Entry, descend, marked, name_of, pipe_of, program_of, read_entry, read_table
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from slurmtrain.system.process_table import established, has_loaded, sockets_of, variable_of, was_connected
+from slurmtrain.system.process import established, has_loaded, sockets_of, variable_of, was_connected
 
 
 def test_both_ends_of_a_connection_are_seen_as_each_others() -> None:

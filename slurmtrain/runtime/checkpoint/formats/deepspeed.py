@@ -11,10 +11,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.archives import is_archive, read_archive
-from slurmtrain.runtime.checkpoint.formats.base import Contents, Format, prefixes
 from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
-from slurmtrain.runtime.checkpoint.formats.trees import FileTree, file_problem
+from slurmtrain.runtime.checkpoint.formats.plain_files import Contents, Format, prefixes
+from slurmtrain.runtime.checkpoint.formats.trees import FileTree, file_problem, is_archive, read_archive
 
 LATEST = "latest"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -110,18 +109,14 @@ def _rank_problems(tree: FileTree, state: Any, models: Collection[tuple[str | No
                 start = "" if dp is None else f"zero_pp_rank_{dp}_"
                 yield f"{start}mp_rank_{mp:02d}_model_states.pt is missing"
     optimizers = {(int(match[1]), int(match[2])) for name in tree.top if (match := _OPTIMIZER.fullmatch(name))}
-    if not optimizers and not _zero_stage(state):
+    # From stage 1 of ZeRO on, each rank has a file.
+    zero = member(member(state, "ds_config"), "zero_optimization")
+    if not optimizers and not as_step(member(zero, "stage")):
         return
     for mp in range(mp_size):
         for dp in range(dp_size):
             if (dp, mp) not in optimizers:
                 yield f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt is missing"
-
-
-def _zero_stage(state: Any) -> int:
-    """The stage of ZeRO that the engine's configuration names; from 1 on, each rank has a file."""
-    zero = member(member(state, "ds_config"), "zero_optimization")
-    return as_step(member(zero, "stage")) or 0
 
 
 def _tag(tree: FileTree) -> FileTree:

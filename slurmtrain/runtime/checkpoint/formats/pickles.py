@@ -7,10 +7,11 @@ that are not installed here.
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 from slurmtrain.errors import CheckpointError
 
@@ -19,11 +20,17 @@ STEP_NAMES = ("global_step", "global_steps", "step", "iteration", "iter_num", "c
 
 # Plain values are in small pickles: torch.save keeps tensors outside of them.
 _LIMIT_BYTES = 1 << 28
-# Picklers write long lists and dictionaries in batches of 1,000, so that few values wait for their container.
-_LIMIT_STACK = 1 << 20
-# Of an integer; picklers write larger ones too, but nothing that is read here contains any.
-_LIMIT_INTEGER_BYTES = 64
+_LIMIT_STEP = 1 << 63
 _SCALARS = (str, int, float, bytes, bool, type(None))
+# Operations that torch and picklers of Python 3 do not write: Python 2's text, instances and extensions, integers of
+# more than 255 bytes, and buffers outside of the pickle.
+_NOT_NEEDED = frozenset(
+    code[0]
+    for code in (
+        pickle.STRING, pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2,
+        pickle.EXT4, pickle.LONG4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
+    )
+)  # fmt: skip
 
 
 class Global(NamedTuple):
@@ -31,6 +38,11 @@ class Global(NamedTuple):
 
     module: str
     name: str
+
+
+_ORDERED = Global("collections", "OrderedDict")
+# Operations check little: an operand of a wrong type, or none, is an error of Python.
+_UNREADABLE = (pickle.UnpicklingError, ValueError, LookupError, TypeError, AttributeError, EOFError, struct.error)
 
 
 class Inert:
@@ -41,22 +53,11 @@ class Inert:
 
     __slots__ = ("arguments", "items", "made_by", "state")
 
-    made_by: Global | None
-    arguments: tuple[Any, ...]
-    state: Any
-    items: dict[Any, Any] | None
-
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """An object without attributes, whatever its constructor would take."""
-        made = super().__new__(cls)
-        made.made_by, made.arguments, made.state, made.items = None, (), None, None
-        return made
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing with the arguments."""
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+    def __init__(self, made_by: Global | None = None, arguments: tuple[Any, ...] = ()) -> None:
+        """What the name ``made_by`` stands for would be called with ``arguments``."""
+        self.made_by, self.arguments = made_by, arguments
+        self.state: Any = None
+        self.items: dict[Any, Any] | None = None
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items = self.items or {}
@@ -76,152 +77,44 @@ class Inert:
         )
 
 
-class _Machine:
-    """The machine of a pickle: the methods are its operations (documented in Python's ``pickletools``)."""
+class _Reader(pickle._Unpickler):
+    """Python's own machine (the one written in Python), whose operations build plain values and inert objects alone.
+
+    The one written in C recurses, and allocates what a pickle says that it needs.
+    """
+
+    # As Python's has them, which type checkers do not know.
+    stack: list[Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    dispatch: ClassVar = {code: read for code, read in pickle._Unpickler.dispatch.items() if code not in _NOT_NEEDED}
 
     def __init__(self, content: bytes, allowed: Callable[[Global], bool]) -> None:
-        self.content = content
-        self.allowed = allowed
-        self.at = 0
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.pairs_left = len(content)
+        super().__init__(io.BytesIO(content))
+        self._allowed = allowed
 
-    def run(self) -> Any:
-        """The pickled object. Raises ValueError, IndexError and the like if the content is not a whole pickle."""
-        content, operations, stack, marks = self.content, _OPERATIONS, self.stack, self.marks
-        while (code := content[self.at]) != _STOP:
-            self.at += 1
-            operations[code](self)
-            if len(stack) > _LIMIT_STACK or len(marks) > _LIMIT_STACK:
-                raise ValueError("too many values wait for their container")
-        [result] = stack
-        return result
-
-    # --- arguments of operations ---
-
-    def take(self, count: int) -> bytes:
-        """The next bytes."""
-        part = self.content[self.at : self.at + count]
-        if len(part) != count:
-            raise ValueError("it is cut off")
-        self.at += count
-        return part
-
-    def number(self, format: struct.Struct) -> Any:
-        """The next number."""
-        begin = self.at
-        self.at += format.size
-        return format.unpack_from(self.content, begin)[0]
-
-    def line(self, encoding: str = "utf-8") -> str:
-        """The rest of the line."""
-        end = self.content.index(b"\n", self.at)
-        text = self.content[self.at : end].decode(encoding)
-        self.at = end + 1
-        return text
-
-    def to_mark(self) -> list[Any]:
-        """Take what was pushed since the last mark."""
-        begin = self.marks.pop()
-        part = self.stack[begin:]
-        del self.stack[begin:]
-        return part
-
-    # --- operations ---
-
-    def push_text(self, length: struct.Struct) -> None:
-        self.stack.append(self.take(self.number(length)).decode("utf-8", "surrogatepass"))
-
-    def push_bytes(self, length: struct.Struct) -> None:
-        self.stack.append(self.take(self.number(length)))
-
-    def push_integer(self, length: struct.Struct) -> None:
-        size = self.number(length)
-        if not 0 <= size <= _LIMIT_INTEGER_BYTES:
-            raise ValueError(f"an integer of {size} bytes")
-        self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
-
-    def push_written_integer(self) -> None:
-        text = self.line().removesuffix("L")
-        # The booleans of protocol 0.
-        self.stack.append({"00": False, "01": True}.get(text) if text in ("00", "01") else int(text))
-
-    def push_tuple(self, count: int) -> None:
-        begin = len(self.stack) - count
-        if begin < (self.marks[-1] if self.marks else 0):
-            raise ValueError("a tuple of values that are not there")
-        self.stack[begin:] = [tuple(self.stack[begin:])]
-
-    def mark(self) -> None:
-        self.marks.append(len(self.stack))
-
-    def remember(self) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def remember_as(self, key: int) -> None:
-        self.memo[key] = self.stack[-1]
-
-    def append(self, elements: list[Any]) -> None:
-        target = self.stack[-1]
-        if isinstance(target, list):
-            target.extend(elements)
-        elif not isinstance(target, Inert):
-            raise ValueError(f"elements of a {type(target).__name__}")
-
-    def set_items(self, flat: list[Any]) -> None:
-        target = self.stack[-1]
-        if not isinstance(target, dict | Inert) or len(flat) % 2:
-            raise ValueError(f"items of a {type(target).__name__}")
-        for key, value in zip(flat[::2], flat[1::2], strict=True):
-            target[_checked_key(key)] = value
-
-    def push_dict(self) -> None:
-        flat = self.to_mark()
-        self.stack.append({})
-        self.set_items(flat)
-
-    def push_global(self, module: object, name: object) -> None:
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name that is not text")
+    def find_class(self, module: str, name: str) -> Any:
+        """The name itself; nothing is imported."""
         named = Global(module, name)
-        if not self.allowed(named):
+        if not self._allowed(named):
             raise ValueError(f"{module}.{name} is not allowed in it")
-        self.stack.append(named)
+        return named
 
-    def push_stack_global(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.push_global(module, name)
+    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 (as the machine calls it)
+        """An object in place of what is outside of the pickle, as tensors are."""
+        return Inert()
 
-    def call(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
-        self.make(function, arguments)
-
-    def make(self, made_by: object, arguments: object) -> None:
+    def _call(self) -> None:
+        arguments, made_by = self.stack.pop(), self.stack.pop()
         if not isinstance(made_by, Global) or not isinstance(arguments, tuple):
             raise ValueError("a call of something that has no name")
-        if made_by == _ORDERED:
-            self.push_ordered(*arguments)
-            return
-        inert = Inert()
-        inert.made_by, inert.arguments = made_by, arguments
-        self.stack.append(inert)
+        self.append({} if made_by == _ORDERED and not arguments else Inert(made_by, arguments))
 
-    def push_ordered(self, pairs: Any = ()) -> None:
-        # Picklers write the pairs of each dictionary, but a forged pickle may give the same ones to many.
-        self.pairs_left -= len(pairs)
-        if self.pairs_left < 0:
-            raise ValueError("its dictionaries have more items than it has bytes")
-        self.stack.append({})
-        for key, value in pairs:
-            self.set_items([key, value])
-
-    def make_with_keywords(self) -> None:
+    def _call_with_keywords(self) -> None:
         self.stack.pop()
-        self.call()
+        self._call()
 
-    def build(self) -> None:
+    def _build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Inert):
             target.state = state
@@ -229,23 +122,36 @@ class _Machine:
         elif not isinstance(target, dict):
             raise ValueError(f"attributes of a {type(target).__name__}")
 
-    def push_inert(self) -> None:
-        self.stack.append(Inert())
+    def _push_dict(self) -> None:
+        flat = self.pop_mark()
+        self.append({})
+        self._set(flat)
 
-    def push_persistent(self) -> None:
-        self.line()
-        self.push_inert()
+    def _set_item(self) -> None:
+        value = self.stack.pop()
+        self._set([self.stack.pop(), value])
 
-    def replace_with_inert(self) -> None:
-        self.stack.pop()
-        self.push_inert()
+    def _set_items(self) -> None:
+        self._set(self.pop_mark())
 
-    def pop(self) -> None:
-        # A mark is popped like a value.
-        if self.marks and self.marks[-1] == len(self.stack):
-            self.marks.pop()
-        else:
-            self.stack.pop()
+    def _set(self, flat: list[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, dict | Inert) or len(flat) % 2:
+            raise ValueError(f"items of a {type(target).__name__}")
+        for key, value in zip(flat[::2], flat[1::2], strict=True):
+            target[_checked_key(key)] = value
+
+    _own: ClassVar[dict[bytes, Any]] = {
+            pickle.REDUCE: _call, pickle.NEWOBJ: _call, pickle.NEWOBJ_EX: _call_with_keywords, pickle.BUILD: _build,
+            pickle.DICT: _push_dict, pickle.SETITEM: _set_item, pickle.SETITEMS: _set_items,
+            # Hashing the elements of a set may be recursive, and sets are not needed as such.
+            pickle.EMPTY_SET: dispatch[pickle.EMPTY_LIST[0]],
+            pickle.FROZENSET: dispatch[pickle.LIST[0]],
+            pickle.ADDITEMS: dispatch[pickle.APPENDS[0]],
+            # Python's allocates as many bytes as it is told.
+            pickle.BYTEARRAY8: dispatch[pickle.BINBYTES8[0]],
+    }  # fmt: skip
+    dispatch |= {code[0]: read for code, read in _own.items()}
 
 
 def _checked_key(key: Any) -> Any:
@@ -256,84 +162,7 @@ def _checked_key(key: Any) -> Any:
     return key
 
 
-_ORDERED = Global("collections", "OrderedDict")
-_STOP = pickle.STOP[0]
-_U1, _U2, _U4, _U8, _I4 = (struct.Struct(f"<{letter}") for letter in "BHIQi")
-_F8 = struct.Struct(">d")
-_OPERATIONS: dict[int, Callable[[_Machine], None]] = {
-    code[0]: operation
-    for code, operation in {
-        pickle.PROTO: lambda m: _drop(m.take(1)),
-        pickle.FRAME: lambda m: _drop(m.take(8)),
-        pickle.MARK: _Machine.mark,
-        pickle.POP: _Machine.pop,
-        pickle.POP_MARK: lambda m: _drop(m.to_mark()),
-        pickle.DUP: lambda m: m.stack.append(m.stack[-1]),
-        pickle.NONE: lambda m: m.stack.append(None),
-        pickle.NEWTRUE: lambda m: m.stack.append(True),
-        pickle.NEWFALSE: lambda m: m.stack.append(False),
-        pickle.INT: _Machine.push_written_integer,
-        pickle.LONG: _Machine.push_written_integer,
-        pickle.BININT: lambda m: m.stack.append(m.number(_I4)),
-        pickle.BININT1: lambda m: m.stack.append(m.number(_U1)),
-        pickle.BININT2: lambda m: m.stack.append(m.number(_U2)),
-        pickle.LONG1: lambda m: m.push_integer(_U1),
-        pickle.LONG4: lambda m: m.push_integer(_I4),
-        pickle.FLOAT: lambda m: m.stack.append(float(m.line())),
-        pickle.BINFLOAT: lambda m: m.stack.append(m.number(_F8)),
-        pickle.UNICODE: lambda m: m.stack.append(m.line("raw-unicode-escape")),
-        pickle.SHORT_BINUNICODE: lambda m: m.push_text(_U1),
-        pickle.BINUNICODE: lambda m: m.push_text(_U4),
-        pickle.BINUNICODE8: lambda m: m.push_text(_U8),
-        pickle.SHORT_BINBYTES: lambda m: m.push_bytes(_U1),
-        pickle.BINBYTES: lambda m: m.push_bytes(_U4),
-        pickle.BINBYTES8: lambda m: m.push_bytes(_U8),
-        pickle.BYTEARRAY8: lambda m: m.push_bytes(_U8),
-        pickle.EMPTY_TUPLE: lambda m: m.push_tuple(0),
-        pickle.TUPLE1: lambda m: m.push_tuple(1),
-        pickle.TUPLE2: lambda m: m.push_tuple(2),
-        pickle.TUPLE3: lambda m: m.push_tuple(3),
-        pickle.TUPLE: lambda m: m.stack.append(tuple(m.to_mark())),
-        pickle.EMPTY_LIST: lambda m: m.stack.append([]),
-        pickle.LIST: lambda m: m.stack.append(m.to_mark()),
-        pickle.APPEND: lambda m: m.append([m.stack.pop()]),
-        pickle.APPENDS: lambda m: m.append(m.to_mark()),
-        # Sets are not needed as such.
-        pickle.EMPTY_SET: lambda m: m.stack.append([]),
-        pickle.FROZENSET: lambda m: m.stack.append(m.to_mark()),
-        pickle.ADDITEMS: lambda m: m.append(m.to_mark()),
-        pickle.EMPTY_DICT: lambda m: m.stack.append({}),
-        pickle.DICT: _Machine.push_dict,
-        pickle.SETITEM: lambda m: m.set_items([m.stack.pop(-2), m.stack.pop()]),
-        pickle.SETITEMS: lambda m: m.set_items(m.to_mark()),
-        pickle.GET: lambda m: m.stack.append(m.memo[int(m.line())]),
-        pickle.BINGET: lambda m: m.stack.append(m.memo[m.number(_U1)]),
-        pickle.LONG_BINGET: lambda m: m.stack.append(m.memo[m.number(_U4)]),
-        pickle.PUT: lambda m: m.remember_as(int(m.line())),
-        pickle.BINPUT: lambda m: m.remember_as(m.number(_U1)),
-        pickle.LONG_BINPUT: lambda m: m.remember_as(m.number(_U4)),
-        pickle.MEMOIZE: _Machine.remember,
-        pickle.GLOBAL: lambda m: m.push_global(m.line(), m.line()),
-        pickle.STACK_GLOBAL: _Machine.push_stack_global,
-        pickle.REDUCE: _Machine.call,
-        pickle.NEWOBJ: _Machine.call,
-        pickle.NEWOBJ_EX: _Machine.make_with_keywords,
-        pickle.BUILD: _Machine.build,
-        pickle.PERSID: _Machine.push_persistent,
-        pickle.BINPERSID: _Machine.replace_with_inert,
-    }.items()
-}
-
-
-def _drop(_: object) -> None:
-    """Ignore an argument."""
-
-
-def _any_name(_: Global) -> bool:
-    return True
-
-
-def read_plain(content: bytes, where: str, allowed: Callable[[Global], bool] = _any_name) -> Any:
+def read_plain(content: bytes, where: str, allowed: Callable[[Global], bool] = lambda _: True) -> Any:
     """The pickled object: plain values, lists, dictionaries, and :class:`Inert` objects for everything else.
 
     Args:
@@ -347,9 +176,17 @@ def read_plain(content: bytes, where: str, allowed: Callable[[Global], bool] = _
     if len(content) > _LIMIT_BYTES:
         raise CheckpointError(f"{where} cannot be read: it has {len(content)} bytes")
     try:
-        return _Machine(content, allowed).run()
+        return _Reader(content, allowed).load()
     # The operations check little: an operand of a wrong type, or none, is an error of Python.
-    except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        struct.error,
+    ) as error:
         raise CheckpointError(f"{where} cannot be read: {error or type(error).__name__}") from error
 
 
@@ -366,4 +203,4 @@ def step_of(value: Any) -> int | None:
 
 def as_step(value: Any) -> int | None:
     """The value if it is a whole number that can be a step; else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT_STEP else None

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import torch
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.archives import is_archive
-from slurmtrain.runtime.checkpoint.formats.base import Contents
 from slurmtrain.runtime.checkpoint.formats.pickles import Inert
+from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
+from slurmtrain.runtime.checkpoint.formats.trees import is_archive
 
 # Lists and dictionaries inside each other: states have a handful.
 _DEEPEST = 64
@@ -29,6 +29,23 @@ _RANDOM = re.compile(
 _VOLATILE = re.compile(
     r"(?:time|timestamp|date|datetime|hostname|host|pid|elapsed|.*_time|.*_runtime|.*_per_second)", re.IGNORECASE
 )
+
+
+class _StandIn(Inert):
+    """What a class that torch does not allow becomes: torch creates and fills it like any other."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """An object without content, whatever its constructor would take."""
+        return super().__new__(cls)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing with the arguments."""
+
+    def __setstate__(self, _state: Any) -> None:
+        """Ignore the state."""
+
+    def __setitem__(self, _key: Any, _value: Any) -> None:
+        """Ignore an item."""
 
 
 def read_torch(source: Path | IO[bytes]) -> Any:
@@ -59,7 +76,7 @@ def _inert_classes(source: Path | IO[bytes]) -> list[Any]:
     """A stand-in for each class or function that the pickle names and torch does not allow."""
     with contextlib.suppress(ValueError):  # a file from before archives: torch refuses globals that it does not allow
         names = torch.serialization.get_unsafe_globals_in_checkpoint(_path_or_file(source))
-        return [(type("Inert", (Inert,), {}), name) for name in names]
+        return [(type("StandIn", (_StandIn,), {}), name) for name in names]
     return []
 
 

@@ -28,8 +28,7 @@ from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions
 from slurmtrain.runtime.preflight.facts import gpus, hardware, plugins
-from slurmtrain.system.disk_space import space_left
-from slurmtrain.system.files import describe_os_error, write_atomically
+from slurmtrain.system.files import describe_os_error, space_left, write_atomically
 from slurmtrain.version import __version__
 
 Facts = dict[str, Any]

@@ -22,7 +22,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import creation, job_starts, submission, submit
 from slurmtrain.registry.store import Store
 from slurmtrain.runtime.job import lease
-from slurmtrain.system.disk_space import DiskSpace
+from slurmtrain.system.files import DiskSpace
 from slurmtrain.system.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("slurm")

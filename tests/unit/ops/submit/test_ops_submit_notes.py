@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit import notes as notes_module
 from slurmtrain.ops.submit.notes import notes_on
-from slurmtrain.system.locking.mounts import Mount
+from slurmtrain.system.locks import Mount
 
 SPEC = "name: x\ncommand: {command}\nparams: {{a: 1}}\n"
 

@@ -12,7 +12,7 @@ from helpers.program import Program, program
 from helpers.site import until
 
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, listeners
-from slurmtrain.system.process_table import Entry
+from slurmtrain.system.process import Entry
 
 # An agent that starts one rank, the shell command of its first argument, and then does what it is asked to.
 _AGENT = """

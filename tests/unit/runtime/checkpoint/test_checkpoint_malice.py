@@ -203,6 +203,10 @@ METADATA = "torch.distributed.checkpoint.metadata"
         (f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}sb.".encode(), "storage_data"),
         (
             f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}Vw\nctorch\nSize\nssVstorage_data\n}}sb.".encode(),
+            "something else than a value",
+        ),
+        (
+            f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}Vw\nNssVstorage_data\n}}sb.".encode(),
             "something else than a TensorStorageMetadata",
         ),
     ],

@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
     def fail(_: Path) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(files, "_hash", fail)
+    monkeypatch.setattr(files, "hash_file", fail)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
         files.verify(path, files.read_manifest(path), NAMES)
 

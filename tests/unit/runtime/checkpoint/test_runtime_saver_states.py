@@ -147,7 +147,7 @@ def draw_again(ranks: RankGroup, root: Path) -> tuple[list[float], list[float]]:
 
     import numpy as np
 
-    from slurmtrain.runtime.checkpoint.states import rng
+    from slurmtrain.runtime.checkpoint import rng
 
     def draw() -> list[float]:
         return [random.random(), float(np.random.rand()), float(torch.rand(())), random.gauss(0, 1)]

@@ -12,7 +12,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.checkpoint import Every, EveryAuto, EveryMinutes, EverySteps
 from slurmtrain.runtime.checkpoint import checkpointer
 from slurmtrain.runtime.checkpoint.checkpointer import Schedule
-from slurmtrain.runtime.checkpoint.saver import SaveOutcome
+from slurmtrain.runtime.checkpoint.publisher import Save
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
 
@@ -75,10 +75,10 @@ def test_auto_follows_what_saves_cost_and_says_so(run: RunDir, clock: Clock) -> 
         clock.now += 1
         assert plan.due(1) is SaveReason.INTERVAL
         plan.began()
-        plan.ended(SaveOutcome(step=5, stall_s=1.0, seconds=4.0))
+        plan.ended(Save(step=5, stall_s=1.0, seconds=4.0))
         clock.now += 60
         assert plan.due(1) is SaveReason.NONE
-        plan.ended(SaveOutcome(step=6, stall_s=1.0, seconds=4.0))
+        plan.ended(Save(step=6, stall_s=1.0, seconds=4.0))
     first, second = journaled(run)
     assert (first["kind"], first["stall_s"]) == ("interval", None)
     assert (second["stall_s"], second["save_s"]) == (1.0, 4.0)
@@ -88,7 +88,7 @@ def test_auto_follows_what_saves_cost_and_says_so(run: RunDir, clock: Clock) -> 
 def test_a_save_that_failed_says_nothing_of_what_saves_cost(run: RunDir, clock: Clock) -> None:
     with Journal(run.path / "rank-0.jsonl") as journal:
         plan = make(run, EveryAuto(), journal)
-        plan.ended(SaveOutcome(step=5, problem="no space", stall_s=100.0))
+        plan.ended(Save(step=5, problem="no space", stall_s=100.0))
     assert [event["stall_s"] for event in journaled(run)] == [None]
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.checkpoint.torch_format import can_be_framed, frame_of
+from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed, frame_of
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -11,7 +11,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.runtime.code.results import link_results
+from slurmtrain.runtime.code.copy_paths import link_results
 from slurmtrain.system.inherited import private_umask
 
 

@@ -15,7 +15,7 @@ import torch
 from helpers.ranks import Pair
 
 import slurmtrain
-from slurmtrain.runtime.checkpoint.states import rng
+from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.environment.worker import this_worker
 from slurmtrain.runtime.job.process_group import RankGroup

@@ -19,8 +19,7 @@ import torch.distributed.checkpoint as dcp
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.external import Search, find_all
-from slurmtrain.runtime.checkpoint.fingerprint import fingerprint
-from slurmtrain.runtime.checkpoint.formats.registry import read_contents
+from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, read_contents
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 
 HUGE = 2**500

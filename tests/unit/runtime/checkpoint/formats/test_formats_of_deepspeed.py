@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
-from slurmtrain.runtime.checkpoint.formats.registry import find_modules, read_contents
+from slurmtrain.runtime.checkpoint.formats.lookup import find_modules, read_contents
 
 STAGES = (0, 1, 3)
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.formats.lookup import read_contents
 from slurmtrain.runtime.checkpoint.formats.pickles import read_plain
-from slurmtrain.runtime.checkpoint.formats.registry import read_contents
 
 WEIGHTS = {"w": torch.arange(6.0), "b": torch.ones(2, 3)}
 

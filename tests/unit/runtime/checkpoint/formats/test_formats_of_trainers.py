@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from helpers.rare import THOROUGH
 
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
-from slurmtrain.runtime.checkpoint.formats.registry import read_contents
+from slurmtrain.runtime.checkpoint.formats.lookup import read_contents
 
 Saved = Callable[..., Path]
 

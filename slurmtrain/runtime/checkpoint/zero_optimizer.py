@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.states.rank_parts import find_options, options
+from slurmtrain.runtime.checkpoint.rank_parts import find_options, options
 from slurmtrain.runtime.job.torch_private import overlaps_with_ddp
 
 if TYPE_CHECKING:

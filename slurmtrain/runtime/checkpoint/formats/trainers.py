@@ -1,0 +1,349 @@
+"""Checkpoints of trainers: transformers, accelerate and Lightning."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.formats.deepspeed import tag_contents, tag_problem, tags_in
+from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
+from slurmtrain.runtime.checkpoint.formats.plain_files import (
+    FSDP_FOLDER,
+    Contents,
+    Format,
+    dcp_contents,
+    dcp_problem,
+    has_weights,
+    is_dcp,
+    prefixes,
+    weights_contents,
+    weights_problem,
+)
+from slurmtrain.runtime.checkpoint.formats.trees import (
+    TORCH_SUFFIXES,
+    FileTree,
+    file_problem,
+    is_archive,
+    read_archive,
+    read_json_file,
+)
+
+_HF_STATE = "trainer_state.json"
+_ARGUMENTS = "training_args.bin"
+# Written by the Trainer's JIT checkpoints until they are finished, and read by nothing in transformers.
+_SENTINEL = "checkpoint-is-incomplete.txt"
+_RNG = re.compile(r"rng_state(?:_(\d+))?\.pth")
+_HF_NAME = re.compile(r"checkpoint-\d+")
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_OPTIMIZER_FOLDER = re.compile(r"optimizer_\d+")
+
+
+class HuggingFace(Format):
+    """A directory ``checkpoint-<step>`` that the Trainer of transformers wrote.
+
+    The order of its writes: weights, optimizer, scheduler, random number states of each rank, and
+    ``trainer_state.json`` by rank 0, with no barrier after it (transformers/trainer.py, 5.23).
+    """
+
+    NAME = "hf"
+
+    def recognizes(self, tree: FileTree) -> bool:
+        """Whether it has files that only the Trainer writes, or is called as it calls them."""
+        if not tree.is_directory:
+            return False
+        own = {_HF_STATE, _ARGUMENTS, _SENTINEL} & tree.top or any(map(_RNG.fullmatch, tree.top))
+        # diffusers calls directories of accelerate so, too.
+        by_accelerate = any(name.startswith("random_states_") for name in tree.top) or "scheduler.bin" in tree.top
+        named = _HF_NAME.fullmatch(tree.path.name) and (has_weights(tree) or "config.json" in tree.top)
+        return bool(own) or bool(named and not by_accelerate)
+
+    def problem(self, tree: FileTree, ranks: int) -> str | None:
+        """Why a file is missing or not whole."""
+        return next(_hf_problems(tree, ranks), None)
+
+    def step(self, tree: FileTree) -> int | None:
+        """The Trainer's global step."""
+        return as_step(member(read_json_file(tree.path / _HF_STATE), "global_step"))
+
+    def optional_files(self, tree: FileTree) -> set[str]:
+        """The files of torch.save that do not belong to single ranks."""
+        return {name for name in tree.top if name.endswith(TORCH_SUFFIXES) and not _RNG.fullmatch(name)}
+
+    def contents(self, tree: FileTree) -> Contents:
+        """Weights, optimizer, scheduler, step and epoch: the log of the Trainer's state has times and paths."""
+        from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+
+        contents = weights_contents(tree)
+        for name in sorted(tree.top & {*_OPTIMIZERS, "scheduler.pt", "scaler.pt"}):
+            contents |= leaves(read_torch(tree.path / name), name.partition(".")[0])
+        for folder in _optimizer_folders(tree):
+            contents |= dcp_contents(tree.below(folder))
+        for tag in tags_in(tree):
+            contents |= tag_contents(tree.below(tag))
+        state = read_json_file(tree.path / _HF_STATE)
+        return contents | leaves({key: member(state, key) for key in ("global_step", "epoch")})
+
+    def modules(self, names: Collection[str]) -> list[str]:
+        """The weights of its one model."""
+        return prefixes(names, ("model", "module"))
+
+
+def _hf_problems(tree: FileTree, ranks: int) -> Iterator[str]:
+    if _SENTINEL in tree.top:
+        yield f"it has {_SENTINEL}"
+    if name := tree.unfinished():
+        yield f"{name} is still being written"
+    if not isinstance(state := read_json_file(tree.path / _HF_STATE) if _HF_STATE in tree.top else None, dict):
+        yield f"{_HF_STATE} is {'not whole' if _HF_STATE in tree.top else 'missing'}"
+    elif as_step(state.get("global_step")) is None:
+        yield f"{_HF_STATE} has no global_step"
+    sharded_by_deepspeed = tags_in(tree)
+    for tag in sharded_by_deepspeed:
+        if problem := tag_problem(tree.below(tag), ranks):
+            yield f"in {tag}, {problem}"
+    if not sharded_by_deepspeed and (problem := weights_problem(tree)):
+        yield problem
+    for name in sorted(tree.top):
+        if name.endswith(TORCH_SUFFIXES) and (problem := file_problem(tree, name, by_torch=name in _BY_TORCH)):
+            yield problem
+    if member(_arguments(tree), "save_only_model") is not True:
+        yield from _state_problems(tree, ranks, by_deepspeed=bool(sharded_by_deepspeed))
+
+
+_BY_TORCH = frozenset((*_OPTIMIZERS, "scheduler.pt", "scaler.pt", _ARGUMENTS))
+
+
+def _state_problems(tree: FileTree, ranks: int, *, by_deepspeed: bool) -> Iterator[str]:
+    """What is missing of the states of anything but the model."""
+    if not by_deepspeed:
+        # Without a scheduler's state the Trainer does not load the optimizer's either, and says nothing.
+        yield from (f"{name} is missing" for name in ("scheduler.pt",) if name not in tree.top)
+        if not tree.top & set(_OPTIMIZERS) and not _optimizer_folders(tree):
+            yield f"{_OPTIMIZERS[0]} is missing"
+    for folder in _optimizer_folders(tree):
+        if problem := dcp_problem(tree.below(folder)):
+            yield f"in {folder}, {problem}"
+    yield from _rng_problems(tree, ranks)
+
+
+def _rng_problems(tree: FileTree, ranks: int) -> Iterator[str]:
+    numbers = {int(match[1]) for name in tree.top if (match := _RNG.fullmatch(name)) and match[1] is not None}
+    if not numbers and _processes(tree) <= 1:
+        yield from (problem for problem in (file_problem(tree, "rng_state.pth"),) if problem)
+        return
+    for rank in range(max([*numbers, ranks - 1, _processes(tree) - 1]) + 1):
+        if rank not in numbers:
+            yield f"rng_state_{rank}.pth is missing"
+    for rank in sorted(numbers):
+        if problem := file_problem(tree, f"rng_state_{rank}.pth"):
+            yield problem
+
+
+def _processes(tree: FileTree) -> int:
+    """How many processes have saved it, according to the Trainer's arguments; 1 if they do not say."""
+    return as_step(member(member(_arguments(tree), "distributed_state"), "num_processes")) or 1
+
+
+def _arguments(tree: FileTree) -> Any:
+    """The Trainer's arguments; None if they cannot be read."""
+    with contextlib.suppress(CheckpointError, OSError):
+        return read_archive(tree.path / _ARGUMENTS, _ARGUMENTS)
+    return None
+
+
+def _optimizer_folders(tree: FileTree) -> list[str]:
+    return sorted(folder for folder in tree.folders if _OPTIMIZER_FOLDER.fullmatch(folder))
+
+
+_RANDOM = re.compile(r"random_states_(\d+)\.pkl")
+_CUSTOM = re.compile(r"custom_checkpoint_(\d+)\.pkl")
+# Further optimizers, schedulers and loaders are numbered from 1.
+_ACCELERATE_STATE = re.compile(r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt")
+_OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.bin")
+# What automatic naming calls them. The number counts saves, not steps.
+_ACCELERATE_NAME = re.compile(r"checkpoint_\d+")
+# Files of models that a script's own hooks save.
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+class Accelerate(Format):
+    """A directory that ``Accelerator.save_state`` wrote.
+
+    The order of its writes: weights, optimizers, schedulers, samplers, gradient scaler, ``random_states_<rank>.pkl`` of
+    each rank, then registered objects by the main process; no barrier, no marker, no temporary directory
+    (accelerate/accelerator.py and checkpointing.py, 1.15).
+    """
+
+    NAME = "accelerate"
+
+    def recognizes(self, tree: FileTree) -> bool:
+        """Whether it has files that only accelerate writes, or is called as accelerate calls them."""
+        if not tree.is_directory:
+            return False
+        own = any(_RANDOM.fullmatch(name) or _ACCELERATE_STATE.fullmatch(name) for name in tree.top - {"scaler.pt"})
+        folders = any(FSDP_FOLDER.fullmatch(name) or _OPTIMIZER_FOLDER.fullmatch(name) for name in tree.folders)
+        return own or folders or bool(_ACCELERATE_NAME.fullmatch(tree.path.name) and has_weights(tree))
+
+    def problem(self, tree: FileTree, ranks: int) -> str | None:
+        """Why a file is missing or not whole."""
+        return next(_accelerate_problems(tree, ranks), None)
+
+    def step_in_name(self, name: str) -> int | None:
+        """The step, unless accelerate chose the name: it counts saves. ``step`` inside counts batches of an epoch."""
+        return None if _ACCELERATE_NAME.fullmatch(name) else super().step_in_name(name)
+
+    def optional_files(self, tree: FileTree) -> set[str]:
+        """The files of objects that only some scripts have."""
+        return {name for name in tree.top if _ACCELERATE_STATE.fullmatch(name) or _CUSTOM.fullmatch(name)}
+
+    def contents(self, tree: FileTree) -> Contents:
+        """Weights, optimizers, schedulers, samplers and registered objects."""
+        from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+
+        contents = weights_contents(tree)
+        for name in sorted(self.optional_files(tree)):
+            contents |= leaves(read_torch(tree.path / name), name.partition(".")[0])
+        for folder in _optimizer_folders(tree):
+            contents |= dcp_contents(tree.below(folder))
+        for tag in tags_in(tree):
+            contents |= tag_contents(tree.below(tag))
+        return contents
+
+    def modules(self, names: Collection[str]) -> list[str]:
+        """The weights of all models."""
+        numbered = {match[0] for name in names if (match := re.match(r"model(_\d+)?(?=\.)", name))}
+        return sorted(numbered) or prefixes(names, ("module",))
+
+
+def _accelerate_problems(tree: FileTree, ranks: int) -> Iterator[str]:
+    if name := tree.unfinished():
+        yield f"{name} is still being written"
+    tags = tags_in(tree)
+    for tag in tags:
+        if problem := tag_problem(tree.below(tag), ranks):
+            yield f"in {tag}, {problem}"
+    if not tags:
+        if (has_weights(tree) or not _own_weights(tree)) and (problem := weights_problem(tree)):
+            yield problem
+        if not any(_OPTIMIZER.fullmatch(name) for name in tree.top) and not _optimizer_folders(tree):
+            yield "optimizer.bin is missing"
+    for folder in _optimizer_folders(tree):
+        if problem := dcp_problem(tree.below(folder)):
+            yield f"in {folder}, {problem}"
+    for name in sorted(tree.top):
+        if (_ACCELERATE_STATE.fullmatch(name) or name.endswith(_WEIGHTS)) and (problem := file_problem(tree, name)):
+            yield problem
+    yield from numbering_problems(tree, _RANDOM, "random_states_{}.pkl", at_least=ranks)
+    yield from numbering_problems(tree, _CUSTOM, "custom_checkpoint_{}.pkl", at_least=0)
+
+
+def numbering_problems(tree: FileTree, pattern: re.Pattern[str], name: str, *, at_least: int) -> Iterator[str]:
+    """Which of the files numbered from 0 are missing or not whole.
+
+    Args:
+        tree: The directory.
+        pattern: Matches their names; its group is the number.
+        name: Their name, with braces for the number.
+        at_least: How many there must be.
+    """
+    numbers = {int(match[1]) for each in tree.top if (match := pattern.fullmatch(each))}
+    for number in range(max([at_least - 1, *numbers], default=-1) + 1):
+        if problem := file_problem(tree, name.format(number)):
+            yield problem
+
+
+def _own_weights(tree: FileTree) -> bool:
+    """Whether there are weights that a hook of the script has saved, as hooks of diffusers do."""
+    states = {name for name in tree.top if _ACCELERATE_STATE.fullmatch(name)}
+    return any(name.endswith(_WEIGHTS) for name in tree.sizes if name not in states)
+
+
+_META = "meta.pt"
+_VERSION = "pytorch-lightning_version"
+_LIGHTNING_SUFFIX = ".ckpt"
+# The tag that Lightning's strategy for DeepSpeed saves under.
+_TAG = "checkpoint"
+# Settings, which hold paths.
+_SETTINGS = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters", _VERSION)
+
+
+class Lightning(Format):
+    """What Lightning's Trainer saved: one file, or a directory of torch.distributed.checkpoint with ``meta.pt``.
+
+    A file is written aside and renamed, so it is whole or not there. In a directory, ``meta.pt`` is written after the
+    shards, and holds everything that is not sharded (lightning/fabric/strategies/fsdp.py, 2.6.6).
+    """
+
+    NAME = "lightning"
+
+    def recognizes(self, tree: FileTree) -> bool:
+        """Whether a file names Lightning's version, or a directory is one of a sharded strategy."""
+        if not tree.is_directory:
+            return _names_lightning(tree)
+        sharded = is_dcp(tree) or _TAG in tags_in(tree)
+        return _META in tree.top or (sharded and tree.path.name.endswith(_LIGHTNING_SUFFIX))
+
+    def problem(self, tree: FileTree, ranks: int) -> str | None:
+        """Why it is not whole."""
+        return next(_lightning_problems(tree, ranks), None)
+
+    def step(self, tree: FileTree) -> int | None:
+        """Lightning's global step, which counts updates of all optimizers."""
+        return as_step(member(_read_plain(tree), "global_step"))
+
+    def contents(self, tree: FileTree) -> Contents:
+        """Weights, optimizers, schedulers, loops and counters; of callbacks, tensors alone."""
+        from slurmtrain.runtime.checkpoint.formats.values import read_torch
+
+        if not tree.is_directory:
+            return _without_settings(read_torch(tree.path))
+        if _TAG in tags_in(tree):
+            return tag_contents(tree.below(_TAG))
+        return dcp_contents(tree) | _without_settings(read_torch(tree.path / _META))
+
+    def modules(self, names: Collection[str]) -> list[str]:
+        """The weights of the LightningModule."""
+        return prefixes(names, ("state_dict", "model", "module"))
+
+
+def _names_lightning(tree: FileTree) -> bool:
+    if not is_archive(tree.path):
+        return False
+    try:
+        return member(read_archive(tree.path, tree.path.name), _VERSION) is not None
+    except CheckpointError:
+        return False
+
+
+def _lightning_problems(tree: FileTree, ranks: int) -> Iterator[str | None]:
+    if not tree.is_directory:
+        yield file_problem(tree, "")
+        return
+    if name := tree.unfinished():
+        yield f"{name} is still being written"
+    if tags_in(tree):
+        yield tag_problem(tree.below(_TAG), ranks)
+        return
+    yield dcp_problem(tree) or file_problem(tree, _META)
+
+
+def _read_plain(tree: FileTree) -> Any:
+    path = tree.path
+    if tree.is_directory:
+        tag = tree.below(_TAG)
+        models = sorted(name for name in tag.top if name.endswith("_model_states.pt"))
+        path = tag.path / models[0] if models else tree.path / _META
+    return read_archive(path, path.name) if is_archive(path) else None
+
+
+def _without_settings(state: Any) -> Contents:
+    from slurmtrain.runtime.checkpoint.formats.values import leaves
+
+    if not isinstance(state, Mapping):
+        return leaves(state)
+    kept = {key: value for key, value in state.items() if key not in (*_SETTINGS, "callbacks")}
+    # The states of callbacks hold paths, times, and what a user's own callback finds worth keeping.
+    return leaves(kept) | leaves(state.get("callbacks"), "callbacks", tensors_only=True)

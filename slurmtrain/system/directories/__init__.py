@@ -1,1 +1,0 @@
-"""Directories that people rename or delete while they are in use."""

@@ -79,7 +79,7 @@ def _resume_failed(
     workspace: Workspace, names: Sequence[str], overrides: Sequence[str], flags: tuple[bool, bool, bool, bool]
 ) -> int:
     """Resume runs that have failed. ``flags``: --cancelled, --dry-run, --wait and --json."""
-    from slurmtrain.ops.resume_failed import find_failed, resume_failed
+    from slurmtrain.ops.resume import find_failed, resume_failed
 
     cancelled, dry_run, waits, as_json = flags
     run_ids = find_failed(workspace, names, cancelled=cancelled)

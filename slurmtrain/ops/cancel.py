@@ -11,16 +11,16 @@ from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDo
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.arrays.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.chain.ending import dependents, end_blocked
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unrecorded import end_unrecorded
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
-from slurmtrain.slurm.growth.second_jobs import job_name
+from slurmtrain.slurm.jobs import second_job_name
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice
 from slurmtrain.system.process import Process, descendants
@@ -274,7 +274,7 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
         else:
             job_ids.append(run.newest.job_id)
             if run.resources.get("grow"):
-                second.append(job_name(run.name, run.id))
+                second.append(second_job_name(run.name, run.id))
     if not job_ids:
         return
     try:

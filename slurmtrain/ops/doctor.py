@@ -18,6 +18,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import torch_private
+from slurmtrain.slurm.request import signal_lead_s
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
@@ -159,7 +160,7 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
     named = options.get("qos")
     return JobFacts(
         time_s=None if resources.time is None else float(resources.time),
-        lead_s=_lead(workspace, plan) if executor == "slurm" else 0.0,
+        lead_s=float(signal_lead_s(plan)) if executor == "slurm" else 0.0,
         qos=str(named) if named else _default_qos(site, options.get("account")),
         requeue=spec.requeue.enabled,
         save_s=past(workspace, _NO_RUN, plan, executor).history.save_s,
@@ -169,13 +170,6 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
         signal=spec.requeue.signal,
         watched=watched,
     )
-
-
-def _lead(workspace: Workspace, plan: Plan) -> float:
-    """How many seconds before its time limit a job is warned, according to its request."""
-    from slurmtrain.slurm.request import make_request
-
-    return float(make_request(plan, workspace.root.run(_NO_RUN).submission(1)).parameters["signal_delay_s"])
 
 
 def _default_qos(site: Site | None, account: object) -> str | None:

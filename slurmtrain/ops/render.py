@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from slurmtrain.ops.submit.code import with_snapshots
 from slurmtrain.ops.submit.preview import Preview, preview
 from slurmtrain.runtime.environment import surroundings
 from slurmtrain.runtime.setup.script import local_script
-from slurmtrain.slurm.request import agent_command, make_request
+from slurmtrain.slurm.request import make_request
 from slurmtrain.specfile import ValueSource
 
 # A placeholder for the id that a run gets when it is submitted.
@@ -93,8 +92,7 @@ def render(
             script = _local_script(plan, run.submission(1), plan.working_directory(run.code))
             notes += _refused_here(plan)
         else:
-            request = make_request(surroundings.placed(planned.plan), run.submission(1))
-            script = request.script(agent_command(sys.executable, request.folder))
+            script = make_request(surroundings.placed(planned.plan), run.submission(1)).script
         directory, sources = plan.working_directory(run.code), partial(spec.sources, planned)
         rendered.append(Rendered(planned.plan, planned.overrides, script, plan.code, directory, sources))
     before = preview(spec, executor)

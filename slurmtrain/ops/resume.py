@@ -1,41 +1,62 @@
-"""Resuming: a new attempt of the same run, from its newest complete checkpoint."""
+"""Resuming: a new attempt of the same run, from its newest complete checkpoint.
+
+Of a sweep, all runs that have failed: on Slurm with one job array for runs that request the same. Each run is locked
+before it is looked at, and started as :mod:`slurmtrain.ops.shared.start` describes: if this is killed, the started
+attempts are adopted, and the others are as they were, to be resumed by the same command.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
+from slurmtrain.errors import (
+    LockHeld,
+    NoCheckpoint,
+    NotAvailable,
+    PathError,
+    RequestRefused,
+    RunBusy,
+    RunCancelled,
+    SlurmtrainError,
+    SubmitFailed,
+    UserError,
+)
+from slurmtrain.model.query.folding import count_states
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
+from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.arrays.sweep_limits import turn_of
+from slurmtrain.ops.shared.attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
 from slurmtrain.ops.shared.chain.alone import claim_name
 from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, upstream_problem
-from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
-from slurmtrain.ops.shared.find import find
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
+from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
-from slurmtrain.ops.shared.observe import observe_run
-from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
+from slurmtrain.ops.shared.observe import observe, observe_run
+from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
+from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.slurm.command import read_options
-from slurmtrain.specfile import PlannedRun, replan
+from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked
 
 # How many seconds the processes of an ended attempt may take to exit.
-EXIT_S = 10.0
+_EXIT_S = 10.0
 # How many runs notes name.
 _NAMED = 5
+_FAILED = ("failed", "lost")
 
 
 def resume(
@@ -68,65 +89,69 @@ def resume(
     directory = workspace.root.run(run_id)
     # Not waited for: the holder is about to start the run, or to end it, and this would be a second start.
     with _locked_now(directory) as lock, contextlib.ExitStack() as locks:
-        earlier = cancels(directory)
+        held = HeldRun(directory, lock, cancels(directory))
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
         _check_state(run, overrides, goes_back=from_start or step is not None)
         if step is not None:
             _check_step(workspace, directory, run, step)
-        planned = _plan_next(workspace, directory, run, overrides, locks, from_start=from_start)
-        secret_env = secret_values(planned.plan, planned.secrets)
+        attempt = replace(_next_attempt(workspace, held, run, overrides, _deadline()), from_start=from_start)
+        _check_next(workspace, run, attempt, locks)
         notes: list[str] = []
         if code_of_now:
-            newer, notes = with_code_of_now(workspace, directory, planned.plan)
-            planned = replace(planned, plan=newer)
+            newer, notes = with_code_of_now(workspace, directory, attempt.plan)
+            attempt = replace(attempt, plan=newer)
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
         elif step is not None:
             _put_later_aside(workspace, directory, run, step)
-        attempt = NewAttempt(
-            plan=planned.plan,
-            executor=run.executor,
-            number=len(run.attempts) + 1,
-            secrets=secret_env,
-            overrides=planned.overrides,
-            from_start=from_start,
-            turn=turn_of(workspace, run),
-            since=last_fresh_start(run),
-            predecessor=predecessor(directory, run),
-            cancels=earlier,
-        )
-        notes += start(workspace, directory, lock, attempt, command="resume")
-    return run_id, [*notes, *dependents_to_resume(workspace, [run_id])]
+        notes += start(workspace, [attempt], command="resume")
+    return run_id, [*notes, *_dependents_to_resume(workspace, [run_id])]
 
 
-def _plan_next(
-    workspace: Workspace,
-    directory: RunDir,
-    run: Run,
-    overrides: Sequence[str],
-    locks: contextlib.ExitStack,
-    *,
-    from_start: bool,
-) -> PlannedRun:
-    """The plan of a run's next attempt, which can start; ``locks`` gets its name's. Raises as :func:`resume`."""
-    plan = current_plan(directory, run)
-    planned = replan(plan, [*after_oom_overrides(run, overrides), *overrides], read_options)
-    wait_for_exits(run, time.monotonic() + EXIT_S)
+def _next_attempt(
+    workspace: Workspace, held: HeldRun, run: Run, overrides: Sequence[str], deadline: float
+) -> NewAttempt:
+    """The attempt after the newest of a run.
+
+    Args:
+        workspace: where the run is.
+        held: the run.
+        run: what is known of it.
+        overrides: the user's.
+        deadline: until when its processes may take to exit, by the monotonic clock.
+
+    Raises:
+        UserError: an override is wrong, or a secret's value is missing.
+        PathError: its plan cannot be read.
+        RunBusy: processes of its newest attempt do not end.
+    """
+    after_oom = after_oom_overrides(run, overrides)
+    planned = replan(current_plan(held.directory, run), [*after_oom, *overrides], read_options)
+    _wait_for_exits(run, deadline)
+    return next_attempt(workspace, held, run, planned)
+
+
+def _deadline() -> float:
+    return time.monotonic() + _EXIT_S
+
+
+def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: contextlib.ExitStack) -> None:
+    """Check that an attempt can start; ``locks`` gets that of its name. Raises as :func:`resume`."""
+    directory, plan = attempt.run, attempt.plan
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
-    claim_name(workspace, planned.plan.spec, run.id, locks)
-    if not from_start and _may_have_trained(directory, run):
-        check_checkpoint(directory, run, planned.plan)
-    check_executor(workspace, run.executor, [planned.plan])
-    check_trackers([planned.plan])
-    if from_start:
-        _check_own(directory, run, planned.plan)
-    return planned
+    claim_name(workspace, plan.spec, run.id, locks)
+    if not attempt.from_start and _may_have_trained(directory, run):
+        _check_checkpoint(directory, run, plan)
+    check_executor(workspace, run.executor, [plan])
+    check_trackers([plan])
+    if attempt.from_start:
+        _check_own(directory, run, plan)
 
 
-def dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
+def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
     """Notes on runs that ended because one of these had failed: a person decides whether they are still wanted."""
     waiting = [run_id for run_id in dependents(workspace, run_ids) if run_id not in run_ids]
     ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
@@ -167,7 +192,7 @@ def _check_state(run: Run, overrides: Sequence[str], *, goes_back: bool) -> None
         )
 
 
-def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
+def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     """Raise NoCheckpoint if a run has none to continue from.
 
     Args:
@@ -212,7 +237,7 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
         )
 
 
-def wait_for_exits(run: Run, deadline: float) -> None:
+def _wait_for_exits(run: Run, deadline: float) -> None:
     """Wait until all processes of a run are gone: an attempt journals its end a moment before they exit.
 
     Raises RunBusy if they still run at the ``deadline``, by the monotonic clock.
@@ -254,7 +279,7 @@ def _damage(checkpoint: Path) -> str:
 def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
     """Move checkpoints aside that are later than the ``step`` to go on from.
 
-    Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
+    Call it once no process of the run is left, and :func:`_check_checkpoint` has published what was complete: a
     checkpoint whose publisher was killed before the rename is a later one, too.
     """
     from slurmtrain.runtime.checkpoint.files import published, relative_path
@@ -291,3 +316,215 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
             journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=why))
     directory.checkpoints.rename(aside)
     make_directory(directory.checkpoints, private=True)
+
+
+# --- all that have failed --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The ids of runs that were started again, notes for the user, and why others were not started, a line each."""
+
+    run_ids: Sequence[str]
+    notes: Sequence[str]
+    problems: Sequence[str] = ()
+
+
+def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool = False) -> list[str]:
+    """The ids of the runs that have failed or are lost.
+
+    Args:
+        workspace: where the runs are.
+        names: sweeps, patterns, and names of runs.
+        cancelled: also runs that a person has cancelled; not runs that a search has pruned.
+
+    Raises:
+        RunNotFound: a name refers to no run.
+        RunBusy: none of the runs has failed.
+    """
+    observed = observe(workspace)
+    refuse_others(workspace, observed, names)
+    runs = observed.runs.fetch(choose_all(observed.runs.index, names))
+    states = (*_FAILED, "cancelled") if cancelled else _FAILED
+    pruned = _pruned(
+        workspace, [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
+    )
+    failed = [run_id for run_id, listed in runs.items() if listed.state in states and run_id not in pruned]
+    if not failed:
+        counts = count_states([listed.state for listed in runs.values()])
+        raise RunBusy(f"none of the runs of {', '.join(names)} has failed: {counts}")
+    return failed
+
+
+def _pruned(workspace: Workspace, run_ids: Sequence[str]) -> set[str]:
+    """The cancelled runs among these that a search has ended."""
+    ends = workspace.store.events_of(run_ids, CancelRequested) if run_ids else {}
+    return {run_id for run_id, events in ends.items() if any(event.payload.reason for event in events)}
+
+
+def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Sequence[str] = ()) -> Resumed:
+    """Start the next attempt of each of these runs, from its newest complete checkpoint; without one, it begins again.
+
+    A run that cannot be started is left as it is, and keeps no other from being started.
+
+    Args:
+        workspace: where the runs are.
+        run_ids: the runs, as :func:`find_failed` has them.
+        overrides: ``KEY=VALUE``, for this attempt and all later ones.
+
+    Raises:
+        UserError: an override is wrong, or a secret's value is missing; nothing was started.
+        RunBusy: other commands are at work on all of them.
+        LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`; nothing was started.
+        SubmitFailed: the job of some runs could not be submitted, or no run can be started; it names the submitted
+            ones.
+    """
+    make_room(len(run_ids))
+    with contextlib.ExitStack() as locks:
+        notes: list[str] = []
+        problems: list[str] = []
+        attempts = _next_attempts(workspace, run_ids, overrides, locks, (notes, problems))
+        if not attempts and problems:
+            raise SubmitFailed("; ".join([*problems, *notes]), [])
+        if not attempts:
+            raise RunBusy("; ".join(notes))
+        resumed = _start_all(workspace, attempts, notes, problems)
+    return replace(resumed, notes=[*resumed.notes, *_dependents_to_resume(workspace, resumed.run_ids)])
+
+
+def _next_attempts(
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    overrides: Sequence[str],
+    locks: contextlib.ExitStack,
+    messages: tuple[list[str], list[str]],
+) -> list[NewAttempt]:
+    """What to start: the next attempt of each run that can be locked, and is still over.
+
+    Args:
+        workspace: where they are.
+        run_ids: the runs.
+        overrides: of all of them.
+        locks: receives their locks.
+        messages: receives notes on what is left out, and problems of runs that cannot be started.
+    """
+    notes, problems = messages
+    held: list[HeldRun] = []
+    for run_id in run_ids:
+        directory = workspace.root.run(run_id)
+        lock = locks.enter_context(locked(directory.lock, wait=False)) if directory.path.exists() else None
+        if lock is None:
+            notes.append(f"run {run_id}: another command is at work on it; left as it is")
+        else:
+            held.append(HeldRun(directory, lock, cancels(directory)))
+    # Again, now that nothing else starts them.
+    observe(workspace, [each.id for each in held], ask_slurm=False)
+    runs = workspace.store.load_all([each.id for each in held])
+    attempts, fresh, names = [], [], dict[str, str]()
+    deadline = _deadline()
+    for each in held:
+        run = runs.get(each.id)
+        if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
+            notes.append(f"run {each.id} is not one to resume any more; left as it is")
+            continue
+        if problem := upstream_problem(workspace, each.directory):
+            notes.append(f"run {each.id} cannot start: {problem}; left as it is")
+            continue
+        try:
+            attempt = _next_attempt(workspace, each, run, overrides, deadline)
+            claim_name(workspace, attempt.plan.spec, run.id, locks, names)
+            try:
+                _check_checkpoint(each.directory, run, attempt.plan)
+            except NoCheckpoint:
+                fresh.append(run.id)
+        except (PathError, RunBusy, NotAvailable) as error:
+            problems.append(_problem([run.id], error))
+            continue
+        attempts.append(attempt)
+    attempts = _startable(workspace, attempts, problems)
+    check_trackers(each.plan for each in attempts)
+    if fresh:
+        notes.append(f"{len(fresh)} without a checkpoint begin again: {_some(fresh)}")
+    return attempts
+
+
+def _problem(run_ids: Sequence[str], error: SlurmtrainError) -> str:
+    return f"run {_some(run_ids)} cannot be started again: {error}"
+
+
+def _startable(workspace: Workspace, attempts: Sequence[NewAttempt], problems: list[str]) -> list[NewAttempt]:
+    """The attempts that their executor can start, in the same order. Raises LaunchError if Slurm does not answer.
+
+    Args:
+        workspace: provides the scheduler to ask.
+        attempts: what to start.
+        problems: receives why others cannot be.
+    """
+    refused: set[RunDir] = set()
+    for executor in sorted({each.executor for each in attempts}):
+        members = [each for each in attempts if each.executor == executor]
+        try:
+            check_executor(workspace, executor, [each.plan for each in members])
+        except (NotAvailable, RequestRefused):
+            for each in members:
+                try:
+                    check_executor(workspace, executor, [each.plan])
+                except (NotAvailable, RequestRefused) as error:
+                    problems.append(_problem([each.run.id], error))
+                    refused.add(each.run)
+    return [each for each in attempts if each.run not in refused]
+
+
+def _start_all(workspace: Workspace, attempts: Sequence[NewAttempt], notes: list[str], problems: list[str]) -> Resumed:
+    """Start attempts, each by itself if its run's last job is about to end: a job waits for one of the same name.
+
+    Args:
+        workspace: where they are.
+        attempts: what to start.
+        notes: what the user is to know.
+        problems: why other runs are not started.
+
+    Raises:
+        LaunchError, RequestRefused: nothing was started.
+        SubmitFailed: Slurm did not take the jobs of some, and was not asked for the jobs after them.
+    """
+    alone: list[NewAttempt] = []
+    together: list[NewAttempt] = []
+    for each in attempts:
+        (alone if each.executor != "slurm" or _has_job(workspace, each) else together).append(each)
+    run_ids: list[str] = []
+    failure: SlurmtrainError | None = None
+    for group, limit in [*group_attempts(workspace, together), *(([each], SweepLimit()) for each in alone)]:
+        of_group = [each.run.id for each in group]
+        try:
+            notes += start(workspace, group, command="resume", at_once=limit.parallel, pack=limit.pack)
+        except RunCancelled as error:
+            notes.append(str(error))
+        except UserError as error:
+            failure = failure or error
+            problems.append(_problem(of_group, error))
+            continue
+        except SlurmtrainError as error:
+            if not run_ids:
+                raise
+            why = f"{error}; started again: {_some(run_ids)}; the others are as they were"
+            raise SubmitFailed(why, run_ids) from error
+        run_ids.extend(of_group)
+    if failure is not None and not run_ids and len(problems) == 1:
+        raise failure
+    if not run_ids and problems:
+        raise SubmitFailed("; ".join([*problems, *notes]), [])
+    return Resumed(sorted(run_ids), notes, problems)
+
+
+def _has_job(workspace: Workspace, attempt: NewAttempt) -> bool:
+    """Whether the last job of a run is still in Slurm's queue, or nobody can say."""
+    before = attempt.predecessor
+    queue = workspace.scheduler.queue()
+    job = queue.job(before.path.name.rpartition(".")[0]) if before is not None else None
+    return not queue.answered or (job is not None and not is_final(job.state))
+
+
+def _some(run_ids: Sequence[str]) -> str:
+    """Ids, of very many the first."""
+    return ", ".join(run_ids[:_NAMED]) + (f" and {len(run_ids) - _NAMED} more" if len(run_ids) > _NAMED else "")

@@ -19,25 +19,24 @@ from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.arrays.groups import groups_of
-from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
-from slurmtrain.ops.shared.arrays.start_array import Element, start_array
-from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, turn_of
+from slurmtrain.ops.shared.attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
 from slurmtrain.ops.shared.chain.ending import end_blocked
 from slurmtrain.ops.shared.chain.jobs import BEGIN_TIME, move_late
-from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start, predecessor
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
-from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
+from slurmtrain.ops.shared.packs import is_needed_by_others
+from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.file_limit import make_room
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
-from slurmtrain.slurm.growth.second_jobs import second_jobs
+from slurmtrain.slurm.jobs import second_jobs
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
     from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.specfile import PlannedRun
 
 
 # A submission takes far less than this from creating its directory to locking it.
@@ -163,27 +162,27 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
     )
     make_room(len(created))
     with contextlib.ExitStack() as locks:
-        elements: list[Element] = []
+        attempts: list[NewAttempt] = []
         # The run of each local sweep that was started last.
         last: dict[str, str] = {}
         for run_id in created:
-            element = _first_attempt(workspace, run_id, last, locks, synced)
-            if element is None:
+            attempt = _first_attempt(workspace, run_id, last, locks, synced)
+            if attempt is None:
                 continue
-            if element.attempt.executor == "slurm":
-                elements.append(element)
+            if attempt.executor == "slurm":
+                attempts.append(attempt)
                 continue
-            _start_first(workspace, [element], synced, SweepLimit())
-            if element.attempt.turn is not None:
-                last[element.attempt.turn.sweep] = run_id
-        for group, limit in groups_of(workspace, elements):
+            _start_first(workspace, [attempt], synced, SweepLimit())
+            if attempt.turn is not None:
+                last[attempt.turn.sweep] = run_id
+        for group, limit in group_attempts(workspace, attempts):
             _start_first(workspace, group, synced, limit)
     return synced.started
 
 
 def _first_attempt(
     workspace: Workspace, run_id: str, last: Mapping[str, str], locks: contextlib.ExitStack, synced: Synced
-) -> Element | None:
+) -> NewAttempt | None:
     """The first attempt of a run that has none, with the run's lock; None if another command has that.
 
     Args:
@@ -197,7 +196,7 @@ def _first_attempt(
     lock = locks.enter_context(locked(directory.lock, wait=False))
     if lock is None:
         return None
-    earlier = cancels(directory)
+    held = HeldRun(directory, lock, cancels(directory))
     observe(workspace, [run_id])
     run = _load(workspace, run_id)
     if run is None or run.state != "created":
@@ -205,21 +204,13 @@ def _first_attempt(
     try:
         plan = current_plan(directory, run)
         check_executor(workspace, run.executor, [plan])
-        first = NewAttempt(
-            plan=plan,
-            executor=run.executor,
-            number=1,
-            secrets=secret_values(plan, {}),
-            turn=turn_of(workspace, run, last.get(run.sweep or "")),
-            cancels=earlier,
-        )
+        return next_attempt(workspace, held, run, _replan(plan), last.get(run.sweep or ""))
     except (SlurmtrainError, OSError) as error:
         synced.problems.append(f"run {run_id} cannot be started: {error}")
         return None
-    return Element(directory, lock, first)
 
 
-def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced, limit: SweepLimit) -> None:
+def _start_first(workspace: Workspace, group: Sequence[NewAttempt], synced: Synced, limit: SweepLimit) -> None:
     """Start first attempts that share a submission.
 
     Args:
@@ -230,11 +221,7 @@ def _start_first(workspace: Workspace, group: Sequence[Element], synced: Synced,
     """
     run_ids = [each.run.id for each in group]
     try:
-        if len(group) == 1:
-            [only] = group
-            notes = start(workspace, only.run, only.lock, only.attempt, command="sync")
-        else:
-            notes = start_array(workspace, group, command="sync", at_once=limit.parallel, pack=limit.pack)
+        notes = start(workspace, group, command="sync", at_once=limit.parallel, pack=limit.pack)
     except (SlurmtrainError, OSError) as error:
         synced.problems.append(f"run {', '.join(run_ids)} cannot be started: {error}")
         return
@@ -310,7 +297,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
     with locked(directory.lock, wait=False) as lock:
         if lock is None or not workspace.scheduler.should_retry(run_id):
             return False
-        earlier = cancels(directory)
+        held_run = HeldRun(directory, lock, cancels(directory))
         observe(workspace, [run_id], ask_slurm=False)
         run = _load(workspace, run_id)
         if run is None or run.cancelled:
@@ -319,7 +306,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
             observe(workspace, [run_id], ask_slurm=False)
             run = _load(workspace, run_id)
         if run is not None and _is_due(run) and _is_gone(run):
-            _submit_again(workspace, directory, lock, run, earlier, synced)
+            _submit_again(workspace, held_run, run, synced)
             return True
         if run is not None and held == "user" and _release(workspace, directory, run):
             synced.released.append(run_id)
@@ -373,54 +360,37 @@ def _max_requeues() -> int:
     return read_max_requeues()
 
 
-def _submit_again(
-    workspace: Workspace, directory: RunDir, lock: int, run: Run, earlier: frozenset[str], synced: Synced
-) -> None:
+def _submit_again(workspace: Workspace, held: HeldRun, run: Run, synced: Synced) -> None:
     """Submit the next attempt of a run, without the nodes that earlier ones excluded; or give the run up.
 
     Raises a SlurmtrainError if a later try may succeed.
     """
     newest = run.newest
     assert newest is not None
-    plan, overrides = current_plan(directory, run), after_oom_overrides(run)
-    if overrides:
-        plan = _with_overrides(plan, overrides)
+    planned = _replan(current_plan(held.directory, run), after_oom_overrides(run))
     try:
-        if newest.cause == "preflight" and not plan.spec.preflight.exclude:
+        if newest.cause == "preflight" and not planned.plan.spec.preflight.exclude:
             raise RequestRefused("preflight.exclude is false")
-        secret_env = secret_values(plan, {})
-        check_executor(workspace, run.executor, [plan])
+        attempt = next_attempt(workspace, held, run, planned)
+        check_executor(workspace, run.executor, [planned.plan])
         _end_last_job(workspace, run)
-        attempt = NewAttempt(
-            plan=plan,
-            executor=run.executor,
-            number=len(run.attempts) + 1,
-            secrets=secret_env,
-            overrides=overrides,
-            turn=turn_of(workspace, run),
-            since=last_fresh_start(run),
-            predecessor=predecessor(directory, run),
-            excluded_nodes=sorted(
-                {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
-            ),
-            cancels=earlier,
-            inherited=newest.inherited,
-        )
-        synced.notes += start(workspace, directory, lock, attempt, command="sync")
+        excluded = {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
+        attempt = replace(attempt, excluded_nodes=sorted(excluded), inherited=newest.inherited)
+        synced.notes += start(workspace, [attempt], command="sync")
     except RequestRefused as error:
-        with workspace.journal(directory, "sync") as journal:
+        with workspace.journal(held.directory, "sync") as journal:
             why = f"it cannot start again: {error}"
             journal.write(RequeueFailed(job_id=newest.job_id, restart=newest.restart, reason=why))
         return
     synced.started.append(run.id)
 
 
-def _with_overrides(plan: Plan, overrides: Sequence[str]) -> Plan:
-    # Imported here: hardly any run needs them.
+def _replan(plan: Plan, overrides: Sequence[str] = ()) -> PlannedRun:
+    # Imported here: hardly any sync starts anything.
     from slurmtrain.slurm.command import read_options
     from slurmtrain.specfile import replan
 
-    return replan(plan, overrides, read_options).plan
+    return replan(plan, overrides, read_options)
 
 
 def _end_last_job(workspace: Workspace, run: Run) -> None:

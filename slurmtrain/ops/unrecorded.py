@@ -15,8 +15,8 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.arrays.packs import is_needed_by_others
 from slurmtrain.ops.shared.local_jobs import processes_of
+from slurmtrain.ops.shared.packs import is_needed_by_others
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.leftovers import kill_leftovers

@@ -6,30 +6,19 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep import Pack, jobs_of
+from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.environment.surroundings import counting, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.command import extract_errors, is_installed
-from slurmtrain.slurm.components import join_parts
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason
-from slurmtrain.slurm.request import (
-    Request,
-    Restrictions,
-    agent_command,
-    element_command,
-    make_array_request,
-    make_request,
-    pack_command,
-)
+from slurmtrain.slurm.request import Request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import users_umask
@@ -57,45 +46,6 @@ _HINTS = {
     "node configuration": "ask for less per node, or for another partition or constraint",
     "feature": "name a feature that nodes have with slurm.constraint ('sinfo -o \"%N %f\"')",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRequest:
-    """One submission to Slurm.
-
-    ``lock``: the handle of the run's lock, inherited by the process that calls sbatch: the lock stays held as long as
-    any process may still submit the job. ``excluded_nodes``: nodes that the job must not get. ``singleton``: the job
-    must not start while another job of the run exists. ``after``: jobs that must end first.
-    """
-
-    plan: Plan
-    submission: SubmissionDir
-    lock: int
-    excluded_nodes: Sequence[str] = ()
-    singleton: bool = False
-    after: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayRequest:
-    """The submission of several runs to Slurm as one job array.
-
-    ``plan``: plan of any of the runs, as they request the same. ``array``: the directory with the links to them.
-    ``runs``: how many they are. ``locks``: the handles of the locks that the launcher holds, as for a
-    :class:`LaunchRequest`: of all these runs, and maybe of others.
-    ``at_once``: how many elements may run at once; None: all. ``excluded_nodes``: nodes that none of them must get.
-    ``pack``: how the runs of an element share its job; None: there is an element for each.
-    ``after``: jobs that must end before any of them.
-    """
-
-    plan: Plan
-    array: ArrayDir
-    runs: int
-    locks: Sequence[int]
-    at_once: int | None = None
-    excluded_nodes: Sequence[str] = ()
-    pack: Pack | None = None
-    after: Sequence[str] = ()
 
 
 def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None) -> None:
@@ -144,43 +94,6 @@ def _check_pack(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack, partiti
             raise RequestRefused(reason)
 
 
-def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
-    """Submit the job and return its id.
-
-    ``environment``: variables that are passed to the job and never written to disk. Raises RequestRefused if sbatch
-    rejects the job, SubmissionUncertain if the outcome is unknown, LaunchError for everything else. Only after
-    SubmissionUncertain there may be a job.
-    """
-    with launcher_in(request.submission.submitit, [request.lock], environment) as launcher:
-        job = make_request(
-            request.plan, request.submission, request.excluded_nodes, singleton=request.singleton, after=request.after
-        )
-        command = join_parts(agent_command(sys.executable, job.folder), job.parts)
-        work = {"task": "run_node", "argument": str(request.submission.path), "command": command}
-        return _hand_over(launcher, job, work, [request.lock])
-
-
-def launch_array(launcher: subprocess.Popen[str], request: ArrayRequest) -> str:
-    """Submit a job array with one call of sbatch, and return its id; an element's id is ``<id>_<index>``.
-
-    ``launcher``: from :func:`launcher_in` the array's directory for submitit. Raises as :func:`launch`.
-    """
-    job = make_array_request(
-        request.plan,
-        request.array,
-        request.runs if request.pack is None else jobs_of(request.runs, request.pack),
-        at_once=request.at_once,
-        restrictions=Restrictions(request.excluded_nodes, request.after),
-        pack=request.pack,
-    )
-    if request.pack is None:
-        task, command = "run_element", element_command(sys.executable)
-    else:
-        task, command = "run_packed", pack_command(sys.executable, request.array)
-    work = {"task": task, "argument": str(request.array.elements), "command": command}
-    return _hand_over(launcher, job, work, request.locks)
-
-
 @contextlib.contextmanager
 def launcher_in(folder: Path, locks: Sequence[int], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """The process that calls sbatch. It is started before its order is made, as it imports submitit meanwhile.
@@ -220,19 +133,29 @@ def launcher_in(folder: Path, locks: Sequence[int], environment: Mapping[str, st
             launcher.kill()  # nothing, if it has replied
 
 
-def _hand_over(launcher: subprocess.Popen[str], job: Request, work: Mapping[str, object], locks: Sequence[int]) -> str:
-    """Have sbatch called, and return the job's id.
+def launch(launcher: subprocess.Popen[str], request: Request, locks: Sequence[int]) -> str:
+    """Submit a job or a job array with one call of sbatch, and return its id; an element's id is ``<id>_<index>``.
 
     Args:
-        launcher: the process that calls it.
-        job: what is requested.
-        work: the function of :mod:`.task` that each task calls, its argument, and the command by which it does.
+        launcher: the process that calls it, from :func:`launcher_in` the request's folder.
+        request: what is requested.
         locks: the handles of the locks that the launcher holds.
+
+    Raises:
+        RequestRefused: sbatch rejects the job.
+        SubmissionUncertain: the outcome is unknown; only then there may be a job.
+        LaunchError: anything else.
     """
-    # Slurm hands the launcher's limits on to the job.
-    limits = {"open_files": soft_limit_of_ranks(), "locks": list(locks)}
+    order = {
+        "script": request.script,
+        "task": request.task,
+        "argument": request.argument,
+        # Slurm hands the launcher's limits on to the job.
+        "open_files": soft_limit_of_ranks(),
+        "locks": list(locks),
+    }
     # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
-    printed_out, printed_err = launcher.communicate(json.dumps({"parameters": dict(job.parameters), **work, **limits}))
+    printed_out, printed_err = launcher.communicate(json.dumps(order))
     reply = _parse_reply(printed_out)
     if "job_id" in reply:
         return reply["job_id"]

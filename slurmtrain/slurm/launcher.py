@@ -29,18 +29,17 @@ from slurmtrain.slurm import task
 
 
 class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]
-    """Submits a job whose tasks run a command that is given, instead of submitit's own."""
+    """Submits a job with a batch script that is given, instead of submitit's own (``slurm/request``)."""
 
-    def __init__(self, folder: Path, command: str) -> None:
-        """``folder``: the job's, or the array's; ``command``: what each task runs, with what follows it in the srun."""
+    def __init__(self, folder: Path, script: str) -> None:
+        """``folder``: the job's, or the array's; ``script``: its text."""
         super().__init__(folder=folder)
-        self._command = command
+        self._script = script
         self.has_called = False
         """Whether sbatch may have been started."""
 
-    @property
-    def _submitit_command_str(self) -> str:
-        return self._command
+    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 (submitit's)
+        return self._script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         # The last that happens before sbatch is started: the batch script is written.
@@ -56,8 +55,7 @@ def main() -> None:
     try:
         request = json.load(sys.stdin)
         restore_limit(request["open_files"], request["locks"])
-        executor = _Executor(Path(sys.argv[1]), request["command"])
-        executor.update_parameters(**request["parameters"])
+        executor = _Executor(Path(sys.argv[1]), request["script"])
         job = executor.submit(getattr(task, request["task"]), request["argument"])
     except Exception as error:  # noqa: BLE001 (whatever it is, the command must know whether there may be a job)
         _fail(_kind_of(error, has_called=executor is not None and executor.has_called), error)

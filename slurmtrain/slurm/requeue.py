@@ -18,11 +18,12 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.command import is_installed, run_command
-from slurmtrain.slurm.dependency import describe_after
+from slurmtrain.slurm.jobs import describe_after
 from slurmtrain.slurm.limits import describe_too_few
-from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
-from slurmtrain.slurm.pending_reason import HELD_BY_USER
+from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 
@@ -116,6 +117,62 @@ class SlurmQueue:
                 _ask("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             except SlurmDown:
                 write_json(intent, {"forbid_requeue": job_id})
+
+
+class PackQueue:
+    """The queue of one run of a pack (``slurmtrain.runtime.agent.finish.JobQueue``), which shares its job with others.
+
+    None of them may requeue the job, or forbid that, while others train. Each leaves a file in the directory of its
+    attempt; the batch script goes on once all agents have ended, and requeues the job if any of them wants that
+    (``templates/batch.sh.j2``). The agents of runs that are over then end at once. If the batch script is killed before
+    that, the job is over, and commands start the runs again one by one, as with any job that was not requeued.
+    """
+
+    def __init__(self, submission: SubmissionDir) -> None:
+        """``submission``: directory of the run's submission."""
+        self._submission = submission
+        self._queue = SlurmQueue()
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        """What Slurm knows about the job, unless only this run was cancelled. Raises SlurmDown."""
+        if lease.final_state(self._submission.run, self._submission.number) == "cancelled":
+            return {"JobState": "CANCELLED"}
+        return self._queue.record(job_id)
+
+    def exclusion_problem(self, _job_id: str, _without: Sequence[str]) -> str | None:
+        """Nothing: a run that must not start on some nodes leaves the job (``AttemptFinish``)."""
+        return None
+
+    def requeue_job(self, job_id: str, _without: Sequence[str], _delay_s: float, intent: Path) -> None:
+        """Have the batch script requeue the job once all of its agents have ended.
+
+        Args:
+            job_id: the job.
+            _without: none: a run that must not start on some nodes leaves the job.
+            _delay_s: not used, since it would delay other runs.
+            intent: the file that the batch script looks for.
+        """
+        write_json(intent, {"requeue": job_id})
+
+    def forbid_requeue(self, job_id: str, intent: Path) -> None:
+        """Have the batch script keep Slurm from starting the job again, if no run of the pack is to go on.
+
+        Args:
+            job_id: the job.
+            intent: the file that the batch script looks for.
+        """
+        write_json(intent, {"forbid_requeue": job_id})
+
+    def put_back(self, job_id: str, _after: Sequence[str], delay_s: float, intent: Path) -> None:
+        """As :meth:`requeue_job`: runs that start after others share no job.
+
+        Args:
+            job_id: the job.
+            _after: not used.
+            delay_s: not used either.
+            intent: the file that the batch script looks for.
+        """
+        self.requeue_job(job_id, (), delay_s, intent)
 
 
 def _queued_of(job_ids: Sequence[str]) -> list[str]:

@@ -6,13 +6,14 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.slurm.command import run_command
+from slurmtrain.slurm.jobs import join_elements
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
     NODE_FORMAT,
@@ -285,23 +286,3 @@ class Scheduler:
 def _local_time(at: float) -> str:
     """A time as an argument for sacct: in this machine's time zone, which sacct assumes too (sacct(1), --starttime)."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
-
-
-def join_elements(job_ids: Iterable[str]) -> list[str]:
-    """The same jobs as arguments of Slurm's commands: several elements of an array are one, ``7_[0-3,5]``."""
-    arrays: dict[str, list[int]] = {}
-    for job_id in job_ids:
-        array, _, index = job_id.partition("_")
-        arrays.setdefault(array, []).extend([int(index)] if index.isdecimal() else [])
-    return [
-        array if not indices else f"{array}_{indices[0]}" if len(indices) == 1 else f"{array}_[{_ranges(indices)}]"
-        for array, indices in arrays.items()
-    ]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers as ``0-3,5``."""
-    present = set(numbers)
-    starts = sorted(number for number in present if number - 1 not in present)
-    ends = sorted(number for number in present if number + 1 not in present)
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

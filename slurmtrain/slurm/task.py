@@ -22,7 +22,7 @@ def run_node(submission: str) -> None:
 
 
 def _more_nodes(name: str, run_id: str) -> NodeRequests:
-    from slurmtrain.slurm.growth.more_nodes import SlurmNodes
+    from slurmtrain.slurm.growth import SlurmNodes
 
     return SlurmNodes(name, run_id)
 
@@ -38,7 +38,7 @@ def run_packed(elements: str) -> None:
     """Run the agent of one of the runs that share the job. ``elements``: the directory of links to the runs."""
     from slurmtrain.runtime.agent.agent import run_node as run_agent
     from slurmtrain.runtime.environment.node import enter_element
-    from slurmtrain.slurm.pack_queue import PackQueue
+    from slurmtrain.slurm.requeue import PackQueue
 
     submission = enter_element(Path(elements), packed=True)
     os.chdir(submission.run.path)

@@ -18,13 +18,7 @@ from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import specs
-from slurmtrain.slurm.request import (
-    agent_command,
-    element_command,
-    make_array_request,
-    make_request,
-    pack_command,
-)
+from slurmtrain.slurm.request import Elements, make_request
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.
@@ -60,11 +54,11 @@ def joined(kind: str) -> str:
     root, plan = RunsRoot(RUNS["one-node"]), rendered("one-node").plan
     array = root.array("ARRAY-ID")
     if kind == "array":
-        return make_array_request(plan, array, 4, at_once=2).script(element_command(sys.executable))
+        return make_request(plan, array, Elements(4, at_once=2)).script
     if kind == "pack":
-        return make_array_request(plan, array, 2, pack=Pack(3)).script(pack_command(sys.executable, array))
-    request = make_request(plan, root.run("RUN-ID").submission(2), ["node7"], singleton=True, after=["17", "18_1"])
-    return request.script(agent_command(sys.executable, request.folder))
+        return make_request(plan, array, Elements(2, pack=Pack(3))).script
+    submission = root.run("RUN-ID").submission(2)
+    return make_request(plan, submission, excluded_nodes=["node7"], singleton=True, after=["17", "18_1"]).script
 
 
 def compare(path: Path, text: str) -> None:

@@ -27,10 +27,17 @@ from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.command import run_command
-from slurmtrain.slurm.growth.second_jobs import second_jobs
-from slurmtrain.slurm.job_names import find_unclaimed_job, is_named_after, job_arrays
-from slurmtrain.slurm.parse import Job, read_job, read_time
-from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
+from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, second_jobs
+from slurmtrain.slurm.parse import (
+    HELD_BY_ADMIN,
+    HELD_BY_SLURM,
+    HELD_BY_USER,
+    Job,
+    bare_reason,
+    describe_reason,
+    read_job,
+    read_time,
+)
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue
 from slurmtrain.system.locks import locked

@@ -1,19 +1,26 @@
-"""Starting an attempt of a run. If it is killed at any point, nothing is started twice or lost.
+"""Starting attempts: of one run, or of several as the elements of a job array. A kill at any point loses nothing.
 
-A submission creates one job, and each start of the job is an attempt: Slurm keeps the id of a job across a requeue.
-Everything happens under the run's lock (``.lock``, flock), which the kernel releases once this process and any process
-that submits for it are dead. What is written, in this order, and what the next command does after a kill right then:
+A submission creates one job, or one job array, and each start of a job is an attempt: Slurm keeps the id of a job
+across a requeue. Everything happens under the locks of the runs (``.lock``, flock), which the kernel releases once this
+process and any process that submits for it are dead. What is written, in this order, for all runs one step at a time,
+and what the next command does after a kill right then:
 
 1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it. For a sweep there are
    several of them before 2. With an idempotency key, ``keys/<hash>.json`` then names the ids: the next submission with
    this key replaces runs that have no directory, and finishes the others as ``sync`` does.
 2. The rename to ``<id>/``: a run in state ``created``, which ``sync`` starts. ``resume`` begins after this.
-3. ``submissions/<n>/plan.json`` and ``launch.json``: as in 2, since it is a submission only once an event names it.
-4. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
-   (``local_jobs``, ``slurm_jobs``).
-5. ``lease.json`` names the submission: as in 4.
-6. The job is submitted: as in 4; it is found and adopted.
-7. The ``submitted`` event with the job's id, or the controller's process: nothing is left to do.
+3. Of an array, ``arrays/<id>/``: litter until something names it.
+4. ``submissions/<n>/plan.json`` and ``launch.json``: as in 2, since it is a submission only once an event names it. The
+   ``launch.json`` of an element names the array and the element, and the array has a link to the submission. The runs
+   of a pack are of the same element; ``launch.json`` and the link also name their slots.
+5. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
+   (``local_jobs``, ``slurm_jobs``), that of an array by the array's id, with which its name ends.
+6. ``lease.json`` names the submission: as in 5.
+7. The job is submitted, or the array, by one sbatch: as in 5; it is found and adopted.
+8. The ``submitted`` event with the job's id, or the controller's process: nothing is left to do.
+
+The process that calls sbatch inherits the locks of all runs. It is started before 4, as it imports submitit meanwhile,
+and calls nothing before 7.
 """
 
 from __future__ import annotations
@@ -22,12 +29,15 @@ import contextlib
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import (
     LaunchError,
@@ -36,16 +46,17 @@ from slurmtrain.errors import (
     RunBusy,
     RunCancelled,
     SlurmDown,
+    SlurmtrainError,
     SubmissionUncertain,
-    UserError,
 )
 from slurmtrain.model.run.events.command import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
-from slurmtrain.model.run.ids import ALPHABET
-from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.model.run.root import unusable_in_root
-from slurmtrain.model.spec.plan import REDACTED, Plan
+from slurmtrain.model.run.ids import ALPHABET, run_id
+from slurmtrain.model.run.layout import RunDir, SubmissionDir
+from slurmtrain.model.run.root import ArrayDir, unusable_in_root
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep import Pack
+from slurmtrain.ops.shared.attempts import NewAttempt
 from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
 from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings
@@ -53,67 +64,31 @@ from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
+from slurmtrain.ops.shared.packs import shares_job
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.launch import Launch, Turn
-from slurmtrain.runtime.environment.surroundings import counting, placed, telling
+from slurmtrain.runtime.environment.launch import Launch
+from slurmtrain.runtime.environment.surroundings import counting, of_sbatch, placed, telling
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import (
     describe_os_error,
+    durable_together,
     json_bytes,
     link_new,
     make_directory,
     make_new_directory,
     write_new,
 )
-from slurmtrain.system.journal import Journal
+from slurmtrain.system.journal import Journal, command_journal
 from slurmtrain.system.process import Process
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 _JOB_DIGITS = 6
 # The name under which commands claim the next attempt, to distinguish their claims from agents' claims.
 _COMMANDS = "submission"
 # A command journals its submission moments after its claim; an older claim without one is from a killed command.
 _CLAIM_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewAttempt:
-    """An attempt to start.
-
-    ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
-    ``is_as_created``: the plan equals the run's ``plan.json``. ``turn``: the turn that a run of a local sweep waits
-    for. ``since``: the script's own checkpoints count only if they are newer than this, in seconds since 1970.
-    ``excluded_nodes``: nodes that it must not get. ``predecessor``: the attempt before it. ``cancels``: the
-    :func:`cancels` known to the command when it took the run's lock. ``inherited``: the variables of the submitting
-    shell that count beside the plan; before it is submitted, the variables of the attempt before it, if it follows
-    without a person.
-    """
-
-    plan: Plan
-    executor: str
-    number: int
-    secrets: Mapping[str, str]
-    is_as_created: bool = False
-    overrides: Sequence[str] = ()
-    turn: Turn | None = None
-    from_start: bool = False
-    since: float | None = None
-    excluded_nodes: Sequence[str] = ()
-    predecessor: AttemptDir | None = None
-    cancels: frozenset[str] = frozenset()
-    inherited: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayPlace:
-    """An element of a job array. ``array``: the array's id, which is no job's id. ``index``: the element's.
-
-    ``pack``: how several runs share the element's job; None: it has one run. ``slot``: the run's number, from 0.
-    """
-
-    array: str
-    index: int
-    pack: Pack | None = None
-    slot: int = 0
 
 
 def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], pack: Pack | None = None) -> None:
@@ -145,60 +120,80 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], p
         check_local(plan)
 
 
-def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, command: str) -> list[str]:
-    """Start an attempt of a run; returns notes for the user.
+def start(
+    workspace: Workspace,
+    attempts: Sequence[NewAttempt],
+    *,
+    command: str,
+    at_once: int | None = None,
+    pack: Pack | None = None,
+) -> list[str]:
+    """Start an attempt, or several as the elements of one job array of Slurm's; returns notes for the user.
+
+    Of several runs, those whose next attempt another command has claimed, or that somebody has cancelled meanwhile, are
+    left out, which a note says.
 
     Args:
-        workspace: where the run is.
-        run: its directory.
-        lock: the file descriptor of the run's lock, which the caller holds.
-        attempt: what to start.
-        command: the command that starts it, for the journal.
+        workspace: where the runs are.
+        attempts: what to start; if it is more than one, all request the same from Slurm, and no job of theirs is left.
+        command: the command that starts them, for the journals.
+        at_once: how many of the array's jobs may run at once; None: all.
+        pack: how runs share an element's job; None: each has its own. There are as many as fill all jobs.
 
     Raises:
-        LaunchError: the job could not be submitted; the run is as it was before.
-        SubmissionUncertain: the job may exist, and the run waits for ``sync`` to find out.
-        PathError: the run directory cannot be written; there is no job.
-        RequestRefused: Slurm does not accept the job; the run is as it was before.
+        LaunchError: the job could not be submitted; the runs are as they were before.
+        SubmissionUncertain: the job may exist, and the runs wait for ``sync`` to find out.
+        PathError: the runs root cannot be written; there is no job.
+        RequestRefused: Slurm does not accept the job; the runs are as they were before.
         RunBusy: another command has claimed the next attempt.
         RunCancelled: somebody cancelled the run meanwhile, without its lock; there is no job, or it was cancelled too.
     """
-    placed = placed_attempt(attempt)
-    excluded = exclusions(workspace, placed.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
-    stats = outlook(workspace, run.id, placed.plan, attempt.executor)
+    first, on_slurm = attempts[0], attempts[0].executor == "slurm"
+    environ = of_sbatch() if on_slurm else {}
+    requests = [_as_requested(each, environ) for each in attempts]
+    excluded = exclusions(workspace, requests[0].plan, first.excluded_nodes, slurm=on_slurm)
+    stats = outlook(workspace, first.run.id, requests[0].plan, first.executor)
+    requests = [replace(each, excluded_nodes=excluded.nodes) for each in requests]
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
-    job_id = _new_job_id() if attempt.executor == "local" else None
-    placed = replace(placed, excluded_nodes=excluded.nodes)
-    with uninterrupted(), workspace.journal(run, command) as journal:
-        submission = prepare(run, attempt, stats, mlflow_server(workspace, attempt.plan))
-        _check_not_cancelled(run, attempt)
+    local_id = None if on_slurm else "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
+    locks = [each.held.lock for each in attempts]
+    with uninterrupted(), ExitStack() as stack:
+        array = _new_array(workspace) if len(attempts) > 1 else None
+        group = _Group(workspace, first.run, command, stats, array, None if array is None else pack)
         try:
-            journal.write(submitting_event(placed, submission, job_id, stats.partition, command))
-            # Before the job exists, since an agent ends at once if the lease does not name its submission.
-            lease.grant(submission)
-            others = jobs_of_namesakes(workspace, placed.plan.spec) if attempt.executor == "slurm" else []
-            submitted = _submit(placed, submission, job_id, lock, attempt.secrets, others)
+            submission, launcher = _new_submission(first.run), None
+            if on_slurm:
+                from slurmtrain.slurm.launch import launcher_in
+
+                # Before the runs are prepared, since it needs as long until it is ready for its order.
+                folder = submission.submitit if array is None else array.submitit
+                launcher = stack.enter_context(launcher_in(folder, locks, first.secrets))
+            with group.together():
+                left_out = group.prepare(attempts, requests, submission)
+        except BaseException:
+            group.remove()
+            raise
+        try:
+            with group.together():
+                group.announce(local_id)
+            job_id, process = _submit(group, launcher, locks, at_once, local_id)
         except SubmissionUncertain:
             raise
         except (LaunchError, RequestRefused, OSError) as error:
-            withdraw(journal, attempt, submission, job_id, error)
-            raise unwritable(run, error) if isinstance(error, OSError) else error from error
-        notes = record_job(journal, run, submitted)
-    # Its answers so far are from before this job.
-    workspace.scheduler.forget()
-    if attempt.executor == "slurm":
-        notes += move_dependents(workspace, [run])
-    if cancels(run) - attempt.cancels:
-        cancel_job(workspace, run, attempt.executor, submitted)
-    return [*excluded.notes, *stats.notes, *notes]
+            group.withdraw(local_id, error)
+            raise _unwritable(group.place, error) if isinstance(error, OSError) else error from error
+        notes, cancelled = group.record(job_id, process)
+    if array is None and cancelled:
+        raise cancelled[0]
+    return [*excluded.notes, *stats.notes, *left_out, *notes, *map(str, cancelled)]
 
 
-def placed_attempt(attempt: NewAttempt, environ: Mapping[str, str] | None = None) -> NewAttempt:
+def _as_requested(attempt: NewAttempt, environ: Mapping[str, str]) -> NewAttempt:
     """An attempt with what the environment of this command adds to its plan, which is recorded of it.
 
     Args:
         attempt: what is about to be submitted.
-        environ: as for :func:`counting`.
+        environ: the variables of this environment that sbatch follows.
     """
     settings = telling(attempt.plan)
     if attempt.executor != "slurm":
@@ -207,209 +202,301 @@ def placed_attempt(attempt: NewAttempt, environ: Mapping[str, str] | None = None
     return replace(attempt, plan=placed(attempt.plan, variables), inherited={**variables, **settings})
 
 
-def cancels(run: RunDir) -> frozenset[str]:
-    """The journals that request the end of a run so far: a command writes each request to a journal of its own.
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """An attempt that is ready to be submitted.
 
-    ``cancel`` does not wait for ever for a command that holds the run's lock. That command carries out the request,
-    which it recognizes by a journal that was not there when it took the lock, whatever the clocks say.
+    ``attempt``: with what this environment adds to its plan. ``journal``: this command's in the run. ``index``: the
+    element of the job array that it will be; None: it has a job of its own.
     """
-    return frozenset(path.name for path in run.journals.glob("cancel-*.jsonl"))
+
+    attempt: NewAttempt
+    submission: SubmissionDir
+    journal: Journal
+    index: int | None = None
 
 
-def _check_not_cancelled(run: RunDir, attempt: NewAttempt) -> None:
-    if cancels(run) - attempt.cancels:
-        release_claim(attempt)
-        raise RunCancelled(f"run {run.id} was cancelled before this command had submitted its job; there is none")
+@dataclass(slots=True)
+class _Group:
+    """The attempts of one submission.
 
-
-def cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Submitted) -> None:
-    """End a job that was submitted after the run was cancelled. Raises RunCancelled.
-
-    Args:
-        workspace: where the run is.
-        run: its directory.
-        executor: ``slurm`` or ``local``.
-        submitted: its job.
+    ``run``: the run of the first. ``stats``: what is known about interruptions where they will run. ``array``: of
+    several attempts; None: a single one has a job of its own. ``pack``: how runs share the jobs of the array.
     """
-    from slurmtrain.ops.shared.arrays.packs import shares_job
 
-    with workspace.journal(run, "cancel") as journal:
-        # Again: the first request may be older than the submission, and then applies to what was before it.
-        journal.write(CancelRequested())
-        lease.close(run, None, "cancelled")
-        if shares_job(workspace, run.submission(submitted.submission)):
-            why = "it was cancelled, and its job goes on with other runs"
-            journal.write(JobReplaced(job_id=submitted.job_id or "", restart=0, why=why))
-            raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted")
-    if executor == "slurm" and submitted.job_id:
-        # If Slurm does not answer, 'sync' does it, because of the event.
-        with contextlib.suppress(SlurmDown):
-            workspace.scheduler.cancel([submitted.job_id], force=False)
-    elif submitted.process:
-        Process.from_dict(submitted.process).send(signal.SIGTERM)
-    raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted; job {submitted.job_id} was too")
+    workspace: Workspace
+    run: RunDir
+    command: str
+    stats: PartitionStats
+    array: ArrayDir | None = None
+    pack: Pack | None = None
+    prepared: list[_Prepared] = field(default_factory=list)
 
+    @property
+    def place(self) -> Path:
+        """The directory of the array, or of the run."""
+        return self.run.path if self.array is None else self.array.path
 
-def withdraw(
-    journal: Journal, attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, error: Exception
-) -> None:
-    """Journal that nothing was started. If the disk is full, the next command notices that there is no job.
+    def together(self) -> AbstractContextManager[None]:
+        """Makes what is written for many runs durable at once."""
+        return nullcontext() if self.array is None else durable_together(self.array.path)
 
-    Args:
-        journal: the command's, in the run.
-        attempt: what was to be started.
-        submission: its submission.
-        job_id: the id of a local job.
-        error: why it was not.
-    """
-    with contextlib.suppress(OSError):
-        journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
-    release_claim(attempt)
+    def prepare(
+        self, attempts: Sequence[NewAttempt], requests: Sequence[NewAttempt], first: SubmissionDir
+    ) -> list[str]:
+        """Claim the starts, and write what the jobs read; returns notes on runs that are left out.
 
+        Args:
+            attempts: what to start.
+            requests: the same, with what this environment adds to the plans.
+            first: the submission of the first.
 
-def release_claim(attempt: NewAttempt) -> None:
-    """Let other commands claim an attempt that was not started."""
-    if attempt.predecessor is not None:
-        with contextlib.suppress(OSError):
-            lease.release_claim(attempt.predecessor, by=_COMMANDS)
+        Raises:
+            PathError: something cannot be written.
+            RunBusy, RunCancelled: all are left out or, of runs that share jobs, one.
+        """
+        left_out: list[SlurmtrainError] = []
+        try:
+            if self.array is not None:
+                make_directory(self.array.submitit)
+                make_directory(self.array.elements)
+            for number, (attempt, request) in enumerate(zip(attempts, requests, strict=True)):
+                try:
+                    submission = _new_submission(attempt.run) if number else first
+                    self.prepared.append(self._prepare(attempt, request, submission))
+                except (RunBusy, RunCancelled) as error:
+                    if self.pack is not None:
+                        raise
+                    left_out.append(error)
+        except BaseException as error:
+            for each in self.prepared:
+                _release_claim(each.attempt)
+            if isinstance(error, OSError):
+                raise _unwritable(self.place, error) from error
+            raise
+        notes = [str(error) for error in left_out]
+        if not self.prepared:
+            raise type(left_out[0])("; ".join(notes))
+        return notes
 
+    def _prepare(self, attempt: NewAttempt, request: NewAttempt, submission: SubmissionDir) -> _Prepared:
+        """Prepare an attempt. A submission exists only once an event names it: until then it is harmless litter."""
+        index, slot = divmod(len(self.prepared), self.pack.runs if self.pack else 1)
+        launch = Launch(
+            attempt=attempt.number,
+            turn=attempt.turn,
+            from_start=attempt.from_start,
+            since=attempt.since,
+            history=self.stats.history,
+            array=None if self.array is None else (self.array.id, index),
+            mlflow=mlflow_server(self.workspace, attempt.plan),
+            pack=self.pack,
+            slot=slot,
+        )
+        try:
+            _claim(attempt, submission)
+        except RunBusy:
+            submission.path.rmdir()
+            raise
+        try:
+            if not (attempt.is_as_created and link_new(submission.plan, attempt.run.plan)):
+                write_new(submission.plan, json_bytes(attempt.plan.to_json()))
+            write_new(submission.launch, json_bytes(launch.to_dict()))
+            # One that shares its job is cancelled later, for the sake of the others.
+            if self.pack is None and attempt.held.is_cancelled:
+                raise RunCancelled(
+                    f"run {attempt.run.id} was cancelled before this command had submitted its job; there is none"
+                )
+            if self.array is not None:
+                # Slurm writes the output of the job there.
+                make_directory(submission.submitit)
+                self.array.element(index, slot if self.pack else None).symlink_to(submission.path)
+        except (OSError, SlurmtrainError):
+            _release_claim(attempt)
+            raise
+        journal = command_journal(attempt.run.journals, self.command)
+        return _Prepared(request, submission, journal, None if self.array is None else index)
 
-def record_job(journal: Journal, run: RunDir, submitted: Submitted) -> list[str]:
-    """Journal the job; a note if that fails, since the job exists all the same, and the next command finds it.
+    def announce(self, job_id: str | None) -> None:
+        """Journal that the jobs are about to be submitted, and give them the leases of their runs. Raises OSError.
 
-    Args:
-        journal: the command's, in the run.
-        run: the run's directory.
-        submitted: the job.
-    """
-    try:
-        journal.write(submitted)
-    except OSError as error:
-        why = describe_os_error(error)
-        return [
-            f"run {run.id} was submitted as job {submitted.job_id}, but that cannot be written to {run.journals} "
-            f"({why}); the next command finds the job once it can"
+        ``job_id``: the id of a local job.
+        """
+        for each in self.prepared:
+            with each.journal as journal:
+                journal.write(self._submitting(each, job_id))
+            # Before the job exists, since an agent ends at once if the lease does not name its submission.
+            lease.grant(each.submission)
+
+    def _submitting(self, prepared: _Prepared, job_id: str | None) -> Submitting:
+        attempt = prepared.attempt
+        spec, nodes = attempt.plan.spec, attempt.plan.spec.resources.allocated
+        event = Submitting(
+            submission=prepared.submission.number,
+            job_id=job_id,
+            attempt=attempt.number,
+            code=attempt.plan.code.hash if attempt.plan.code is not None else None,
+            executor=attempt.executor,
+            host=socket.gethostname(),
+            overrides=attempt.overrides,
+            from_start=attempt.from_start,
+            by=self.command,
+            requeue=write_requeue(spec.requeue),
+            nodes=(nodes.min, nodes.max),
+            follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
+            without=attempt.excluded_nodes or None,
+            partition=self.stats.partition or None,
+            inherited=dict(attempt.inherited) or None,
+            pack=self.pack.to_dict() if self.pack else None,
+        )
+        # Only overrides change what a run trains with, and all later submissions repeat them.
+        is_restated = self.command == "resume" or attempt.overrides
+        return replace(event, **run_settings(attempt.plan)) if is_restated else event
+
+    def withdraw(self, job_id: str | None, error: Exception) -> None:
+        """Journal that nothing was started. If the disk is full, the next command notices that there is no job.
+
+        Args:
+            job_id: the id of a local job.
+            error: why it was not.
+        """
+        for each in self.prepared:
+            with contextlib.suppress(OSError), each.journal as journal:
+                journal.write(Unstarted(submission=each.submission.number, job_id=job_id, reason=str(error)))
+            _release_claim(each.attempt)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the directory of an array without jobs."""
+        if self.array is not None:
+            shutil.rmtree(self.array.path, ignore_errors=True)
+
+    def record(self, job_id: str, process: Process | None) -> tuple[list[str], list[RunCancelled]]:
+        """Journal the jobs, and cancel those whose runs were cancelled meanwhile.
+
+        Args:
+            job_id: the id of the job, or of the array.
+            process: the controller of a local job.
+
+        Returns:
+            Notes on jobs that exist but cannot be journaled, which the next command finds; and what was cancelled.
+        """
+        notes, jobs = [], []
+        for each in self.prepared:
+            submitted = Submitted(
+                submission=each.submission.number,
+                job_id=job_id if each.index is None else f"{job_id}_{each.index}",
+                process=None if process is None else process.to_dict(),
+            )
+            jobs.append(submitted)
+            try:
+                # What is lost in a power failure is found again like the job of a command that was killed.
+                with Journal(each.journal.path, durable=self.array is None) as journal:
+                    journal.write(submitted)
+            except OSError as error:
+                run, why = each.attempt.run, describe_os_error(error)
+                notes.append(
+                    f"run {run.id} was submitted as job {submitted.job_id}, but that cannot be written to "
+                    f"{run.journals} ({why}); the next command finds the job once it can"
+                )
+        # Its answers so far are from before these jobs.
+        self.workspace.scheduler.forget()
+        if process is None:
+            notes += move_dependents(self.workspace, [each.attempt.run for each in self.prepared])
+        return notes, [
+            self._cancel(each.attempt, submitted)
+            for each, submitted in zip(self.prepared, jobs, strict=True)
+            if each.attempt.held.is_cancelled
         ]
-    return []
 
-
-def unwritable(run: RunDir, error: OSError) -> PathError:
-    """The error for a run directory that cannot be written to. ``run``: the directory; ``error``: why."""
-    return PathError(f"cannot write to {run.path}: {describe_os_error(error)}")
-
-
-def prepare(
-    run: RunDir, attempt: NewAttempt, stats: PartitionStats, mlflow: str, place: ArrayPlace | None = None
-) -> SubmissionDir:
-    """Claim the start, and write what the job reads.
-
-    A submission exists only once an event names it: until then its directory is harmless litter.
-
-    Args:
-        run: the run's directory.
-        attempt: what to start.
-        stats: what is known about interruptions where the job will run.
-        mlflow: the URI of the MLflow server that shows the run; empty: it has none.
-        place: which element of a job array it will be; None: a job of its own.
-
-    Raises:
-        PathError: the run directory cannot be written.
-        RunBusy: another command has claimed the start.
-    """
-    launch = Launch(
-        attempt=attempt.number,
-        turn=attempt.turn,
-        from_start=attempt.from_start,
-        since=attempt.since,
-        history=stats.history,
-        array=None if place is None else (place.array, place.index),
-        mlflow=mlflow,
-        pack=None if place is None else place.pack,
-        slot=0 if place is None else place.slot,
-    )
-    submission = _new_submission(run)
-    try:
-        _claim(attempt, submission)
-    except RunBusy:
-        submission.path.rmdir()
-        raise
-    except OSError as error:
-        raise unwritable(run, error) from error
-    try:
-        if not (attempt.is_as_created and link_new(submission.plan, run.plan)):
-            write_new(submission.plan, json_bytes(attempt.plan.to_json()))
-        write_new(submission.launch, json_bytes(launch.to_dict()))
-    except OSError as error:
-        release_claim(attempt)
-        raise unwritable(run, error) from error
-    return submission
-
-
-def submitting_event(
-    attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, partition: str, command: str
-) -> Submitting:
-    """The event that an attempt is about to be submitted.
-
-    Args:
-        attempt: the attempt.
-        submission: its submission.
-        job_id: the id of a local job.
-        partition: where a job of Slurm's goes.
-        command: the command that submits it.
-    """
-    spec = attempt.plan.spec
-    nodes = spec.resources.allocated
-    submitting = Submitting(
-        submission=submission.number,
-        job_id=job_id,
-        attempt=attempt.number,
-        code=attempt.plan.code.hash if attempt.plan.code is not None else None,
-        executor=attempt.executor,
-        host=socket.gethostname(),
-        overrides=attempt.overrides,
-        from_start=attempt.from_start,
-        by=command,
-        requeue=write_requeue(spec.requeue),
-        nodes=(nodes.min, nodes.max),
-        follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
-        without=attempt.excluded_nodes or None,
-        partition=partition or None,
-        inherited=dict(attempt.inherited) or None,
-    )
-    # Only overrides change what a run trains with, and all later submissions repeat them.
-    is_restated = command == "resume" or attempt.overrides
-    return replace(submitting, **run_settings(attempt.plan)) if is_restated else submitting
+    def _cancel(self, attempt: NewAttempt, submitted: Submitted) -> RunCancelled:
+        """End a job that was submitted after its run was cancelled; returns the error that says so."""
+        run = attempt.run
+        message = f"run {run.id} was cancelled while its job was being submitted"
+        with self.workspace.journal(run, "cancel") as journal:
+            # Again: the first request may be older than the submission, and then applies to what was before it.
+            journal.write(CancelRequested())
+            lease.close(run, None, "cancelled")
+            if shares_job(self.workspace, run.submission(submitted.submission)):
+                why = "it was cancelled, and its job goes on with other runs"
+                journal.write(JobReplaced(job_id=submitted.job_id or "", restart=0, why=why))
+                return RunCancelled(message)
+        if submitted.process:
+            Process.from_dict(submitted.process).send(signal.SIGTERM)
+        elif submitted.job_id:
+            # If Slurm does not answer, 'sync' does it, because of the event.
+            with contextlib.suppress(SlurmDown):
+                self.workspace.scheduler.cancel([submitted.job_id], force=False)
+        return RunCancelled(f"{message}; job {submitted.job_id} was too")
 
 
 def _submit(
-    attempt: NewAttempt,
-    submission: SubmissionDir,
-    job_id: str | None,
-    lock: int,
-    variables: Mapping[str, str],
-    others: Sequence[str],
-) -> Submitted:
-    """Submit the job; returns the event to journal.
+    group: _Group, launcher: Popen[str] | None, locks: Sequence[int], at_once: int | None, local_id: str | None
+) -> tuple[str, Process | None]:
+    """Submit the job or the array; returns its id, and the controller of a local job.
 
-    ``job_id``: the id of a local job. ``others``: jobs that must end first, beside the jobs of the run's upstreams.
+    Args:
+        group: the attempts, all of which are journaled.
+        launcher: the process that calls sbatch; None: it is a local job.
+        locks: the locks that it holds.
+        at_once: how many elements of the array may run at once.
+        local_id: the id of a local job.
     """
-    if attempt.executor == "slurm":
-        from slurmtrain.slurm.launch import LaunchRequest
-        from slurmtrain.slurm.launch import launch as launch_slurm
+    attempt, submission = group.prepared[0].attempt, group.prepared[0].submission
+    if launcher is None:
+        from slurmtrain.local.launch import launch as launch_here
 
-        succeeds = attempt.predecessor is not None
-        after = [*unfinished_upstream_jobs(submission.run), *others]
-        if succeeds:
-            from slurmtrain.runtime.job.run_reader import read_run
+        assert local_id is not None
+        return local_id, launch_here(attempt.plan, submission, local_id, attempt.secrets)
+    from slurmtrain.slurm.launch import launch
+    from slurmtrain.slurm.request import Elements, make_request
 
-            after += earlier_elements(read_run(submission.run))
-        request = LaunchRequest(attempt.plan, submission, lock, attempt.excluded_nodes, singleton=succeeds, after=after)
-        return Submitted(submission=submission.number, job_id=launch_slurm(request, variables))
-    from slurmtrain.local.launch import launch as launch_local
+    last = group.prepared[-1].index
+    elements = None if last is None else Elements(last + 1, at_once, group.pack)
+    # All elements of an array start after the same runs (attempts.request_key).
+    after = [*unfinished_upstream_jobs(attempt.run), *jobs_of_namesakes(group.workspace, attempt.plan.spec)]
+    succeeds = group.array is None and attempt.predecessor is not None
+    if succeeds:
+        from slurmtrain.runtime.job.run_reader import read_run
 
-    assert job_id is not None
-    process = launch_local(attempt.plan, submission, job_id, variables)
-    return Submitted(submission=submission.number, job_id=job_id, process=process.to_dict())
+        after += earlier_elements(read_run(attempt.run))
+    place, excluded = group.array or submission, attempt.excluded_nodes
+    request = make_request(attempt.plan, place, elements, excluded_nodes=excluded, after=after, singleton=succeeds)
+    return launch(launcher, request, locks), None
+
+
+def _new_array(workspace: Workspace) -> ArrayDir:
+    """A directory for a new job array, whose id no run has. Raises PathError."""
+    make_directory(workspace.root.arrays)
+    while True:
+        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+        array = workspace.root.array(name)
+        try:
+            if workspace.root.run(name).path.exists():
+                continue
+            make_new_directory(array.path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritable(array.path, error) from error
+        return array
+
+
+def _new_submission(run: RunDir) -> SubmissionDir:
+    """A directory that no other submission has, even if locks fail and another command creates one right now."""
+    make_directory(run.submissions)
+    numbers = [int(name) for name in os.listdir(run.submissions) if name.isdigit()]
+    # mkdir() is atomic even where locks do not work: the second command takes the next number.
+    for number in itertools.count(max(numbers, default=0) + 1):
+        submission = run.submission(number)
+        try:
+            make_new_directory(submission.path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise PathError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
+        break
+    return submission
 
 
 def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
@@ -442,38 +529,13 @@ def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
     return all(attempt.submission != number for attempt in read_run(submission.run).attempts)
 
 
-def _new_submission(run: RunDir) -> SubmissionDir:
-    """A directory that no other submission has, even if locks fail and another command creates one right now."""
-    make_directory(run.submissions)
-    numbers = [int(name) for name in os.listdir(run.submissions) if name.isdigit()]
-    # mkdir() is atomic even where locks do not work: the second command takes the next number.
-    for number in itertools.count(max(numbers, default=0) + 1):
-        submission = run.submission(number)
-        try:
-            make_new_directory(submission.path)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise PathError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
-        break
-    return submission
+def _release_claim(attempt: NewAttempt) -> None:
+    """Let other commands claim an attempt that was not started."""
+    if attempt.predecessor is not None:
+        with contextlib.suppress(OSError):
+            lease.release_claim(attempt.predecessor, by=_COMMANDS)
 
 
-def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Values of the variables that the plan names but does not record: from ``overrides``, else this environment.
-
-    Raises a UserError that names all missing ones.
-    """
-    names = [name for name, value in plan.spec.env.items() if value == REDACTED]
-    values = {name: overrides.get(name, os.environ.get(name)) for name in names}
-    missing = sorted(name for name, value in values.items() if value is None)
-    if missing:
-        raise UserError(
-            f"the values of {', '.join(missing)} are secret, so they were not recorded; set them in the "
-            "environment and try again"
-        )
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _new_job_id() -> str:
-    return "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
+def _unwritable(place: Path, error: OSError) -> PathError:
+    """The error for a directory that cannot be written to. ``place``: the directory; ``error``: why."""
+    return PathError(f"cannot write to {place}: {describe_os_error(error)}")

@@ -16,6 +16,7 @@ from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.shared.attempts import HeldRun
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.ops.submit.provenance import Provenance, find_provenance
@@ -61,24 +62,6 @@ class Batch:
     sweep: str | None
     upstreams: Sequence[Sequence[Upstream]] = ()
     start_points: StartPoints = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class NewRun:
-    """A run that has been created, but has no job yet.
-
-    ``lock``: the file descriptor of its lock, which is held. ``upstreams``: the runs that it starts after.
-    """
-
-    directory: RunDir
-    lock: int
-    planned: PlannedRun
-    upstreams: Sequence[Upstream] = ()
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self.directory.id
 
 
 def check_room(workspace: Workspace, runs: int) -> None:
@@ -131,7 +114,7 @@ def create(
     locks: ExitStack,
     *,
     announce: Callable[[Sequence[str]], None] = lambda _: None,
-) -> list[NewRun]:
+) -> list[HeldRun]:
     """Create runs: build all directories under temporary names, then rename them into place, their locks held.
 
     Args:
@@ -157,13 +140,9 @@ def create(
         # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
         ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
         announce(ids)
-        upstreams = batch.upstreams or [()] * len(ids)
-        runs = [
-            NewRun(workspace.root.run(name), lock, planned, after)
-            for name, (_, lock), planned, after in zip(ids, built, batch.runs, upstreams, strict=True)
-        ]
-        for run in runs:
-            for upstream in run.upstreams:
+        runs = [HeldRun(workspace.root.run(name), lock) for name, (_, lock) in zip(ids, built, strict=True)]
+        for run, after in zip(runs, batch.upstreams, strict=False):
+            for upstream in after:
                 note_dependent(workspace.root.run(upstream.run), run.id)
         for (unborn, _), run in zip(built, runs, strict=True):
             unborn.path.rename(run.directory.path)

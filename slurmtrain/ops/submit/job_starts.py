@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurmtrain.errors import RunCancelled, SlurmtrainError, SubmissionUncertain, SubmitFailed, SubmitInterrupted
-from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
-from slurmtrain.ops.shared.arrays.start_array import Element, start_array
-from slurmtrain.ops.shared.arrays.sweep_limits import SweepLimit, describe_excess, share_limit
+from slurmtrain.ops.shared.attempts import (
+    HeldRun,
+    NewAttempt,
+    SweepLimit,
+    describe_excess,
+    group_attempts,
+    secret_values,
+)
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.start import NewAttempt, secret_values, start
+from slurmtrain.ops.shared.start import start
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.creation import Batch, NewRun, remove
+from slurmtrain.ops.submit.creation import Batch, remove
 from slurmtrain.ops.submit.notes import adopted_checkpoint
 
 # How many runs a message names.
@@ -23,93 +28,71 @@ class JobStarts:
 
     Args:
         workspace: where the runs are.
-        batches: the runs of each spec.
+        batches: the runs of each spec, which have been created.
         notes: what the user is to know already, to which it adds.
     """
 
     def __init__(
-        self, workspace: Workspace, batches: Sequence[tuple[Batch, Sequence[NewRun]]], notes: list[str]
+        self, workspace: Workspace, batches: Sequence[tuple[Batch, Sequence[HeldRun]]], notes: list[str]
     ) -> None:
         self._workspace = workspace
         self._batches = batches
         self._runs = [run for _, runs in batches for run in runs]
         self._notes = notes
         self._submitted: set[str] = set()
-        # The run that was started last.
-        self._behind: str | None = None
 
     def start_all(self, stop: StopSignal) -> list[str]:
         """Submit the job of each run, until ``stop`` is raised; returns notes. Raises SlurmtrainError: what is left."""
         for batch, runs in self._batches:
-            self._behind = None
-            groups = self._groups(batch, runs)
-            sizes = [len(group) for group in groups]
-            limit, pack = batch.spec.parallel, batch.spec.pack
-            if batch.executor == "slurm":
-                self._note(describe_excess(limit, sizes, pack))
-            for group, at_once in zip(groups, share_limit(limit, sizes, pack), strict=True):
+            for group, limit in self._groups(batch, runs):
                 if stop.raised is not None:
                     raise self._give_up(SubmitInterrupted("interrupted"))
-                self._start_group(batch, group, at_once)
+                self._start(group, limit)
         if stop.raised is not None:
             raise self._give_up(SubmitInterrupted("interrupted"))
         return self._notes
 
-    def _start_group(self, batch: Batch, group: Sequence[NewRun], at_once: int | None) -> None:
-        """Submit runs that share a submission."""
+    def _groups(self, batch: Batch, runs: Sequence[HeldRun]) -> Sequence[tuple[Sequence[NewAttempt], SweepLimit]]:
+        """The attempts of a spec that share a submission, in the order of the first of each."""
+        limit = SweepLimit(batch.sweep, batch.spec.parallel, batch.spec.pack)
+        # Local runs of a sweep begin one behind the other.
+        before = [None, *(run.id for run in runs)]
+        attempts = [
+            NewAttempt(
+                held=run,
+                plan=planned.plan,
+                executor=batch.executor,
+                number=1,
+                secrets=secret_values(planned.plan, planned.secrets),
+                is_as_created=True,
+                turn=limit.turn(batch.executor, behind),
+            )
+            for run, planned, behind in zip(runs, batch.runs, before, strict=False)
+        ]
+        if batch.executor != "slurm":
+            return [([each], SweepLimit()) for each in attempts]
+        groups = group_attempts(self._workspace, attempts, dict.fromkeys((run.id for run in runs), limit))
+        self._note(describe_excess(limit.parallel, [len(group) for group, _ in groups], limit.pack))
+        return groups
+
+    def _start(self, group: Sequence[NewAttempt], limit: SweepLimit) -> None:
+        """Submit attempts that share a submission."""
         try:
-            self._start(batch, group[0]) if len(group) == 1 else self._start_array(batch, group, at_once)
+            self._note(start(self._workspace, group, command="submit", at_once=limit.parallel, pack=limit.pack))
+            for each in group:
+                self._note(adopted_checkpoint(each.run, each.plan))
         except RunCancelled as error:
             # The run is there, as the user wants it; the others of its sweep were not cancelled.
             self._notes.append(str(error))
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (whatever it is, it says what exists)
-            failure = self._give_up(error, group)
+            failure = self._give_up(error, [each.run.id for each in group])
             raise failure from (None if failure is error else error)
-        self._submitted |= {run.id for run in group}
-
-    def _groups(self, batch: Batch, runs: Sequence[NewRun]) -> Sequence[Sequence[NewRun]]:
-        """The runs of a spec that share a submission, in the order of the first of each."""
-        if batch.executor != "slurm" or len(runs) == 1:
-            return [[run] for run in runs]
-        keyed = [(request_key(run.planned.plan, self._secrets(run), run.upstreams), run) for run in runs]
-        size = batch.spec.pack.runs if batch.spec.pack is not None else 1
-        return split_groups(keyed, self._workspace.scheduler.max_array_size(), size)
-
-    def _ids(self) -> list[str]:
-        """The ids of the runs that have been submitted, in the order of the sweep."""
-        return [run.id for run in self._runs if run.id in self._submitted]
-
-    def _start(self, batch: Batch, run: NewRun) -> None:
-        notes = start(self._workspace, run.directory, run.lock, self._attempt(batch, run), command="submit")
-        self._behind = run.id
-        self._note([*notes, *adopted_checkpoint(run.directory, run.planned.plan)])
-
-    def _start_array(self, batch: Batch, runs: Sequence[NewRun], at_once: int | None) -> None:
-        elements = [Element(run.directory, run.lock, self._attempt(batch, run)) for run in runs]
-        pack = pack_of_group(batch.spec.pack, len(elements))
-        self._note(start_array(self._workspace, elements, command="submit", at_once=at_once, pack=pack))
-        for run in runs:
-            self._note(adopted_checkpoint(run.directory, run.planned.plan))
-
-    def _attempt(self, batch: Batch, run: NewRun) -> NewAttempt:
-        limit = SweepLimit(batch.sweep, batch.spec.parallel, batch.spec.pack)
-        return NewAttempt(
-            plan=run.planned.plan,
-            executor=batch.executor,
-            number=1,
-            secrets=self._secrets(run),
-            is_as_created=True,
-            turn=limit.turn(batch.executor, self._behind),
-        )
-
-    @staticmethod
-    def _secrets(run: NewRun) -> dict[str, str]:
-        return secret_values(run.planned.plan, run.planned.secrets)
+        self._submitted |= {each.run.id for each in group}
 
     def _note(self, notes: Sequence[str]) -> None:
         self._notes += [note for note in notes if note not in self._notes]
 
-    def _give_up(self, error: BaseException, failed: Sequence[NewRun] = ()) -> SlurmtrainError:
+    def _give_up(self, error: BaseException, failed: Sequence[str] = ()) -> SlurmtrainError:
         """Remove the runs that have no job, and describe what is left.
 
         Args:
@@ -117,13 +100,14 @@ class JobStarts:
             failed: the runs that could not be started.
         """
         # If a run's job may exist, its directory must stay: 'sync' adopts the job.
-        uncertain = [] if _has_no_job(error) else [run.id for run in failed]
+        uncertain = [] if _has_no_job(error) else list(failed)
         rest = [run.directory for run in self._runs if run.id not in self._submitted and run.id not in uncertain]
         without_job = [directory.id for directory in remove(self._workspace, rest)]
         if not (self._submitted or uncertain or without_job):
             return _nothing_left(error)
         removed = len(rest) - len(without_job)
-        return describe_failure(error, self._ids(), removed, uncertain=uncertain, without_job=without_job)
+        submitted = [run.id for run in self._runs if run.id in self._submitted]
+        return describe_failure(error, submitted, removed, uncertain=uncertain, without_job=without_job)
 
 
 def _has_no_job(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from slurmtrain.config import Config
 from slurmtrain.model.spec.sweep import SweepCost, cost_of
 from slurmtrain.model.spec.sweep_values import SearchSpec
-from slurmtrain.ops.shared.arrays.grouping import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.attempts import pack_of_group, request_key, split_groups
 from slurmtrain.ops.submit.notes import notes_on_pack, notes_on_plans
 from slurmtrain.specfile import PlannedRun, SpecFile
 

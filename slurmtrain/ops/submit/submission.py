@@ -21,15 +21,16 @@ from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec
+from slurmtrain.ops.shared.attempts import HeldRun, secret_values
 from slurmtrain.ops.shared.chain.alone import only_one
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import check_executor, secret_values
+from slurmtrain.ops.shared.start import check_executor
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chain import Chain
 from slurmtrain.ops.submit.code import with_snapshots
-from slurmtrain.ops.submit.creation import Batch, NewRun, check_room, create, remove
+from slurmtrain.ops.submit.creation import Batch, check_room, create, remove
 from slurmtrain.ops.submit.job_starts import JobStarts
 from slurmtrain.ops.submit.notes import notes_on, notes_on_pack
 from slurmtrain.ops.submit.script import check_script
@@ -146,9 +147,9 @@ class Work:
         self.workspace.prepare()
         check_room(self.workspace, len(plans))
 
-    def _create(self, batches: Sequence[Batch], locks: ExitStack) -> list[list[NewRun]]:
+    def _create(self, batches: Sequence[Batch], locks: ExitStack) -> list[list[HeldRun]]:
         """Create the runs of all batches, or none. Raises PathError."""
-        created: list[list[NewRun]] = []
+        created: list[list[HeldRun]] = []
         try:
             for number, batch in zip(self.order, batches, strict=True):
                 places = [index for index, run_id in enumerate(self.ids[number]) if run_id is None]

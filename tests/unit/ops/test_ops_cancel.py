@@ -18,6 +18,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops import cancel as cancelling
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.attempts import cancels
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
@@ -77,7 +78,7 @@ def test_a_cancel_does_not_wait_long_for_a_stopped_command_and_names_it(
     notice = capsys.readouterr().err
     assert f"run {RUN_ID} is being started by another command: its lock is held by " in notice
     assert "call 'slurmtrain sync'" in notice
-    assert len(starting.cancels(run.directory)) == 1
+    assert len(cancels(run.directory)) == 1
     # The other command has died: there is no job.
     sync_again(workspace)
     assert load_run(workspace).state == "cancelled"
@@ -118,10 +119,11 @@ def test_only_the_cancelled_run_of_a_sweep_loses_its_job(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
-    runs, *_ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
+    runs, notes, _ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
     assert len(runs) == 3
     assert len(slurm.calls("sbatch")) == 1
-    assert [call.args for call in slurm.calls("scancel")] == [["8_0"]]
+    assert [note for note in notes if f"run {runs[0]} was cancelled before" in note]
+    assert slurm.calls("scancel") == []
 
 
 def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_does_not_matter(

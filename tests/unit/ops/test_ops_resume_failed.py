@@ -12,8 +12,7 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import RequestRefused, RunBusy, SpecError, SubmissionUncertain, SubmitFailed
 from slurmtrain.ops import resume as resuming
-from slurmtrain.ops import resume_failed as resume_failed_module
-from slurmtrain.ops.resume_failed import find_failed, resume_failed
+from slurmtrain.ops.resume import find_failed, resume_failed
 from slurmtrain.ops.shared import start
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -158,7 +157,7 @@ def test_a_run_that_cannot_be_resumed_is_named_and_the_others_go_on(
     workspace.root.run(swept[FAILED]).plan.unlink()
     workspace.root.run(swept[FAILED]).submission(1).plan.unlink()
     monkeypatch.setattr(resuming, "alive", lambda run: run.id == swept[LOST])
-    monkeypatch.setattr(resume_failed_module, "EXIT_S", 0.0)
+    monkeypatch.setattr(resuming, "_EXIT_S", 0.0)
     resumed = resume_failed(workspace, [swept[FAILED], swept[LOST], swept[CANCELLED]])
     assert resumed.run_ids == [swept[CANCELLED]]
     without_plan, straggles = resumed.problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.slurm.job_names import find_unclaimed_job, is_named_after, job_arrays, job_name
+from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, job_name
 from slurmtrain.slurm.parse import Job
 
 

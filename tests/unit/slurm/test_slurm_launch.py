@@ -19,7 +19,8 @@ from submitit.core.utils import DelayedSubmission
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch
+from slurmtrain.slurm.launch import check, is_submitting, launch, launcher_in
+from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.task import run_node
 from slurmtrain.system.files import make_directory, write_json
@@ -60,9 +61,11 @@ def make_submission(runs: Path) -> SubmissionDir:
 
 
 def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
-    with locked(submission.run.lock) as lock:
-        assert lock is not None
-        return launch(LaunchRequest(plan(name="digits", **keys), submission, lock), variables or {})
+    with (
+        locked(submission.run.lock) as lock,
+        launcher_in(submission.submitit, [lock or 0], variables or {}) as launcher,
+    ):
+        return launch(launcher, make_request(plan(name="digits", **keys), submission), [lock or 0])
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -286,12 +289,13 @@ import json, sys
 from pathlib import Path
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.slurm.launch import LaunchRequest, launch
+from slurmtrain.slurm.launch import launch, launcher_in
+from slurmtrain.slurm.request import make_request
 from slurmtrain.system.locks import locked
 submission = SubmissionDir(Path(sys.argv[1]))
-with locked(submission.run.lock) as lock:
+with locked(submission.run.lock) as lock, launcher_in(submission.submitit, [lock], {}) as launcher:
     plan = Plan.from_json(json.loads(submission.plan.read_text()))
-    launch(LaunchRequest(plan, submission, lock), {})
+    launch(launcher, make_request(plan, submission), [lock])
 """
 
 

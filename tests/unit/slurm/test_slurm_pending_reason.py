@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.slurm.pending_reason import describe_reason
+from slurmtrain.slurm.parse import describe_reason
 
 
 @pytest.mark.parametrize("code", ["", "None", "(None)"])

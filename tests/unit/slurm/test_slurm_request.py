@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from helpers.accounts import BOB, give, needs_accounts
 from helpers.specs import plan
-from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
+from submitit import SlurmExecutor
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.sbatch import PASSED
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.slurm import request as requests
-from slurmtrain.slurm.request import Request, agent_command, make_array_request, make_request, prologue
+from slurmtrain.slurm.request import SIGNAL_LEAD_S, Elements, Request, make_request
 
 RUN = RunDir(Path("/runs/RUN-ID"))
 PROJECT = Path(__file__).parents[3]
@@ -32,9 +31,29 @@ def request(run: RunDir = RUN, **keys: Any) -> Request:
     return make_request(plan(**keys), run.submission(1))
 
 
+def srun_line(job: Request) -> str:
+    [line] = [line for line in job.script.split("\n") if line.startswith("srun ")]
+    return line
+
+
+def step(job: Request) -> list[str]:
+    """The options of the srun in the batch script, and what its tasks run."""
+    return shlex.split(srun_line(job))
+
+
+def shell(job: Request, command: str) -> str:
+    """The batch script with this command in place of srun."""
+    return job.script.replace(srun_line(job), command)
+
+
+def until_srun(job: Request, command: str) -> str:
+    """The batch script up to its srun, with this command in place of that."""
+    return shell(job, command).partition("\n# teardown\n")[0]
+
+
 def flags(job: Request) -> dict[str, str | None]:
     """The options of the batch script as sbatch reads them."""
-    lines = [line.removeprefix("#SBATCH --") for line in job.script("true").splitlines() if line.startswith("#SBATCH")]
+    lines = [line.removeprefix("#SBATCH --") for line in job.script.splitlines() if line.startswith("#SBATCH")]
     options = {}
     for line in lines:
         name, equals, value = line.partition("=")
@@ -46,17 +65,13 @@ def flags(job: Request) -> dict[str, str | None]:
 # --- submitit ---------------------------------------------------------------------------------------------------
 
 
-def test_submitits_private_script_maker_and_executor_still_have_the_parameters_that_are_used() -> None:
-    parameters = inspect.signature(_make_sbatch_string).parameters
-    assert {"command", "folder"} <= parameters.keys()
-    every_named = dict.fromkeys(requests._NAMED, "x")
-    job = request(
-        slurm={**every_named, "wckey": "w", "licenses": "l"}, resources={"gpus_per_node": 2, "mem": "1GB", "time": 5}
-    )
-    assert job.parameters.keys() <= parameters.keys()
-    assert parameters.keys() >= requests._NAMED
-    assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    assert request().parameters.keys() <= SlurmExecutor._valid_parameters()
+def test_the_methods_of_submitits_executor_that_ours_replaces_are_there() -> None:
+    text = inspect.signature(SlurmExecutor._make_submission_file_text).parameters
+    assert list(text) == ["self", "command", "uid"]
+    assert list(inspect.signature(SlurmExecutor._make_submission_command).parameters) == [
+        "self",
+        "submission_file_path",
+    ]
 
 
 def test_each_option_of_the_spec_reaches_sbatch_literally() -> None:
@@ -90,7 +105,7 @@ ON_EACH = {"nodes": 4, "procs_per_node": 2, "gpus_per_node": 2, "cpus_per_proc":
         ({"resources": {"time": "1-0"}}, {"time": "1440"}),
         ({"resources": {"time": "00:02:00"}}, {"signal": "USR2@15"}),
         ({"resources": {"time": "00:10:00"}}, {"signal": "USR2@60"}),
-        ({}, {"signal": f"USR2@{requests.SIGNAL_LEAD_S}"}),
+        ({}, {"signal": f"USR2@{SIGNAL_LEAD_S}"}),
         ({"requeue": {"lead": "300s"}}, {"signal": "USR2@300"}),
         ({"requeue": {"lead": "5m"}, "resources": {"time": "00:06:00"}}, {"signal": "USR2@300"}),
         ({"requeue": {"enabled": False}}, {"no-requeue": None}),
@@ -109,12 +124,12 @@ def test_the_options_of_a_job_are_those_of_its_spec(keys: dict[str, Any], option
 
 def test_gpus_of_a_type_and_all_memory_are_requested_for_packs_and_components() -> None:
     array = ArrayDir(Path("/runs/arrays/A"))
-    packed = make_array_request(
-        plan(resources={"gpus_per_node": "h100:1", "mem": 0}), array, 2, pack=Pack(3)
-    ).parameters
-    assert (packed["gpus_per_node"], packed["mem"]) == ("h100:3", "0")
+    packed = flags(
+        make_request(plan(resources={"gpus_per_node": "h100:1", "mem": 0}), array, Elements(2, pack=Pack(3)))
+    )
+    assert (packed["gpus-per-node"], packed["mem"]) == ("h100:3", "0")
     parts = [{"nodes": 1, "gpus_per_node": "h100:4"}, {"nodes": 1, "gpus_per_node": "a100:2", "mem": "1GB"}]
-    script = request(resources={"mem": 0, "components": parts}).script("x")
+    script = request(resources={"mem": 0, "components": parts}).script
     assert "#SBATCH --gpus-per-node=h100:4\n" in script
     assert "#SBATCH --gpus-per-node=a100:2\n#SBATCH --job-name" in script
 
@@ -126,11 +141,11 @@ def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
     assert "no-kill" in options
     # Among sbatch's options it would get the job the least number of nodes, always.
     assert "ntasks-per-node" not in options
-    assert "--ntasks-per-node=1" in job.parameters["srun_args"]
-    assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(job.parameters["srun_args"])
+    assert "--ntasks-per-node=1" in step(job)
+    assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(step(job))
     fixed = request(resources={"nodes": 4})
     assert "no-kill" not in flags(fixed)
-    assert {"--kill-on-bad-exit=1", "--wait=120"} <= set(fixed.parameters["srun_args"])
+    assert {"--kill-on-bad-exit=1", "--wait=120"} <= set(step(fixed))
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "singleton"), ("afterok:7", "afterok:7,singleton")])
@@ -148,9 +163,8 @@ ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
 
 def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
     """What the batch script prints in place of srun; a run that does not exist has no command, and no setup."""
-    lines = request(run, setup=setup).parameters["setup"]
     completed = subprocess.run(
-        ["bash", "-euc", "\n".join([*lines, f"printf %s {print_this}"])],
+        ["bash", "-euc", until_srun(request(run, setup=setup), f"printf %s {print_this}")],
         capture_output=True,
         check=True,
         env={"PATH": "/usr/bin:/bin"},
@@ -174,7 +188,7 @@ class Job:
         submission.plan.write_text(json.dumps(planned.to_json()))
         script = self.root / "script"
         srun = f'printf "%s" {print_this}'
-        script.write_text("\n".join(["#!/bin/bash", prologue(planned, submission), srun]))
+        script.write_text(until_srun(make_request(planned, submission), srun))
         path = f"{self.root}/bin:/usr/bin:/bin"
         environ = {"PATH": path, "SLURM_JOB_ID": "7", "PYTHONPATH": str(PROJECT), **(variables or {})}
         completed = subprocess.run(
@@ -200,13 +214,11 @@ def test_a_job_runs_nothing_that_somebody_else_has_put_in_the_place_of_its_run(t
     submission.submitit.mkdir(parents=True)
     pickle = submission.submitit / "7_submitted.pkl"
     pickle.touch()
-    script = [*prologue(plan(setup=[]), submission).splitlines(), "echo began"]
+    script = shell(make_request(plan(setup=[]), submission), "echo began")
 
     def run_script() -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "SLURM_JOB_ID": "7"}
-        return subprocess.run(
-            ["bash", "-c", "\n".join(script)], env=environ, capture_output=True, text=True, check=False
-        )
+        return subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, check=False)
 
     assert run_script().stdout == "began\n"
     place = give(submission.submitit if planted == "folder" else pickle, BOB)
@@ -311,16 +323,11 @@ def test_python_is_what_setup_makes_it_and_else_the_submitters(job: Job) -> None
     assert job.run("export PATH=$PWD:$PATH", print_this='"$SLURMTRAIN_PYTHON"') == f"{job.elsewhere}/python"
 
 
-def test_the_command_of_a_task_is_quoted() -> None:
-    command = agent_command("/my python/it's", Path("/runs/$x"))
-    assert shlex.split(command) == ["/my python/it's", "-X", "utf8", "-u", "-m", "slurmtrain.runtime.task", "/runs/$x"]
-
-
 @pytest.mark.parametrize("where", [RUN, ODD])
 def test_the_whole_script_is_valid_shell(where: RunDir) -> None:
     job = request(where, setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'})
-    script = job.script(agent_command("/usr/bin/python3", job.folder))
-    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    subprocess.run(["bash", "-n"], input=job.script.encode(), check=True)
+    assert step(job)[-6:] == ["-X", "utf8", "-u", "-m", "slurmtrain.runtime.task", str(job.folder)]
     assert flags(job)["comment"] == 'it\'s "$x" `y`'
     assert flags(job)["chdir"] == str(where.path)
 
@@ -335,7 +342,7 @@ def test_the_job_finds_its_pickle_though_its_submission_was_killed_before_submit
     (folder / name).write_text("the function")
     if name == "7_submitted.pkl":
         (folder / "7_0_result.pkl").write_text("another")
-    script = "\n".join(request(run).parameters["setup"])
+    script = shell(request(run), "exit 0")
     for _ in range(2):  # a job that was put back into the queue finds it too
         subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
         assert (folder / "7_submitted.pkl").read_text() == "the function"
@@ -364,9 +371,8 @@ def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     scontrol.chmod(0o755)
-    asks = request(run, setup=setup).parameters
     script = tmp_path / "script"
-    script.write_text("\n".join([*asks["setup"], f"(exit {code})", *asks["teardown"]]))
+    script.write_text(shell(request(run, setup=setup), f"(exit {code})"))
     job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     completed = subprocess.run(["bash", str(script)], check=False, env=job)
     assert (completed.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
@@ -376,12 +382,12 @@ def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
 
 
 def test_a_job_array_asks_for_its_elements_and_writes_the_output_of_each_into_its_run() -> None:
-    array_request = make_array_request(plan(), ArrayDir(Path("/runs/arrays/A1")), 40, at_once=8)
+    array_request = make_request(plan(), ArrayDir(Path("/runs/arrays/A1")), Elements(40, at_once=8))
     options = flags(array_request)
     assert (options["array"], options["job-name"]) == ("0-39%8", "x-A1")
     assert options["output"] == "/runs/arrays/A1/elements/%a/submitit/%A_%a_0_log.out"
-    assert array_request.parameters["srun_args"][-1] == "--output=/runs/arrays/A1/elements/%a/submitit/%A_%a_%t_log.out"
-    assert flags(make_array_request(plan(), ArrayDir(Path("/runs/arrays/A1")), 2))["array"] == "0-1"
+    assert "--output=/runs/arrays/A1/elements/%a/submitit/%A_%a_%t_log.out" in step(array_request)
+    assert flags(make_request(plan(), ArrayDir(Path("/runs/arrays/A1")), Elements(2)))["array"] == "0-1"
 
 
 @pytest.fixture
@@ -413,8 +419,7 @@ def run_element(
     array: ArrayDir, index: int, command: str, pack: Pack | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the batch script of an element, with this command instead of srun."""
-    parameters = make_array_request(plan(), array, 4, pack=pack).parameters
-    script = "\n".join([*parameters["setup"], command, *parameters["teardown"]])
+    script = shell(make_request(plan(), array, Elements(4, pack=pack)), command)
     job = {"SLURM_JOB_ID": "11", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
     environ = {"PATH": f"{array.path}:/usr/bin:/bin", **job}
     return subprocess.run(["bash", "-c", script], check=False, env=environ, capture_output=True, text=True)
@@ -440,15 +445,12 @@ def test_an_element_enters_its_run(element: tuple[ArrayDir, list[AttemptDir]], p
 
 def test_the_job_of_a_pack_has_a_task_for_each_run_which_writes_its_output_into_it() -> None:
     wide = plan(resources={"cpus_per_proc": 2, "procs_per_node": 3, "gpus_per_node": 3, "mem": "1GB"})
-    job = make_array_request(wide, ArrayDir(Path("/runs/arrays/A1")), 2, pack=Pack(4))
+    job = make_request(wide, ArrayDir(Path("/runs/arrays/A1")), Elements(2, pack=Pack(4)))
     options = flags(job)
     assert (options["array"], options["nodes"], options["ntasks-per-node"]) == ("0-1", "1", "4")
     assert (options["cpus-per-task"], options["gpus-per-node"], options["mem"]) == ("6", "12", "4096M")
-    assert job.parameters["srun_args"][-3:] == [
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--output=/runs/arrays/A1/elements/%a.%t/submitit/%A_%a_0_log.out",
-    ]
+    last = ["--kill-on-bad-exit=0", "--wait=0", "--output=/runs/arrays/A1/elements/%a.%t/submitit/%A_%a_0_log.out"]
+    assert [word for word in step(job) if word in last] == last
 
 
 @pytest.mark.parametrize(

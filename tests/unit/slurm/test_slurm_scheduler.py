@@ -14,8 +14,9 @@ from helpers.fakeslurm import SlurmCommands
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
 from slurmtrain.slurm.command import extract_errors, is_installed, run_command
+from slurmtrain.slurm.jobs import join_elements
 from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, queue_format
-from slurmtrain.slurm.scheduler import Scheduler, join_elements
+from slurmtrain.slurm.scheduler import Scheduler
 
 ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
 

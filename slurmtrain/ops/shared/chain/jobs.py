@@ -106,8 +106,8 @@ def _is_any_queued(workspace: Workspace, upstreams: Sequence[Upstream]) -> bool:
 
 def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     """Let the jobs of runs wait for their upstreams' jobs, if they still wait at all; returns notes."""
+    from slurmtrain.slurm.jobs import join_elements
     from slurmtrain.slurm.requeue import move_behind
-    from slurmtrain.slurm.scheduler import join_elements
 
     moves: dict[tuple[str, bool], dict[str, str]] = {}
     upstream_jobs: dict[tuple[str, ...], Sequence[str]] = {}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.ops.shared.arrays import start_array
-from slurmtrain.ops.shared.arrays.sweep_limits import describe_excess, share_limit
+from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.attempts import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
@@ -204,7 +204,7 @@ def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_noth
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", SimpleNamespace(Popen=launch, PIPE=subprocess.PIPE))
-    monkeypatch.setattr(start_array, "prepare", fail)
+    monkeypatch.setattr(starting, "_claim", fail)
     with pytest.raises(PathError, match="no space left"):
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert launchers[-1].poll() is not None
@@ -245,14 +245,14 @@ def test_elements_of_an_array_that_never_came_to_be_are_submitted_again_as_one_a
 def test_a_run_that_is_cancelled_while_its_array_is_submitted_loses_its_element_alone(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = start_array._launch
+    submit_job = starting._submit
 
-    def cancel_meanwhile(*arguments: Any) -> str:
+    def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
-        return launch(*arguments)
+        return submit_job(*arguments)
 
-    monkeypatch.setattr(start_array, "_launch", cancel_meanwhile)
+    monkeypatch.setattr(starting, "_submit", cancel_meanwhile)
     run_ids, notes, _ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert [call.args for call in slurm.calls("scancel")] == [["8_1"]]
     assert [note for note in notes if run_ids[1] in note]

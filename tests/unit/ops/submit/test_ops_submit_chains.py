@@ -16,8 +16,7 @@ from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.deletion.delete import find_deletable
 from slurmtrain.ops.query.select import Question, select
-from slurmtrain.ops.resume import resume
-from slurmtrain.ops.resume_failed import resume_failed
+from slurmtrain.ops.resume import resume, resume_failed
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace

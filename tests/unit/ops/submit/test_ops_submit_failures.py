@@ -127,7 +127,7 @@ def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_othe
 ) -> None:
     submit_job = start_module._submit
 
-    def interrupted(*arguments: Any) -> Submitted:
+    def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
         return submit_job(*arguments)
 
@@ -144,7 +144,7 @@ def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_othe
 def test_a_second_interruption_ends_the_command_at_once_and_names_the_run_that_may_have_a_job(
     workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> Submitted:
+    def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

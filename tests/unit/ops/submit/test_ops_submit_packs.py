@@ -18,10 +18,10 @@ from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.cancel import cancel
-from slurmtrain.ops.resume_failed import find_failed, resume_failed
-from slurmtrain.ops.shared.arrays import start_array
-from slurmtrain.ops.shared.arrays.packs import shares_job
+from slurmtrain.ops.resume import find_failed, resume_failed
+from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.packs import shares_job
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
@@ -193,14 +193,14 @@ def test_a_run_whose_directory_was_deleted_takes_no_job_from_others(
 def test_a_cancel_while_a_pack_is_submitted_leaves_the_job_to_the_other(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = start_array._launch
+    submit_job = starting._submit
 
-    def cancel_meanwhile(*arguments: Any) -> str:
+    def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
-        return launch(*arguments)
+        return submit_job(*arguments)
 
-    monkeypatch.setattr(start_array, "_launch", cancel_meanwhile)
+    monkeypatch.setattr(starting, "_submit", cancel_meanwhile)
     run_ids = submit_five(workspace, spec)
     assert scancelled(slurm) == []
     assert [lease.final_state(workspace.root.run(run_id), 1) for run_id in run_ids[:2]] == [None, "cancelled"]

@@ -7,14 +7,17 @@ once if the job starts later. Only if no other run needs the job, it is cancelle
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
-from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.launch import read_launch
 from slurmtrain.runtime.job import lease
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
 
 
 def is_needed_by_others(workspace: Workspace, run: Run) -> bool:

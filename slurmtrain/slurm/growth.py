@@ -19,7 +19,7 @@ from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed
 from slurmtrain.runtime.growth.newcomer import Extension
 from slurmtrain.slurm.command import run_command
-from slurmtrain.slurm.growth.second_jobs import job_name
+from slurmtrain.slurm.jobs import second_job_name
 from slurmtrain.slurm.parse import read_job
 from slurmtrain.slurm.requeue import add_nodes, expanded, inherited_options
 from slurmtrain.system.process import block_signals
@@ -34,7 +34,7 @@ class SlurmNodes:
 
     def __init__(self, name: str, run_id: str) -> None:
         """For the run with this ``name`` and id."""
-        self._name = job_name(name, run_id)
+        self._name = second_job_name(name, run_id)
 
     def request(
         self, job_id: str, extension: Extension, nodes: int, limit_s: float | None, without: Sequence[str]

@@ -10,8 +10,8 @@ from helpers.fakeslurm import SlurmCommands, job
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.growth.newcomer import Extension
-from slurmtrain.slurm.growth.more_nodes import SlurmNodes
-from slurmtrain.slurm.growth.second_jobs import job_name, second_jobs
+from slurmtrain.slurm.growth import SlurmNodes
+from slurmtrain.slurm.jobs import second_job_name, second_jobs
 
 RUN_ID = "0123456789"
 RECORD = """JobId=7 JobName=digits-0123456789
@@ -97,7 +97,7 @@ def test_all_second_jobs_of_a_run_are_cancelled_by_their_name(slurm: SlurmComman
 
 
 def test_a_second_job_is_known_by_its_name_and_never_taken_for_the_job_of_a_run() -> None:
-    name = job_name("my-net", RUN_ID)
+    name = second_job_name("my-net", RUN_ID)
     assert not name.endswith(f"-{RUN_ID}")
     own, second, other = job("RUNNING"), job("PENDING", "8"), job("PENDING", "9")
     named = {own.id: own.name, second.id: name, other.id: "buy-more"}

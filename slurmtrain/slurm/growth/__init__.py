@@ -1,1 +1,0 @@
-"""Second jobs of runs that grow."""

@@ -6,11 +6,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
 
 import click
 
-from slurmtrain.cli.lazy import LazyGroup
-from slurmtrain.cli.shared import output
+from slurmtrain.cli import output
 from slurmtrain.errors import SlurmtrainError, UserError
 from slurmtrain.system.inherited import private_umask
 from slurmtrain.system.interpreter import collect_rarely, ensure_utf8, leave_quickly
@@ -18,82 +19,126 @@ from slurmtrain.version import __version__
 
 INTERRUPTED = 130
 
-# name: (module, short help). A test compares these texts with the commands' own, which --help must not import.
+# Name: (module, short help). --help imports none of the modules.
 COMMANDS = {
-    "submit": ("submit", "Submit the runs of a spec."),
-    "render": ("render", "Print what submit would submit."),
+    "submit": ("start", "Submit the runs of a spec."),
+    "render": ("start", "Print what submit would submit."),
     "status": ("status", "List runs."),
     "top": ("top", "Watch and steer runs on a live page."),
     "show": ("show", "Show all about a run."),
-    "best": ("best", "Print the best run by a metric."),
-    "diff": ("diff", "Show how two runs differ: spec, code, environment, result."),
+    "best": ("compare", "Print the best run by a metric."),
+    "diff": ("compare", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare", "Compare runs: what differs, and the metrics."),
     "logs": ("logs", "Print the logs of a run."),
     "ui": ("ui", "Show runs in MLflow, in a browser."),
     "plot": ("plot", "Draw curves of metrics."),
-    "wait": ("wait", "Wait until runs have ended."),
-    "resume": ("resume", "Resume a run from its newest checkpoint."),
-    "rerun": ("rerun", "Submit a run again: the same plan and code."),
-    "cancel": ("cancel", "Cancel runs."),
-    "sync": ("sync", "Reconcile runs, registry and MLflow."),
+    "wait": ("watch", "Wait until runs have ended."),
+    "resume": ("start", "Resume a run from its newest checkpoint."),
+    "rerun": ("start", "Submit a run again: the same plan and code."),
+    "cancel": ("watch", "Cancel runs."),
+    "sync": ("watch", "Reconcile runs, registry and MLflow."),
     "watch": ("watch", "Restart interrupted runs, until stopped."),
-    "tag": ("tag", "Tag runs."),
-    "note": ("note", "Write a note on a run."),
-    "archive": ("archive", "Leave runs out of lists."),
+    "tag": ("marks", "Tag runs."),
+    "note": ("marks", "Write a note on a run."),
+    "archive": ("marks", "Leave runs out of lists."),
     "delete": ("delete", "Delete the files of runs."),
     "checkpoints": ("checkpoints", "List the checkpoints of a run."),
-    "checkpoint": ("checkpoint", "Have a run save now."),
-    "verify": ("verify", "Check checkpoints against their manifests."),
-    "prune": ("prune", "Delete checkpoints that are not to be kept."),
-    "clean": ("clean", "Remove what no run needs any more."),
-    "export": ("export", "Write the model of a checkpoint to a single file."),
+    "checkpoint": ("checkpoints", "Have a run save now."),
+    "verify": ("checkpoints", "Check checkpoints against their manifests."),
+    "prune": ("checkpoints", "Delete checkpoints that are not to be kept."),
+    "clean": ("delete", "Remove what no run needs any more."),
+    "export": ("checkpoints", "Write the model of a checkpoint to a single file."),
     "preflight": ("preflight", "Check nodes without training."),
     "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
-    "nodes": ("nodes", "List nodes that failed a preflight."),
+    "nodes": ("preflight", "List nodes that failed a preflight."),
     "metrics": ("metrics", "Export the state of all runs to Prometheus."),
     "registry": ("registry", "Manage the registry."),
     "completion": ("completion", "Print a shell completion script."),
 }
 
-_LISTS, _ENDS = "'slurmtrain status' lists runs", "'slurmtrain cancel RUN' ends a run"
-_STARTS, _DELETES, _FREES = (
-    "'slurmtrain submit SPEC' starts one",
-    "'slurmtrain delete RUN' deletes the files of a run",
-    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of a run, "
-    "and 'slurmtrain clean' what no run needs",
-)
+# By name: the module that has a function of this name, and the short help.
+_OWN = {name: (f"slurmtrain.cli.{module}", text) for name, (module, text) in COMMANDS.items()}
+# The entry points of plug-ins: each refers to such a mapping.
+PLUGINS = "slurmtrain.commands"
 # What docker, git, kubectl, Slurm and the shell call these commands.
 _OTHER_WORDS = {
-    **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs"), _LISTS),
-    **dict.fromkeys(("htop", "monitor", "tui"), "'slurmtrain top' is a live page of all runs"),
-    **dict.fromkeys(("mlflow", "web", "dashboard", "browse", "open"), "'slurmtrain ui' shows runs in MLflow"),
-    **dict.fromkeys(
-        ("prometheus", "exporter", "grafana"), "'slurmtrain metrics' exports the state of all runs to Prometheus"
-    ),
-    **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
-    **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
-    **dict.fromkeys(("rm", "remove", "del", "erase"), _DELETES),
-    **dict.fromkeys(("gc",), _FREES),
-    **dict.fromkeys(("hide",), "'slurmtrain archive RUN' leaves a run out of lists"),
-    **dict.fromkeys(("label", "mark"), "'slurmtrain tag RUN TAG' tags a run"),
-    **dict.fromkeys(("comment", "annotate"), "'slurmtrain note RUN TEXT' writes a note on a run"),
-    **dict.fromkeys(("log", "tail", "cat"), "'slurmtrain logs RUN' prints what a run has printed, -f as it comes"),
-    **dict.fromkeys(("describe", "info", "inspect", "get", "sacct"), "'slurmtrain show RUN' shows all about a run"),
-    **dict.fromkeys(
-        ("restart", "requeue", "continue", "retry"), "'slurmtrain resume RUN' continues from its checkpoint"
-    ),
-    **dict.fromkeys(
-        ("init", "new", "create"), "write a spec, 'name' and 'command' are enough; 'slurmtrain render SPEC' checks it"
-    ),
-    **dict.fromkeys(("check", "validate", "lint"), "'slurmtrain render SPEC' checks a spec, 'slurmtrain doctor' more"),
+    word: instead
+    for words, instead in (
+        ("ls list ps squeue queue runs jobs", "'slurmtrain status' lists runs"),
+        ("htop monitor tui", "'slurmtrain top' is a live page of all runs"),
+        ("mlflow web dashboard browse open", "'slurmtrain ui' shows runs in MLflow"),
+        ("prometheus exporter grafana", "'slurmtrain metrics' exports the state of all runs to Prometheus"),
+        ("stop kill scancel abort terminate down", "'slurmtrain cancel RUN' ends a run"),
+        ("run start sbatch launch train up", "'slurmtrain submit SPEC' starts one"),
+        ("rm remove del erase", "'slurmtrain delete RUN' deletes the files of a run"),
+        (
+            "gc",
+            "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of "
+            "a run, and 'slurmtrain clean' what no run needs",
+        ),
+        ("hide", "'slurmtrain archive RUN' leaves a run out of lists"),
+        ("label mark", "'slurmtrain tag RUN TAG' tags a run"),
+        ("comment annotate", "'slurmtrain note RUN TEXT' writes a note on a run"),
+        ("log tail cat", "'slurmtrain logs RUN' prints what a run has printed, -f as it comes"),
+        ("describe info inspect get sacct", "'slurmtrain show RUN' shows all about a run"),
+        ("restart requeue continue retry", "'slurmtrain resume RUN' continues from its checkpoint"),
+        ("init new create", "write a spec, 'name' and 'command' are enough; 'slurmtrain render SPEC' checks it"),
+        ("check validate lint", "'slurmtrain render SPEC' checks a spec, 'slurmtrain doctor' more"),
+    )
+    for word in words.split()
 }
+
+
+class LazyGroup(click.Group):
+    """The commands, each imported only when it is used, so that ``--help`` costs no more than importing click."""
+
+    @cached_property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The module and the short help of each command: slurmtrain's own by topic, then what plug-ins add."""
+        # Imported here: looking for plug-ins takes longer than importing click.
+        from importlib.metadata import entry_points
+
+        places = dict(_OWN)
+        for point in sorted(entry_points(group=PLUGINS), key=lambda point: point.name):
+            for name, place in point.load().items():
+                places.setdefault(name, place)
+        return places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names of the commands in the order of ``places``, not alphabetically as in click."""
+        return list(self.places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return the command of this name; None if there is none."""
+        place = _OWN.get(cmd_name) or self.places.get(cmd_name)
+        if place is None:
+            return None
+        command: click.Command = getattr(import_module(place[0]), cmd_name)
+        command.short_help = place[1]
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the command named by ``args`` in the context ``ctx``; suggest a name if it is unknown."""
+        if args and not args[0].startswith("-") and args[0] not in _OWN and args[0] not in self.places:
+            if instead := _OTHER_WORDS.get(args[0]):
+                ctx.fail(f"no such command {args[0]!r}; {instead}")
+            if args[0].endswith((".yaml", ".yml")):
+                ctx.fail(f"no such command {args[0]!r}; 'slurmtrain submit {args[0]}' submits a spec")
+            from slurmtrain.model.spec.kinds import suggestion
+
+            ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self.places)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands in ``--help``. click's own method would import every command for its short help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.places.items()])
 
 
 @click.group(
     cls=LazyGroup,
-    commands_at=COMMANDS,
-    other_words=_OTHER_WORDS,
-    package="slurmtrain.cli",
     epilog="'slurmtrain COMMAND --help' explains a command, with an example.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

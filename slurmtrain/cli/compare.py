@@ -1,21 +1,26 @@
-"""``slurmtrain compare``."""
+"""Runs side by side: ``compare``, ``best`` and ``diff``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import complete, formatting, options, output, run_table, tables
-from slurmtrain.cli.shared.fit import GAP, Column
-from slurmtrain.cli.shared.question_options import over_option, split_words, where_option
+from slurmtrain.cli import complete, formatting, options, output, tables
+from slurmtrain.cli.options import over_option, split_words, where_option
+from slurmtrain.cli.tables import GAP, Column, field_column, run_columns
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.divergence import Divergence
     from slurmtrain.model.query.comparison import Compared, SeedGroup
-    from slurmtrain.ops.query.compare import Answer
+    from slurmtrain.ops.query.compare import Answer, RankedGroup
+    from slurmtrain.ops.query.diff import CheckpointEquality, CodeDifference, RunDifference
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import ListedRuns
 
@@ -25,52 +30,31 @@ _LEAST_OF_RUN = 16
 _COMMIT = 12
 
 
-@click.command(
-    "compare",
-    short_help="Compare runs: what differs, and the metrics.",
-    epilog=options.examples("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc"),
-)
+@options.command("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc", looks=True)
 @options.runs_argument
 @click.option(
-    "--metrics",
-    metavar="NAME[,NAME]",
-    callback=split_words,
-    shell_complete=complete.complete_metrics,
+    "--metrics", metavar="NAME[,NAME]", callback=split_words, shell_complete=complete.complete_metrics,
     help="The metrics to compare.",
-)
+)  # fmt: skip
 @click.option(
-    "--by",
-    metavar="METRIC",
-    shell_complete=complete.complete_metric,
+    "--by", metavar="METRIC", shell_complete=complete.complete_metric,
     help="The metric to sort by; by default the first of those compared.",
-)
-@click.option("--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name.")
+)  # fmt: skip
+@options.larger_option
 @over_option
 @where_option
-@click.option("--performance", is_flag=True, help="Compare how fast the runs were, and what they needed for it.")
+@click.option("--performance", is_flag=True, help="Compare speed, and the resources that it took.")
 @click.option(
-    "--baseline",
-    metavar="RUN",
-    shell_complete=complete.complete_run,
+    "--baseline", metavar="RUN", shell_complete=complete.complete_run,
     help="With --performance: the run to compare the others with; by default the one with the fewest GPUs.",
-)
+)  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(
-    workspace: Workspace,
-    names: tuple[str, ...],
-    metrics: tuple[str, ...],
-    by: str | None,
-    larger: bool | None,
-    over: tuple[str, ...],
-    where: tuple[str, ...],
-    performance: bool,
-    baseline: str | None,
-    as_csv: bool,
+def compare(
+    workspace: Workspace, names: tuple[str, ...], metrics: tuple[str, ...], by: str | None, larger: bool | None,
+    over: tuple[str, ...], where: tuple[str, ...], performance: bool, baseline: str | None, as_csv: bool,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Compare runs: the settings that differ among them, and their metrics, the best run first.
 
     RUN may also be a pattern such as 'cnn*', or a sweep; a single name stands for all runs of that name. Settings are
@@ -105,14 +89,13 @@ def command(
     elif as_csv:
         output.print_csv(_csv_rows(answer))
     else:
-        _print(answer)
+        _print_comparison(answer)
     return 0
 
 
 def _compare_performance(
-    workspace: Workspace, runs: ListedRuns, question: Question, baseline: str | None, *, as_csv: bool, as_json: bool
-) -> int:
-    from slurmtrain.cli.describe.performance import PERFORMANCE_COLUMNS, performance_row
+    workspace: Workspace, runs: ListedRuns, question: Question, baseline: str | None, *, as_csv: bool, as_json: bool,
+) -> int:  # fmt: skip
     from slurmtrain.ops.query.performance import compare_performance_of, row_json
 
     answer = compare_performance_of(workspace, runs, question, baseline)
@@ -125,21 +108,52 @@ def _compare_performance(
         output.print_csv([[*rows[0]], *([*row.values()] for row in rows)])
     else:
         output.note(f"compared with {answer.baseline.id} ({answer.baseline.name})")
-        run_table.print_rows(PERFORMANCE_COLUMNS, [performance_row(row) for row in rows])
+        tables.print_lines(_PERFORMANCE_COLUMNS, rows)
     return 0
 
 
-def _print(answer: Answer) -> None:
+def _figures(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} %"
+
+
+# Of runs of ``compare --performance --json``. IDEAL: the speed-up in percent of the ideal one. HOURS/1000: GPU-hours
+# (or process-hours) for 1000 steps.
+_PERFORMANCE_COLUMNS = (
+    Column("ID", lambda run: run["id"]),
+    Column("NAME", lambda run: run["name"], 10, 1),
+    Column("NODES", lambda run: formatting.number(run["nodes"]), rank=4),
+    Column("PROCS", lambda run: formatting.number(run["processes"]), rank=2),
+    Column("GPUS", lambda run: formatting.number(run["gpus"]), rank=2),
+    Column("STEPS/S", lambda run: _figures(run["steps_per_second"]), rank=1),
+    Column("SAMPLES/S", lambda run: _figures(run["samples_per_second"]), rank=3),
+    Column("S/EPOCH", lambda run: _figures(run["epoch_seconds"]), rank=3),
+    Column("TOTAL", lambda run: formatting.duration(run["total_seconds"]), rank=4),
+    Column("MEMORY", lambda run: formatting.size(run["memory_bytes"]), rank=2),
+    Column("UTIL", lambda run: _percent(run["utilization"]), rank=3),
+    Column("HOURS/1000", lambda run: _figures(run["hours_per_1000_steps"]), rank=4),
+    Column("SPEED-UP", lambda run: "-" if run["speedup"] is None else f"{run['speedup']:.2f}"),
+    Column("IDEAL", lambda run: "-" if run["of_ideal"] is None else _percent(100 * run["of_ideal"]), rank=1),
+)
+
+
+def _print_comparison(answer: Answer) -> None:
     if not answer.comparison.differs:
         output.echo("the runs have the same settings", err=True)
     if answer.criterion is not None:
         output.echo(str(answer.criterion), err=True)
-    columns, rows = _columns(answer), list(_rows(answer))
-    lines = [tuple(column.header for column in columns), *rows]
-    if output.is_terminal(sys.stdout) and _is_better_upright(lines, tables.console().width):
-        first, *others = zip(*lines, strict=True)
-        columns, rows = [Column(first[0]), *(Column(header, room=_LEAST_OF_RUN) for header in first[1:])], others
-    run_table.print_rows(columns, rows)
+    columns, lines = _columns(answer), list(_lines(answer))
+    cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
+    if output.is_terminal(sys.stdout) and _is_better_upright(cells, tables.console().width):
+        first, *others = zip(*cells, strict=True)
+        rooms = [None, *(_LEAST_OF_RUN for _ in lines)]
+        upright = [Column(title, itemgetter(i), room) for i, (title, room) in enumerate(zip(first, rooms, strict=True))]
+        tables.print_lines(upright, others)
+    else:
+        tables.print_lines(columns, lines)
 
 
 def _is_better_upright(lines: Sequence[Sequence[str]], width: int) -> bool:
@@ -163,44 +177,47 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
     return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
 
 
-def _columns(answer: Answer) -> list[Column]:
-    """The columns: on a narrow terminal the sort criterion, and the settings of runs, are shown first."""
-    by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
-    settings = [
-        Column(name.removeprefix("params."), rank=3 if name in answer.comparison.over else 1, room=8)
-        for name in answer.comparison.differs
-    ]
-    metrics = [
-        Column(header, rank=rank + (0 if metric == by else 3))
-        for metric in answer.metrics
-        for header, rank in ((metric, 0), *([(f"best {metric}", 2)] if metric in answer.ranged else []))
-    ]
-    return [Column("ID"), Column("NAME", rank=6, room=8), Column("STATE", rank=6), *settings, *metrics]
+# A line of the table: runs that differ in nothing but seeds, and whether it is their mean below lines for each.
+_Line = tuple["SeedGroup", bool]
 
 
-def _rows(answer: Answer) -> Iterator[tuple[str, ...]]:
-    """A row for each group; if there is only one, for each of its runs, and for all of them."""
+def _lines(answer: Answer) -> Iterator[_Line]:
+    """A line for each group; if there is only one, for each of its runs, and for all of them."""
     groups = answer.comparison.groups
     for group in groups:
         if len(groups) > 1 or len(group.runs) == 1:
-            yield _row(answer, group)
+            yield group, False
             continue
-        for run in group.runs:
-            yield _row(answer, type(group)([run]))
-        yield ("mean", *["-"] * (2 + len(answer.comparison.differs)), *_scores(answer, group))
+        yield from ((replace(group, runs=[run]), False) for run in group.runs)
+        yield group, True
 
 
-def _row(answer: Answer, group: SeedGroup) -> tuple[str, ...]:
-    first, *others = group.runs
-    states = ",".join(dict.fromkeys(run.state for run in group.runs))
-    settings = [_setting(name, group.runs) for name in answer.comparison.differs]
-    return (
-        f"{first.id} +{len(others)}" if others else first.id,
-        first.name,
-        states,
-        *settings,
-        *_scores(answer, group),
-    )
+def _columns(answer: Answer) -> list[Column]:
+    """The columns: on a narrow terminal the sort criterion, and the settings of runs, are shown first."""
+    by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
+
+    def fact(title: str, cell: Callable[[Sequence[Compared]], str], *widths: int) -> Column:
+        return Column(title, lambda line: "-" if line[1] else cell(line[0].runs), *widths)
+
+    columns = [
+        Column("ID", lambda line: "mean" if line[1] else _name(line[0].runs)),
+        fact("NAME", lambda runs: runs[0].name, 8, 6),
+        replace(fact("STATE", lambda runs: ",".join(dict.fromkeys(run.state for run in runs))), rank=6),
+        *(
+            fact(name.removeprefix("params."), partial(_setting, name), 8, 3 if name in answer.comparison.over else 1)
+            for name in answer.comparison.differs
+        ),
+    ]
+    for metric in answer.metrics:
+        rank = 0 if metric == by else 3
+        columns.append(Column(metric, partial(_newest, metric), rank=rank))
+        if metric in answer.ranged:
+            columns.append(Column(f"best {metric}", partial(_best, metric), rank=rank + 2))
+    return columns
+
+
+def _name(runs: Sequence[Compared]) -> str:
+    return f"{runs[0].id} +{len(runs) - 1}" if len(runs) > 1 else runs[0].id
 
 
 def _setting(name: str, runs: Sequence[Compared]) -> str:
@@ -208,15 +225,14 @@ def _setting(name: str, runs: Sequence[Compared]) -> str:
     return ",".join(value[:_COMMIT] if name == "git.commit" else value for value in values)
 
 
-def _scores(answer: Answer, group: SeedGroup) -> list[str]:
-    cells = []
-    for metric in answer.metrics:
-        step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
-        at = "" if step is None else f" @{step}"
-        cells.append(formatting.spread(group.spread(metric)))
-        if metric in answer.ranged:
-            cells.append(formatting.spread(group.spread(metric, best=True)) + at)
-    return cells
+def _newest(metric: str, line: _Line) -> str:
+    return formatting.spread(line[0].spread(metric))
+
+
+def _best(metric: str, line: _Line) -> str:
+    group, _ = line
+    step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
+    return formatting.spread(group.spread(metric, best=True)) + ("" if step is None else f" @{step}")
 
 
 def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
@@ -234,3 +250,201 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
                 values += [score.last, score.best, score.best_step] if metric in answer.ranged else [score.last]
             settings = [formatting.setting(run.settings.get(name)) for name in answer.comparison.differs]
             yield [run.id, run.name, run.state, *settings, *values]
+
+
+@options.command(
+    "best 'cnn*' --by acc",
+    "best --by min:val_loss --top 5 --where 'state = completed'",
+    "best --by acc --over seed",
+    looks=True,
+)
+@options.some_runs_argument
+@click.option(
+    "--by", metavar="METRIC", shell_complete=complete.complete_metric,
+    help="The metric, or min:METRIC, METRIC@STEP, ...; by default a search's own, or the only one that runs have.",
+)  # fmt: skip
+@options.larger_option
+@click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")
+@over_option
+@where_option
+@options.json_option
+def best(
+    workspace: Workspace, names: tuple[str, ...], by: str | None, larger: bool | None, top: int,
+    over: tuple[str, ...], where: tuple[str, ...], as_json: bool,
+) -> int:  # fmt: skip
+    """Print the best run by the newest value of a metric, with the parameters that differ among the runs.
+
+    RUN is a name, for all runs of that name, a pattern such as 'cnn*', or a sweep; without it, all runs are compared.
+    METRIC may also be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step. Exits with 1 if
+    none of the runs has a value.
+    """
+    from slurmtrain.ops.query.compare import rank
+    from slurmtrain.ops.query.select import Question
+    from slurmtrain.ops.search.summary import summarize
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import SCHEMA
+
+    observed = observe(workspace)
+    output.warn_about(observed)
+    searches = summarize(workspace, names)
+    if by is None and len(names) == len(searches) == 1:
+        # What a search is for says what is best.
+        [search] = searches
+        by, larger = search.metric, search.larger if larger is None else larger
+    question = Question(names=names, namesakes=True, where=where, over=over, for_programs=True)
+    ranking = rank(workspace, observed.runs, question, by, larger)
+    criterion, runs = ranking.criterion, ranking.runs[:top]
+    if criterion.guessed:
+        output.echo(f"{criterion}, by its name; --max and --min choose", err=True)
+    if not runs:
+        output.echo(f"none of {ranking.without} runs has a value of {criterion.name}", err=True)
+    elif ranking.without:
+        output.echo(f"{ranking.without} run(s) without {criterion.name} are left out", err=True)
+    groups = ranking.groups[:top]
+    if as_json:
+        shown = [dict(run) for run in ([group.runs[0] for group in groups] if over else runs)]
+        answer = {"schema": SCHEMA, "by": criterion.name, "better": criterion.better, "runs": shown}
+        if over:
+            answer |= {"over": list(over), "groups": [group.to_json() for group in groups]}
+        if searches:
+            answer["searches"] = [search.to_json() for search in searches]
+        output.print_json(answer)
+    elif groups:
+        _print_groups(criterion.name, groups, ranking.params)
+    elif runs:
+        id_to_state, params_to_age = (
+            run_columns("id name state", ""),
+            run_columns("params step age", "params step age", ranking.params),
+        )
+        tables.print_lines([*id_to_state, field_column(criterion.name), *params_to_age], runs)
+    if not as_json:
+        for search in searches:
+            output.note(str(search))
+    return 0 if runs else 1
+
+
+def _print_groups(name: str, groups: Sequence[RankedGroup], params: Sequence[str]) -> None:
+    """Print a line for each group: its best run, how many there are, and the mean and deviation of a field.
+
+    Args:
+        name: The field.
+        groups: The groups.
+        params: The parameters that differ among all runs.
+    """
+    columns = (
+        Column("BEST", lambda group: group.runs[0]["id"]),
+        Column("RUNS", lambda group: str(len(group.runs))),
+        Column("NAME", lambda group: group.runs[0]["name"], 20),
+        Column(f"mean {name.removeprefix('metrics.')}", lambda group: formatting.spread(group.spread)),
+        Column("PARAMS", lambda group: formatting.params(group.params, params) or "-", 14, 1),
+    )
+    tables.print_lines(columns, groups)
+
+
+# How many files or packages are listed; --json has all.
+_SHOWN = 20
+
+
+@options.command("diff 6am5hhj838 6am6erpw4z", "diff digits @last --code", looks=True)
+@click.argument("first", metavar="A", shell_complete=complete.complete_run)
+@click.argument("second", metavar="B", shell_complete=complete.complete_run)
+@click.option("--code", "lines", is_flag=True, help="Also print the differing lines of text files of the code.")
+@options.json_option
+def diff(workspace: Workspace, first: str, second: str, lines: bool, as_json: bool) -> int:
+    """Show how runs A and B differ: in their specs, code, environments and results, and whether checkpoints are equal.
+
+    A run is named by its id, the beginning of its id, its name or @last. What was changed by 'resume' counts as it was
+    in the newest attempt.
+    """
+    from slurmtrain.ops.query.diff import diff
+
+    difference = diff(workspace, first, second, lines=lines)
+    output.warn(difference.notes)
+    if as_json:
+        output.print_json(difference.to_json())
+    else:
+        _print_difference(difference)
+    return 0
+
+
+def _print_difference(difference: RunDifference) -> None:
+    headers = [f"{run['id']} {run['name']}" for run in difference.runs]
+    _section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
+    _print_code(difference.code)
+    for kind, changes in difference.environment.items():
+        rows = [(name, *map(_text, pair)) for name, pair in changes.items()]
+        _section(f"ENVIRONMENT: {kind}", headers, rows)
+    if not difference.environment:
+        _section("ENVIRONMENT", headers, [])
+    _section("RESULT", [*headers, "DIFFERENCE"], list(_results(difference.result)))
+    _print_metrics(difference.metrics, headers)
+    output.echo("", f"CHECKPOINTS: {_describe_checkpoints(difference.checkpoints)}")
+
+
+def _section(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table with a line for each difference, or a line that says that there is none."""
+    if not rows:
+        output.echo("", f"{title}: no difference")
+        return
+    output.echo("")
+    tables.print_table((title, *headers), rows[:_SHOWN])
+    if len(rows) > _SHOWN:
+        output.echo(f"and {len(rows) - _SHOWN} more; --json has all")
+
+
+def _print_code(code: CodeDifference) -> None:
+    why = f" ({code.why})" if code.why else ""
+    if code.same:
+        output.echo("", f"CODE: no difference: {code.versions[0]}{why}")
+        return
+    output.echo("", f"CODE: {code.versions[0]} and {code.versions[1]}{why}")
+    if code.files is not None:
+        for change, paths in code.files._asdict().items():
+            for path in paths[:_SHOWN]:
+                output.echo(f"  {change:<8} {path}")
+            if len(paths) > _SHOWN:
+                output.echo(f"  and {len(paths) - _SHOWN} more {change}; --json has all")
+    for line in code.lines:
+        output.verbatim(line)
+
+
+def _print_metrics(metrics: Mapping[str, Divergence], headers: Sequence[str]) -> None:
+    """At which step metrics begin to differ, and in a line how many do not."""
+    differing = {name: each for name, each in metrics.items() if each.values is not None}
+    rows = [
+        (name, str(each.step), *map(repr, each.values or ()), f"{each.steps} steps") for name, each in differing.items()
+    ]
+    if rows:
+        _section("FIRST DIFFERENCE", ["STEP", *headers, "BOTH HAVE"], rows)
+    same = [name for name, each in metrics.items() if each.values is None and each.steps]
+    if same:
+        output.echo("", f"METRICS: equal at all steps that both have: {', '.join(same)}")
+
+
+def _results(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for name, pair in result.items():
+        if any(value not in (None, 0) for value in pair) or name in ("state", "step"):
+            first, second = (formatting.duration(value) if name == "seconds" else _text(value) for value in pair)
+            yield name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name, first, second, _change(pair)
+
+
+def _change(pair: Sequence[Any]) -> str:
+    """By how much the second of two figures is larger; nothing if they are equal, or no figures."""
+    first, second = pair
+    if any(isinstance(value, str | None) for value in pair) or first == second:
+        return ""
+    return f"{second - first:+.4g}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return formatting.number(value) if isinstance(value, float) else str(value)
+
+
+def _describe_checkpoints(checkpoints: CheckpointEquality) -> str:
+    if checkpoints.equal is None:
+        return checkpoints.why
+    if checkpoints.equal:
+        return f"those of step {checkpoints.step} are equal, bit for bit"
+    return f"those of step {checkpoints.step} differ: in weights, or in states of optimizers or random numbers"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 
 # Bash splits words at "=" and ":", and replaces the last part only; the program is asked about, and answers with, whole
 # words. No space follows what can go on.
@@ -41,9 +41,9 @@ local -a open=(${(M)completions:#*[=./]})
         """
 
 
-@click.command("completion", short_help="Print a shell completion script.", epilog=options.examples("completion bash"))
+@click.command(epilog=options.examples("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(shell: str) -> int:
+def completion(shell: str) -> int:
     """Print a script that completes commands, options, runs, sweeps, tags, metrics and keys of the spec.
 
     For bash, add to ~/.bashrc: eval "$(slurmtrain completion bash)"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import complete, formatting, options, output, tables, times
+from slurmtrain.cli import complete, formatting, options, output, tables
 from slurmtrain.model.environment.surroundings import describe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -34,11 +34,7 @@ _HEADERS = ("PARTITION", "INTERRUPTION", "SECONDS", "STARTED AGAIN BY", "AFTER",
 _OTHERS = 10
 
 
-@click.command(
-    "doctor",
-    short_help="Predict what interruptions do here, or explain why a run failed.",
-    epilog=options.examples("doctor exp.yaml", "doctor @last"),
-)
+@options.command("doctor exp.yaml", "doctor @last", looks=True)
 @click.argument("target", metavar="[SPEC|RUN]", required=False, shell_complete=complete.complete_run_or_spec)
 @options.overrides_argument
 @click.option(
@@ -46,16 +42,10 @@ _OTHERS = 10
 )
 @options.executor_option
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(
-    workspace: Workspace,
-    target: str | None,
-    overrides: tuple[str, ...],
-    attempt: int | None,
-    executor: str | None,
+def doctor(
+    workspace: Workspace, target: str | None, overrides: tuple[str, ...], attempt: int | None, executor: str | None,
     as_json: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Predict what happens to a run of SPEC at a preemption, a time limit or a node failure; or say why RUN failed.
 
     Without an argument, covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything else
@@ -79,8 +69,8 @@ def _is_spec(target: str) -> bool:
 
 
 def _examine(
-    workspace: Workspace, path: str | None, overrides: tuple[str, ...], executor: str | None, *, as_json: bool
-) -> int:
+    workspace: Workspace, path: str | None, overrides: tuple[str, ...], executor: str | None, *, as_json: bool,
+) -> int:  # fmt: skip
     # Here rather than at the top: ``doctor RUN`` need not load it.
     from slurmtrain.ops.doctor import examine
 
@@ -174,7 +164,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     if attempt is None:
         output.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
         return
-    reason = f": {times.localized(attempt.reason)}" if attempt.reason else ""
+    reason = f": {formatting.localized(attempt.reason)}" if attempt.reason else ""
     total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
     end = f"{attempt.cause or attempt.state}{reason}"
     output.paragraph(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  ")
@@ -224,7 +214,7 @@ def _print_match(match: PatternMatch) -> None:
             ),
         )
     )
-    output.echo(f"  {first.role}: {times.localized(first.cause)}{f' ({where})' if where else ''}")
+    output.echo(f"  {first.role}: {formatting.localized(first.cause)}{f' ({where})' if where else ''}")
     if first.text:
         output.echo(f"    | {first.text}")
     if first.fix:
@@ -236,4 +226,4 @@ def _when(match: PatternMatch) -> str:
 
     if match.first.at is None:
         return ""
-    return f"{'at' if match.first.exact else 'before'} {times.calendar(iso(match.first.at), seconds=True)}"
+    return f"{'at' if match.first.exact else 'before'} {formatting.calendar(iso(match.first.at), seconds=True)}"

@@ -8,33 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.logs import Choice
 
 
-@click.command(
-    "logs",
-    short_help="Print the logs of a run.",
-    epilog=options.examples("logs @last -f", "logs digits -n 50 --rank 0"),
-)
+@options.command("logs @last -f", "logs digits -n 50 --rank 0", looks=True)
 @options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @click.option(
-    "--since",
-    metavar="WHEN",
+    "--since", metavar="WHEN",
     help="Only lines written since 10m ago or 2026-11-22T10:30, to half a minute, of all attempts.",
-)
-@click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression is found.")
+)  # fmt: skip
+@click.option("--grep", metavar="REGEX", help="Only lines that this regular expression matches anywhere.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @click.option("--paths", is_flag=True, help="Print the paths of the logs instead.")
-@options.in_workspace
-@options.looks
-def command(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: Any) -> int:
+def logs(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: Any) -> int:
     """Print the output of the ranks of RUN. Each line begins with its attempt and rank, unless --rank selects one."""
     from slurmtrain.ops.logs import log_paths, read_logs
     from slurmtrain.ops.shared.find import find

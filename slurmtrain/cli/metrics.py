@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.owned_files import user_name
 
@@ -46,12 +46,12 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
     return labels
 
 
-@click.command(
+@options.command(
     "metrics",
-    short_help="Export the state of all runs to Prometheus.",
-    epilog=options.examples(
-        "metrics", "metrics --textfile /var/lib/node_exporter/ada.prom", "metrics --serve 9108", "metrics --dashboard"
-    ),
+    "metrics --textfile /var/lib/node_exporter/ada.prom",
+    "metrics --serve 9108",
+    "metrics --dashboard",
+    looks=True,
 )
 @click.option("--textfile", metavar="FILE", type=click.Path(path_type=Path), help="Write a file for the node exporter.")
 @click.option("--serve", "address", metavar="[HOST:]PORT", callback=_read_address, help="Serve them until Ctrl-C.")
@@ -59,17 +59,10 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
 @click.option("--no-runs", is_flag=True, help="Leave out the series of single runs, and so their names.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(
-    workspace: Workspace,
-    textfile: Path | None,
-    address: tuple[str, int] | None,
-    labels: dict[str, str],
-    no_runs: bool,
-    dashboard: bool,
-    as_json: bool,
-) -> int:
+def metrics(
+    workspace: Workspace, textfile: Path | None, address: tuple[str, int] | None, labels: dict[str, str],
+    no_runs: bool, dashboard: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Export the state of all runs to Prometheus: print it, write it to a file, or serve it.
 
     It observes runs as 'status' does, and starts and ends none. docs/monitoring.md explains the metrics.

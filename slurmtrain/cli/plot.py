@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import complete, formatting, options, output, tables
-from slurmtrain.cli.shared.question_options import over_option
+from slurmtrain.cli import complete, formatting, options, output, tables
+from slurmtrain.cli.options import over_option
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -28,21 +28,14 @@ _DOTS = 2
 _CSV_ROWS = 10_000
 
 
-@click.command(
-    "plot",
-    short_help="Draw curves of metrics.",
-    epilog=options.examples("plot cnn-lr0.1 cnn-lr0.3 val_loss --log", "plot 'cnn-*' val_loss --over seed"),
+@options.command("plot cnn-lr0.1 cnn-lr0.3 val_loss --log", "plot 'cnn-*' val_loss --over seed", looks=True)
+@click.argument(
+    "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=complete.complete_run_or_metric
 )
-@options.runs_and_metric_argument
 @click.option(
-    "-m",
-    "--metric",
-    "metrics",
-    metavar="NAME",
-    multiple=True,
-    shell_complete=complete.complete_metric,
+    "-m", "--metric", "metrics", metavar="NAME", multiple=True, shell_complete=complete.complete_metric,
     help="A metric; repeatable. All words are runs then.",
-)
+)  # fmt: skip
 @click.option(
     "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."
 )
@@ -53,9 +46,7 @@ _CSV_ROWS = 10_000
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV.")
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(
+def plot(
     workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
     as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], **shown: Any,
 ) -> int:  # fmt: skip
@@ -150,7 +141,7 @@ def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
 
 
 def _draw(metrics: Sequence[str], chart_of: Callable[[str, int], Chart]) -> None:
-    from slurmtrain.cli.shared.terminal_chart import draw
+    from slurmtrain.cli.terminal_chart import draw
 
     on_terminal = output.is_terminal(sys.stdout)
     width, lines = (output.width(), get_terminal_size().lines) if on_terminal else (_COLUMNS, _LINES)

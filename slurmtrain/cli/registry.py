@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.inherited import current_directory
 
 
-@click.group("registry", short_help="Manage the registry.", epilog=options.examples("registry rebuild"))
-def command() -> None:
+@click.group(epilog=options.examples("registry rebuild"))
+def registry() -> None:
     """Manage the registry, a projection of the run directories that can be deleted and rebuilt."""
 
 
-@command.command(
-    "rebuild",
-    short_help="Rebuild the registry from the run directories.",
-    epilog=options.examples("registry rebuild"),
-)
+@options.command("registry rebuild", group=registry, short_help="Rebuild the registry from the run directories.")
 @options.json_option
-@options.in_workspace
 def rebuild(workspace: Workspace, as_json: bool) -> int:
     """Rebuild the registry from the run directories.
 
     A damaged file is kept next to it as registry.db.damaged, and one that is not a registry as registry.db.old.
     """
-    from slurmtrain.cli.shared.progress import count_progress
+    from slurmtrain.cli.progress import count_progress
     from slurmtrain.ops.rebuild import rebuild
 
     with count_progress("runs") as show:
@@ -39,15 +34,14 @@ def rebuild(workspace: Workspace, as_json: bool) -> int:
     return 0
 
 
-@command.command(
-    "copy",
+@options.command(
+    "registry copy runs/registry.db postgresql+psycopg://me@db.site/runs",
+    group=registry,
     short_help="Copy the registry to another database.",
-    epilog=options.examples("registry copy runs/registry.db postgresql+psycopg://me@db.site/runs"),
 )
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @options.json_option
-@options.in_workspace
 def copy(workspace: Workspace, source: str, target: str, as_json: bool) -> int:
     """Copy a registry to another database, and compare both.
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli.describe import attempt_problems, check_tables, node_lists
-from slurmtrain.cli.shared import formatting, options, output, tables, times
+from slurmtrain.cli import describe, formatting, options, output, tables
 from slurmtrain.model.environment import surroundings
 from slurmtrain.model.run.lineage import AFTER, Parent
 from slurmtrain.ops.shared.workspace import Workspace
@@ -24,15 +23,13 @@ _SMALL_CHAIN = 2
 _INDENT = 12
 
 
-@click.command("show", short_help="Show all about a run.", epilog=options.examples("show @last"))
+@options.command("show @last", looks=True)
 @options.run_argument
 @click.option(
     "-v", "--nodes", "each_node", is_flag=True, help="List each node, and the networks of all attempts; omit nothing."
 )
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> int:
+def show(workspace: Workspace, run: str, each_node: bool, as_json: bool) -> int:
     """Show all about RUN: attempts and why they ended, checkpoints, metrics.
 
     Nodes that have something in common share a line. Networks and clocks are the newest attempt's.
@@ -77,7 +74,7 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
         for each in run["chain"]:
             mark = "  <" if each["id"] == run["id"] else ""
             output.echo("  " * (each["depth"] + 1) + _chained(each) + mark)
-    if lines := check_tables.finding_lines(run["attempts"]):
+    if lines := describe.finding_lines(run["attempts"]):
         output.echo("", "findings")
         for line in lines:
             output.paragraph(f"  {line}", " " * 8)
@@ -88,19 +85,19 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
 
 def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known about a run, each with its name; ``-`` or nothing where there is none."""
-    reason = f": {times.localized(run['reason'])}" if run["reason"] else ""
+    reason = f": {formatting.localized(run['reason'])}" if run["reason"] else ""
     ahead = f"  {formatting.rate(run)}, {formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
     yield "run", f"{run['id']}  {run['name']}"
     yield "state", run["state"] + reason
     yield "step", formatting.steps(run) + ahead
     unknown = run["lost_steps"] is None and run["step"] is not None
     yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])
-    yield "time", attempt_problems.describe_time(run["seconds"], run["goodput"])
+    yield "time", describe.describe_time(run["seconds"], run["goodput"])
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
     yield "checkpoint", formatting.newest_checkpoint(run)
-    yield "submitted", f"{times.when(run['submitted_at'])}  (executor {run['executor']})"
-    yield "ended", times.when(run["ended_at"])
+    yield "submitted", f"{formatting.when(run['submitted_at'])}  (executor {run['executor']})"
+    yield "ended", formatting.when(run["ended_at"])
     yield "command", run["command"]
     yield "sweep", run["sweep"]
     yield "from", "; ".join(Parent.from_dict(parent).phrase for parent in _without_chain(run["parents"]))
@@ -110,7 +107,7 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tags", " ".join(run["tags"])
     yield "note", run["note"]
     yield "archived", "'status' lists it with --all only" if run["archived"] else ""
-    yield "deleted", times.when(run["deleted_at"])
+    yield "deleted", formatting.when(run["deleted_at"])
     yield "git", _git(run["git"])
     yield "code", _code(run["code"])
     yield "plan", run["plan_hash"]
@@ -171,17 +168,9 @@ def _print_checkpoints(run: dict[str, Any], *, limit: int | None) -> None:
     if not shown:
         return
     output.echo("", "checkpoints")
-    rows = [
-        (
-            formatting.checkpoint_step(c),
-            formatting.size(c["bytes"]),
-            times.when(c["saved_at"]),
-            formatting.checkpoint_state(c),
-            _relative(c["path"], run["dir"]),
-        )
-        for c in shown
-    ]
-    tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
+    tables.print_checkpoints(
+        "step size saved files path", [{**each, "path": _relative(each["path"], run["dir"])} for each in shown]
+    )
     if earlier := len(run["checkpoints"]) - len(shown):
         output.echo(f"and {earlier} earlier; 'slurmtrain checkpoints {run['id']}' lists all")
 
@@ -205,7 +194,7 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool, each_node: bool) ->
         _print_network(attempt["network"])
     if each_node and attempt["nodes"]:
         output.echo()
-        tables.print_table(check_tables.NODE_HEADERS, check_tables.node_rows(attempt))
+        tables.print_table(describe.NODE_HEADERS, describe.node_rows(attempt))
     for failure in attempt["failures"][:1]:
         for line in failure.get("last_lines") or ():
             output.echo(f"  | {line}")
@@ -213,8 +202,8 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool, each_node: bool) ->
 
 def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known about an attempt as a whole, each with its name; nothing where there is none."""
-    yield "reason", times.localized(attempt["reason"])
-    yield "nodes", node_lists.count_and_nodes(attempt["nodes"])
+    yield "reason", formatting.localized(attempt["reason"])
+    yield "nodes", describe.count_and_nodes(attempt["nodes"])
     yield "from", _period(attempt["started_at"], attempt["ended_at"])
     yield "steps", _steps(attempt["first_step"], attempt["last_step"])
     yield "code", f"snapshot {attempt['code'][:12]}" if attempt.get("code") else ""
@@ -222,7 +211,7 @@ def _attempt_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "environ", line
     yield "cpus", _bound_cpus(attempt.get("cpus") or {})
     yield "lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""
-    yield "time", attempt_problems.describe_time(attempt["seconds"])
+    yield "time", describe.describe_time(attempt["seconds"])
     yield "master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""
 
 
@@ -236,9 +225,9 @@ def _bound_cpus(cpus: dict[str, str]) -> str:
 def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What the preflight of an attempt learned of its nodes, each with its name; nothing where there is none."""
     yield "network", (attempt["network"] or {}).get("elected") or ""
-    yield "interface", node_lists.describe_values(attempt["interfaces"])
-    yield "clocks", node_lists.describe_clocks(attempt["clock"])
-    yield "checks", check_tables.describe_count(attempt["checks"])
+    yield "interface", describe.describe_values(attempt["interfaces"])
+    yield "clocks", describe.describe_clocks(attempt["clock"])
+    yield "checks", describe.describe_count(attempt["checks"])
     yield "saves", formatting.interval(attempt["interval"])
     yield "shares", formatting.shares(attempt.get("shares"))
     yield "backend", formatting.backend(attempt.get("hardware"))
@@ -248,27 +237,27 @@ def _node_facts(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What held an attempt up or was done about it, each with its name; nothing where there was none."""
     yield "unsaved", attempt["save_problem"]
-    for name, moments, describe in (
-        ("in place", attempt["restarts"], attempt_problems.describe_restart),
-        ("passed by", attempt["passed_over"], attempt_problems.describe_passed_over),
-        ("hang", attempt["hangs"], attempt_problems.describe_hang),
-        ("limit", attempt["raised_limits"], attempt_problems.describe_raised_limit),
-        ("slow", attempt["stragglers"], attempt_problems.describe_straggler),
+    for name, moments, phrase in (
+        ("in place", attempt["restarts"], describe.describe_restart),
+        ("passed by", attempt["passed_over"], describe.describe_passed_over),
+        ("hang", attempt["hangs"], describe.describe_hang),
+        ("limit", attempt["raised_limits"], describe.describe_raised_limit),
+        ("slow", attempt["stragglers"], describe.describe_straggler),
     ):
-        for line in attempt_problems.newest_lines(map(describe, moments)):
+        for line in describe.newest_lines(map(phrase, moments)):
             yield name, line
-    yield "evidence", attempt_problems.describe_evidence(attempt["evidence"])
+    yield "evidence", describe.describe_evidence(attempt["evidence"])
     yield "pack", f"{attempt['pack']} runs share its job" if attempt["pack"] > 1 else ""
     yield "shell", surroundings.describe(attempt.get("inherited", {}))
-    yield "without", node_lists.describe_nodes(attempt["without"])
+    yield "without", describe.describe_nodes(attempt["without"])
     yield "overrides", " ".join(attempt["overrides"])
 
 
 def _print_network(network: dict[str, Any] | None) -> None:
-    if rows := check_tables.network_rows(network):
+    if rows := describe.network_rows(network):
         output.echo()
-        tables.print_table(check_tables.NETWORK_HEADERS, rows)
-        for line in check_tables.excluded_addresses(network):
+        tables.print_table(describe.NETWORK_HEADERS, rows)
+        for line in describe.excluded_addresses(network):
             output.paragraph(f"left out: {line}", "  ")
 
 
@@ -277,8 +266,9 @@ def _period(begin: str | None, end: str | None) -> str:
     if not begin:
         return ""
     if not end:
-        return f"{times.calendar(begin)} to now"
-    return f"{times.calendar(begin)} to {times.calendar(end)} ({formatting.duration(times.between(begin, end))})"
+        return f"{formatting.calendar(begin)} to now"
+    length = formatting.duration(formatting.between(begin, end))
+    return f"{formatting.calendar(begin)} to {formatting.calendar(end)} ({length})"
 
 
 def _steps(first: int | None, last: int | None) -> str:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import options, output, run_table, tables
-from slurmtrain.cli.shared.question_options import question_options
+from slurmtrain.cli import options, output, tables
 from slurmtrain.ops.query.select import NEWEST, Question
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -20,38 +19,25 @@ if TYPE_CHECKING:
     from slurmtrain.ops.search.summary import SearchSummary
 
 
-@click.command(
+@options.command(
     "status",
-    short_help="List runs.",
-    epilog=options.examples(
-        "status",
-        "status 'cnn*' --all",
-        "status --where 'params.lr < 0.1 and state = completed' --sort -metrics.acc --limit 5",
-    ),
+    "status 'cnn*' --all",
+    "status --where 'params.lr < 0.1 and state = completed' --sort -metrics.acc --limit 5",
+    looks=True,
 )
 @options.some_runs_argument
-@question_options
+@options.question_options
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
 @click.option("--no-fold", "unfolded", is_flag=True, help="List each run of a sweep, not one line for all of them.")
 @click.option("--tree", is_flag=True, help="Print below each run those that start after it, with all of its chain.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @options.interval_option
-@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@options.csv_option
 @options.json_option
-@options.in_workspace
-@options.looks
-def command(
-    workspace: Workspace,
-    names: tuple[str, ...],
-    question: Question,
-    all_runs: bool,
-    unfolded: bool,
-    tree: bool,
-    watch: bool,
-    interval: float,
-    as_csv: bool,
-    as_json: bool,
-) -> int:
+def status(
+    workspace: Workspace, names: tuple[str, ...], question: Question, all_runs: bool, unfolded: bool, tree: bool,
+    watch: bool, interval: float, as_csv: bool, as_json: bool,
+) -> int:  # fmt: skip
     """List runs: first the runs that may still change, then the newest.
 
     RUN may also be a pattern such as 'cnn*', or the id of a sweep. If nothing is asked, a sweep is one line: how many
@@ -103,7 +89,7 @@ def _look(workspace: Workspace, question: Question) -> Selection:
 
 def _describe_sweeps(workspace: Workspace, names: Sequence[str], selection: Selection) -> None:
     """Summarize the sweeps that were named, below their runs."""
-    from slurmtrain.model.query.folding import describe_sweep
+    from slurmtrain.model.query.comparison import describe_sweep
 
     for name in names:
         runs = [run for run in selection.runs if run["sweep"] == name]
@@ -144,18 +130,16 @@ def _as_json(workspace: Workspace, question: Question, selection: Selection) -> 
 
 
 def _as_csv(_workspace: Workspace, question: Question, selection: Selection) -> None:
-    from slurmtrain.cli.shared.csv_rows import print_csv
-
-    print_csv(selection.runs, question.columns)
+    tables.print_csv(selection.runs, question.columns)
 
 
 def _as_table(_workspace: Workspace, question: Question, selection: Selection) -> None:
     if question.columns:
-        run_table.print_fields(selection.runs, question.columns)
+        tables.print_runs(selection.runs, only=question.columns)
     elif selection.runs:
-        run_table.print_runs(_indented(selection.lines), selection.fields)
+        tables.print_runs(_indented(selection.lines), selection.fields)
     if selection.cut:
-        output.echo(run_table.count_states(selection.cut), err=True)
+        output.echo(tables.count_states(selection.cut), err=True)
 
 
 def _indented(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -169,9 +153,9 @@ def _live(workspace: Workspace, question: Question, interval: float) -> int:
     with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
         while True:
             selection = _look(workspace, question)
-            room = run_table.rows_on(live.console.height)
-            others = [run["state"] for run in selection.lines[room:]] + list(selection.cut)
-            shown, width = _indented(selection.lines[:room]), live.console.width
-            drawn = run_table.screen(shown, width, others, selection.fields, question.columns)
-            live.update(drawn, refresh=True)
+            lines = _indented(selection.lines)
+            columns = tables.columns_of(lines, selection.fields, question.columns)
+            live.update(
+                tables.screen(lines, columns, (live.console.width, live.console.height), selection.cut), refresh=True
+            )
             time.sleep(interval)

@@ -7,28 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.ui import Page
 
 
-@click.command("ui", short_help="Show runs in MLflow, in a browser.", epilog=options.examples("ui", "ui 'lr-*'"))
+@options.command("ui", "ui 'lr-*'")
 @options.maybe_run_argument
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="N",
-    default=5000,
-    show_default=True,
+    "--port", type=click.IntRange(1, 65535), metavar="N", default=5000, show_default=True,
     help="The server's port; if it is in use, the next free one.",
-)
+)  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address that the server listens on.")
 @click.option("--no-browser", "quiet", is_flag=True, help="Only print the address.")
 @options.json_option
-@options.in_workspace
-def command(workspace: Workspace, run: str | None, port: int, host: str, quiet: bool, as_json: bool) -> int:
+def ui(workspace: Workspace, run: str | None, port: int, host: str, quiet: bool, as_json: bool) -> int:
     """Send what is new to MLflow, start its server for the store of these runs, and show them until Ctrl-C.
 
     RUN is shown on its own page; a name that several runs have, a sweep, or a pattern in quotes, as a list of these;

@@ -13,8 +13,8 @@ from slurmtrain.errors import PathError, RunNotFound, SlurmtrainError, UserError
 from slurmtrain.model.metrics.chart import Chart, Series, View, make_chart
 from slurmtrain.model.metrics.curves import Curve, Points
 from slurmtrain.model.metrics.means import MeanCurve, mean_curve
-from slurmtrain.model.query.differing import differing, repetition_key, write_settings
-from slurmtrain.model.query.mistakes import check_field
+from slurmtrain.model.query.fields import differing, repetition_key, write_settings
+from slurmtrain.model.query.measures import check_field
 from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.kinds import suggestion

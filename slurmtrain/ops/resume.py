@@ -25,7 +25,7 @@ from slurmtrain.errors import (
     SubmitFailed,
     UserError,
 )
-from slurmtrain.model.query.folding import count_states
+from slurmtrain.model.query.comparison import count_states
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.events.command import CancelRequested

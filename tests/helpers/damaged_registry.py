@@ -11,7 +11,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from slurmtrain.cli import show, status
+from slurmtrain.cli.show import show
+from slurmtrain.cli.status import status
 from slurmtrain.config import Config
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.ops.rebuild import rebuild
@@ -47,14 +48,14 @@ class Root:
     def status(self) -> tuple[list[dict[str, Any]], str]:
         """The runs that ``status --json`` prints, less what only the registry knows, and what it says on stderr."""
         arguments = ["--runs", str(self.runs), "--all", "--json"]
-        result = CliRunner().invoke(status.command, arguments, standalone_mode=False, catch_exceptions=False)
+        result = CliRunner().invoke(status, arguments, standalone_mode=False, catch_exceptions=False)
         runs = json.loads(result.stdout)["runs"]
         return [{key: run[key] for key in run.keys() - {"mirrored", "trackers"}} for run in runs], result.stderr
 
     def show(self, run: str) -> dict[str, Any]:
         """What ``show --json`` prints."""
         arguments = ["--runs", str(self.runs), run, "--json"]
-        result = CliRunner().invoke(show.command, arguments, standalone_mode=False, catch_exceptions=False)
+        result = CliRunner().invoke(show, arguments, standalone_mode=False, catch_exceptions=False)
         shown: dict[str, Any] = json.loads(result.stdout)["run"]
         return shown
 

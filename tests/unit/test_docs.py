@@ -139,11 +139,6 @@ def parse(command: click.Command, words: list[str], parent: click.Context | None
         parse(inner, others, context)
 
 
-def test_the_list_of_commands_says_what_the_commands_say() -> None:
-    own = {name: cli.get_command(click.Context(cli), name).short_help for name in cli.places}
-    assert {name: text for name, (_, text) in cli.places.items()} == own
-
-
 @pytest.mark.parametrize("text", YAML_BLOCKS)
 def test_every_yaml_example_is_a_valid_spec_or_configuration(text: str, tmp_path: Path) -> None:
     if "command" in yaml.safe_load(text):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 
-import click
-
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli import options, output
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("top", short_help="Watch and steer runs on a live page.", epilog=options.examples("top"))
+@options.command("top", looks=True)
 @options.interval_option
-@options.in_workspace
-@options.looks
-def command(workspace: Workspace, interval: float) -> int:
+def top(workspace: Workspace, interval: float) -> int:
     """Show all runs on a live page: steps, rates, why they wait or ended, and the end of their logs.
 
     Keys follow logs, show all about a run, cancel it, resume it, have it save, filter and sort; ? lists them. It needs
@@ -27,6 +23,6 @@ def command(workspace: Workspace, interval: float) -> int:
             "'slurmtrain top' needs a terminal for input and output; 'slurmtrain status --watch' prints the runs again "
             "and again, 'slurmtrain status --json' prints them for programs"
         )
-    from slurmtrain.cli.top.session import run_page
+    from slurmtrain.cli.top.app import run_page
 
     return run_page(workspace, interval)

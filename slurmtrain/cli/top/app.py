@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.cells import cell_len
@@ -14,21 +18,39 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.message import Message
 from textual.widgets import Input, Static
 
-from slurmtrain.cli.shared import formatting
-from slurmtrain.cli.shared.printable import printable
-from slurmtrain.cli.top import details, keys, rows
-from slurmtrain.cli.top.actions import CANCEL, CHECKPOINT, RESUME, Action, Actions, Outcome
-from slurmtrain.cli.top.follow import FollowedRun, Follower, News
-from slurmtrain.cli.top.lines_view import LinesView
-from slurmtrain.cli.top.look import Looker, Snapshot
-from slurmtrain.cli.top.repeater import Repeater
-from slurmtrain.cli.top.report import report_lines
-from slurmtrain.cli.top.runs_table import RunsTable
-from slurmtrain.cli.top.screens import HelpScreen, LogScreen, Prompt, QuestionScreen, TextScreen, keys_text
+from slurmtrain.cli import formatting, output
+from slurmtrain.cli.output import printable
+from slurmtrain.cli.top import rows
+from slurmtrain.cli.top.reading import (
+    CANCEL,
+    CHECKPOINT,
+    RESUME,
+    Action,
+    Actions,
+    FollowedRun,
+    Follower,
+    Looker,
+    News,
+    Outcome,
+    Repeater,
+    Snapshot,
+    report_lines,
+)
+from slurmtrain.cli.top.widgets import (
+    PAGE_KEYS,
+    HelpScreen,
+    LinesView,
+    LogScreen,
+    Prompt,
+    QuestionScreen,
+    RunsTable,
+    TextScreen,
+    keys_text,
+)
 from slurmtrain.errors import QueryError
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config
@@ -85,35 +107,6 @@ class TopApp(App[int]):
         Binding("question_mark", "help", show=False),
     ]
 
-    class Looked(Message):
-        """All runs were looked at."""
-
-        def __init__(self, snapshot: Snapshot) -> None:
-            super().__init__()
-            self.snapshot = snapshot
-
-    class Followed(Message):
-        """There is news about the run that is followed."""
-
-        def __init__(self, news: News) -> None:
-            super().__init__()
-            self.news = news
-
-    class Reported(Message):
-        """All about a run was read."""
-
-        def __init__(self, row: rows.Row, lines: list[str]) -> None:
-            super().__init__()
-            self.row = row
-            self.lines = lines
-
-    class Ended(Message):
-        """An action has ended."""
-
-        def __init__(self, outcome: Outcome) -> None:
-            super().__init__()
-            self.outcome = outcome
-
     def __init__(self, config: Config, interval_s: float) -> None:
         """``interval_s``: seconds between two looks at all runs."""
         super().__init__(ansi_color=True)
@@ -126,15 +119,15 @@ class TopApp(App[int]):
         self._mistake = ""
         self._attempts: Sequence[Any] = ()
         self._looker = Looker(config)
-        self._follower = Follower(config, lambda news: self._post(self.Followed(news)), interval_s)
-        self._looks = Repeater(lambda: self._post(self.Looked(self._looker.look())), interval_s)
+        self._follower = Follower(config, partial(self._later, self._show_news), interval_s)
+        self._looks = Repeater(lambda: self._later(self.show_snapshot, self._looker.look()), interval_s)
         self._follows = Repeater(self._follower.look, min(_LOGS_S, interval_s))
-        self.actions = Actions(config, lambda outcome: self._post(self.Ended(outcome)))
+        self.actions = Actions(config, partial(self._later, self._show_outcome))
 
-    def _post(self, message: Message) -> None:
-        """Hand a message to the page, from any thread; it is lost if the page has been left."""
+    def _later(self, show: Callable[..., None], *news: Any) -> None:
+        """Have the page show something, from any thread; it is lost if the page has been left."""
         if self.is_running:
-            self.post_message(message)
+            self.call_later(show, *news)
 
     def compose(self) -> ComposeResult:
         """The parts of the page, from top to bottom."""
@@ -177,9 +170,9 @@ class TopApp(App[int]):
 
     # --- what was read ------------------------------------------------------------------------------------------------
 
-    def on_top_app_looked(self, message: Looked) -> None:
-        """Draw what has changed since the last look."""
-        self._snapshot = message.snapshot
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Draw what has changed since the last ``snapshot``."""
+        self._snapshot = snapshot
         self._show_runs()
 
     def _show_runs(self) -> None:
@@ -202,7 +195,11 @@ class TopApp(App[int]):
             parts.insert(0, f"{shown} shown: {' '.join(filter(None, chosen))}")
         if self._view.order != rows.RunsView().order:
             parts.insert(0, f"by {self._view.order}")
-        slurm_age = "" if snapshot.slurm_at is None else f"Slurm {formatting.duration(_since(snapshot.slurm_at))} ago"
+        slurm_age = (
+            ""
+            if snapshot.slurm_at is None
+            else f"Slurm {formatting.duration(max(0.0, time.time() - snapshot.slurm_at))} ago"
+        )
         width = self.size.width - cell_len(slurm_age) - 2
         return rows.cut("  ".join(parts), width) + "  " + slurm_age
 
@@ -226,9 +223,9 @@ class TopApp(App[int]):
             self._follower.subject = FollowedRun(selected.id, _TAIL_LINES) if selected else None
         self._follows.wake()
 
-    def on_top_app_followed(self, message: Followed) -> None:
+    def _show_news(self, news: News) -> None:
         """Show what is new about the run that is followed."""
-        news, screen = message.news, self.screen
+        screen = self.screen
         if news.subject != self._follower.subject:
             return
         if news.attempts is not None:
@@ -247,9 +244,9 @@ class TopApp(App[int]):
             title.update("")
             return
         title.update(Text(printable(f"{selected.run['name']} {selected.id}"), no_wrap=True, overflow="ellipsis"))
-        pairs = details.facts(selected.run, self._attempts)
-        lines = details.lines(pairs, facts.size.width)
-        facts.set_lines(f"\x1b[1m{details.label(name)}\x1b[0m{text}" for name, text in lines)
+        pairs = rows.facts(selected.run, self._attempts)
+        lines = rows.fact_lines(pairs, facts.size.width)
+        facts.set_lines(f"\x1b[1m{rows.label(name)}\x1b[0m{text}" for name, text in lines)
 
     # --- the screen ---------------------------------------------------------------------------------------------------
 
@@ -260,7 +257,7 @@ class TopApp(App[int]):
         pane.display = page.query_one("#selected").display = height >= _LOWEST
         pane.styles.height = max(4, height * 2 // 5 if height < 40 else height // 3)
         pane.set_class(width >= _WIDE, "wide")
-        page.query_one(".keys", Static).update(keys_text(keys.PAGE_KEYS, width))
+        page.query_one(".keys", Static).update(keys_text(PAGE_KEYS, width))
         self.call_after_refresh(self._show_runs)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -297,14 +294,13 @@ class TopApp(App[int]):
             return
 
         def read() -> None:
-            self._post(self.Reported(selected, report_lines(self._config, selected.run, columns)))
+            self._later(self._show_report, selected, report_lines(self._config, selected.run, columns))
 
         threading.Thread(target=read, daemon=True).start()
 
-    def on_top_app_reported(self, message: Reported) -> None:
+    def _show_report(self, row: rows.Row, lines: list[str]) -> None:
         """Show all about a run."""
-        title = printable(f"{message.row.run['name']} {message.row.id}")
-        self.push_screen(TextScreen(title, message.lines))
+        self.push_screen(TextScreen(printable(f"{row.run['name']} {row.id}"), lines))
 
     def action_cancel(self) -> None:
         """Cancel the selected run, if that is confirmed."""
@@ -333,9 +329,8 @@ class TopApp(App[int]):
     def _start(self, action: Action, run_id: str) -> None:
         self.notify(self.actions.start(action, run_id), markup=False)
 
-    def on_top_app_ended(self, message: Ended) -> None:
+    def _show_outcome(self, outcome: Outcome) -> None:
         """Say what became of an action, and look at once."""
-        outcome = message.outcome
         self.notify(
             printable(outcome.text), severity="information" if outcome.good else "error", timeout=10.0, markup=False
         )
@@ -388,5 +383,39 @@ class TopApp(App[int]):
         self._show_runs()
 
 
-def _since(moment: float) -> float:
-    return max(0.0, time.time() - moment)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How long the terminal may take to be restored after a signal: one that was closed cannot be written to.
+_RESTORED_S = 3.0
+
+
+def run_page(workspace: Workspace, interval_s: float) -> int:
+    """Show the page until it is left; returns the exit code, 128 and the signal's number if a signal ended it.
+
+    Args:
+        workspace: The runs.
+        interval_s: Seconds between two looks.
+    """
+    app = TopApp(workspace.config, interval_s)
+    code = asyncio.run(_run(app))
+    if code is None:
+        # textual has printed what went wrong.
+        return 1
+    if code == 0 and app.actions.under_way:
+        output.echo(f"still {'; '.join(app.actions.under_way)}; Ctrl-C leaves that to 'slurmtrain sync'", err=True)
+        app.actions.wait()
+    return code
+
+
+async def _run(app: TopApp) -> int | None:
+    loop = asyncio.get_running_loop()
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, _leave, app, 128 + each)
+    return await app.run_async()
+
+
+def _leave(app: TopApp, code: int) -> None:
+    """End the page, or at least the process."""
+    last = threading.Timer(_RESTORED_S, os._exit, [code])
+    last.daemon = True
+    last.start()
+    app.exit(code)

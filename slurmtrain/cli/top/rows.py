@@ -6,44 +6,33 @@ import operator
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-from slurmtrain.cli.shared import formatting, times
-from slurmtrain.cli.shared.fit import Column, fit
-from slurmtrain.cli.shared.printable import printable
-from slurmtrain.model.query.differing import differing
+from slurmtrain.cli import describe, formatting
+from slurmtrain.cli.output import printable
+from slurmtrain.cli.tables import cell_width, content_width, fit, run_columns
+from slurmtrain.model.hostlist import compress_hostlist
+from slurmtrain.model.query.fields import differing
 from slurmtrain.model.run.run import ENDED, RUN_STATES
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.conditions import Condition
 
 # By worth on a page that is watched: how far runs are, what tells them apart, when they are done.
-COLUMNS = (
-    Column("ID"),
-    Column("NAME", room=20),
-    Column("STATE"),
-    Column("PARAMS", rank=2, room=14),
-    Column("STEP", rank=1),
-    Column("PROGRESS", rank=6),
-    Column("AGE", rank=5),
-    Column("ETA", rank=4),
-    Column("RATE", rank=7),
-    Column("METRICS", rank=8, room=20),
-    Column("REASON", rank=3, room=14),
+COLUMNS = run_columns(
+    "id name state params step progress age eta rate metrics reason",
+    "step params reason eta age progress rate metrics",
 )
-_HEADERS = [column.header for column in COLUMNS]
-STATE = _HEADERS.index("STATE")
-_PARAMS, _AGE = _HEADERS.index("PARAMS"), _HEADERS.index("AGE")
-# Cells that show that there is nothing to show.
-_EMPTY = ("", "-")
+_TITLES = [column.title for column in COLUMNS]
+STATE = _TITLES.index("STATE")
+_PARAMS, _AGE = _TITLES.index("PARAMS"), _TITLES.index("AGE")
 # What conditions have and words have not.
 _COMPARISON = re.compile(r"[=<>~]|\sin\s")
-_BAR_CELLS = 8
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +59,14 @@ class Row:
 
 
 def make_row(run: Mapping[str, Any]) -> Row:
-    """The row of a ``run``, now; :class:`Params` adds its parameters."""
-    cells = (
-        run["id"],
-        run["name"],
-        run["state"],
-        "-",
-        formatting.steps(run),
-        bar(run["step"], run["total_steps"]),
-        formatting.age(run["submitted_at"]),
-        formatting.duration(run["eta_seconds"]),
-        formatting.rate(run),
-        formatting.metrics(run),
-        times.localized(run["reason"] or ""),
-    )
+    """The row of a ``run``, now; without its parameters, which :class:`Params` adds."""
+    cells = (column.cell({**run, "params": {}}) for column in COLUMNS)
     return _row(run, tuple(map(printable, cells)))
 
 
 def aged(row: Row) -> Row:
     """The same ``row``, unless the age that it shows is over."""
-    age = formatting.age(row.run["submitted_at"])
+    age = COLUMNS[_AGE].cell(row.run)
     return row if age == row.cells[_AGE] else _with_cell(row, _AGE, age)
 
 
@@ -124,16 +101,7 @@ def _with_cell(row: Row, index: int, text: str) -> Row:
 
 
 def _row(run: Mapping[str, Any], cells: tuple[str, ...]) -> Row:
-    return Row(run, cells, tuple(0 if cell in _EMPTY else cell_len(cell) for cell in cells))
-
-
-def bar(step: int | None, total: int | None) -> str:
-    """How much of ``total`` steps is done, drawn to an eighth of a cell; empty if that is unknown."""
-    if step is None or not total:
-        return ""
-    eighths = round(max(0.0, min(1.0, step / total)) * _BAR_CELLS * 8)
-    whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_CELLS, "·")
+    return Row(run, cells, tuple(map(cell_width, cells)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +129,7 @@ class RunsView:
         """
         condition = None
         if _COMPARISON.search(text):
-            from slurmtrain.model.query.mistakes import check_condition
-            from slurmtrain.model.query.where import parse
+            from slurmtrain.model.query.conditions import check_condition, parse
 
             condition = parse(text, time.time())
             check_condition(condition, text, [row.run for row in rows])
@@ -221,12 +188,8 @@ def _contains(row: Row, words: Sequence[str]) -> bool:
 
 def column_widths(rows: Sequence[Row], width: int) -> dict[int, int]:
     """The widths of the columns that are shown on a terminal, by index; ``width``: the terminal's, in cells."""
-    content = [max(column, default=0) for column in zip(*(row.widths for row in rows), strict=True)]
-    content = content or [cell_len(column.header) if not column.rank else 0 for column in COLUMNS]
-    headers = [cell_len(column.header) for column in COLUMNS]
-    return fit(
-        COLUMNS, [max(wide, header) if wide else 0 for wide, header in zip(content, headers, strict=True)], width
-    )
+    cells = zip(COLUMNS, *(row.widths for row in rows), strict=True)
+    return fit(COLUMNS, [content_width(column, widths) for column, *widths in cells], width)
 
 
 def cut(text: str, width: int) -> str:
@@ -243,3 +206,97 @@ def summary(rows: Iterable[Row]) -> str:
         counts, key=lambda state: (state in ENDED, RUN_STATES.index(state) if state in RUN_STATES else 0)
     )
     return "  ".join(f"{counts[state]} {state}" for state in live_first) or "no runs"
+
+
+_LABEL = 11
+_METRICS_SHOWN = 12
+
+
+def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The known facts about a run, by worth: (name, text) each, without empty ones.
+
+    Args:
+        run: RUN of the JSON contract.
+        attempts: Its ATTEMPTs, oldest first; empty if they are not known yet.
+    """
+    newest = attempts[-1] if attempts else None
+    pairs = [
+        ("state", run["state"] + (f": {run['reason']}" if run["reason"] not in ("", run["state"]) else "")),
+        ("step", _progress_text(run)),
+        ("params", formatting.params(run["params"])),
+        ("metrics", formatting.metrics(run, _METRICS_SHOWN)),
+        ("checkpoint", _checkpoint(run)),
+        *(("attempt", line) for line in _attempts(attempts)),
+        ("nodes", _nodes(newest)),
+        ("gpus", _gpus(newest)),
+        ("tags", " ".join(run["tags"])),
+        ("note", run["note"]),
+        ("sweep", run["sweep"] or ""),
+        ("job", f"{run['job_id']} ({run['executor']})" if run["job_id"] else ""),
+        ("directory", run["dir"]),
+    ]
+    return [(name, printable(formatting.localized(text))) for name, text in pairs if text not in ("", "-")]
+
+
+def fact_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[str, str]]:
+    """Facts as lines of at most ``width`` cells: (name, text), the name empty on the lines that continue a fact.
+
+    Args:
+        pairs: From :func:`facts`.
+        width: In cells, names included.
+    """
+    room = max(10, width - _LABEL)
+    return [
+        (name if number == 0 else "", part)
+        for name, text in pairs
+        for number, part in enumerate(wrap(text, room) or [""])
+    ]
+
+
+def label(name: str) -> str:
+    """The name of a fact, as wide as all names are."""
+    return name.ljust(_LABEL)
+
+
+def _progress_text(run: Mapping[str, Any]) -> str:
+    to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
+    goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
+    lost = f"lost {run['lost_steps']} steps" if run["lost_steps"] else ""
+    parts = (formatting.steps(run), formatting.rate(run), to_go, lost, goodput)
+    return ", ".join(part for part in parts if part not in ("", "-"))
+
+
+def _checkpoint(run: Mapping[str, Any]) -> str:
+    newest = run["checkpoint"]
+    return "" if newest is None else f"{formatting.newest_checkpoint(run)}, {formatting.size(newest['bytes'])}"
+
+
+def _attempts(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How each attempt ended, the newest first."""
+    for attempt in reversed(attempts):
+        why = attempt["cause"] or attempt["state"]
+        steps = f"steps {attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""
+        lost = f"lost {attempt['lost_steps']}" if attempt["lost_steps"] else ""
+        time = describe.describe_time(attempt["seconds"])
+        reason = attempt["reason"] if attempt["reason"] != why else ""
+        yield f"{attempt['number']} " + "; ".join(filter(None, (why, steps, lost, time, reason)))
+
+
+def _nodes(attempt: Mapping[str, Any] | None) -> str:
+    hosts = [] if attempt is None else attempt["nodes"]
+    try:
+        return compress_hostlist(hosts)
+    except ValueError:
+        return ", ".join(hosts)
+
+
+def _gpus(attempt: Mapping[str, Any] | None) -> str:
+    """What the preflight has seen of the GPUs: nothing records how busy they are."""
+    by_summary: dict[str, list[str]] = {}
+    for host, checks in ({} if attempt is None else attempt["checks"]).items():
+        for check in checks:
+            if check.get("check") == "gpu":
+                by_summary.setdefault(str(check.get("summary")), []).append(host)
+    if len(by_summary) == 1:
+        return next(iter(by_summary))
+    return "; ".join(f"{', '.join(hosts)}: {summary}" for summary, hosts in by_summary.items())

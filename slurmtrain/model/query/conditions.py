@@ -1,4 +1,8 @@
-"""Conditions on runs: their parts, which runs they hold for, and how they are written.
+"""Conditions on runs: ``params.lr < 0.1 and state = completed and not tags = bad``.
+
+A condition is an expression of Python, read by :mod:`ast`, but for its operands: fields (by the names of the JSON) and
+values are words or quoted texts, such as ``val-loss``, ``2h`` or ``resnet*``. ``=`` means ``==``, ``~`` and ``!~``
+match patterns as shells do, and ``value in field`` looks into a list.
 
 A comparison with a missing value does not hold, unless it is with ``null``. A text that is a number
 (:func:`.quantities.read_number`) is compared as a number. For a list, one item must be equal, or none for ``!=``.
@@ -6,36 +10,30 @@ A comparison with a missing value does not hold, unless it is with ``null``. A t
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from slurmtrain.model.query.fields import Record, value_of
-from slurmtrain.model.query.quantities import SPAN_RELATIONS, Span, moment_of, number_of
+from slurmtrain.errors import QueryError
+from slurmtrain.model.query.fields import ABSENT, Record, is_time, look_up, text_of, value_of
+from slurmtrain.model.query.measures import check_field, read_measure
+from slurmtrain.model.query.quantities import SPAN_RELATIONS, Span, moment_of, number_of, read_number, read_span
+from slurmtrain.model.run.run import CAUSES, RUN_STATES
+from slurmtrain.model.spec.kinds import suggestion
 
-KEYWORDS = ("and", "or", "not", "in")
-# What a word consists of; anything else is quoted.
-WORD = r"""[^\s()=!<>~,"']+"""
-_WORD = re.compile(WORD)
-_NULL = "null"
 ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+# Fields that have one of a few values: anything else is a mistake.
+CHOICES: Mapping[str, Sequence[str]] = {"state": RUN_STATES, "cause": CAUSES, "executor": ("slurm", "local")}
 # The opposites of comparisons that hold for a list if none of its items compares so.
 _OPPOSITES = {"!=": "=", "not in": "in", "!~": "~"}
-
-
-class Condition(Protocol):
-    """A condition, which holds of a run or does not; ``str`` writes it so that :func:`.where.parse` reads it back."""
-
-    def holds(self, record: Record) -> bool:
-        """Whether it holds of the run ``record``."""
-
-    def comparisons(self) -> Iterator[Comparison]:
-        """The comparisons that it consists of."""
+# How many fields or values a mistake lists.
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,12 @@ class Literal:
     @property
     def is_null(self) -> bool:
         """Whether it stands for a missing value."""
-        return not self.quoted and self.text.lower() == _NULL
+        return not self.quoted and self.text.lower() == "null"
 
     @property
     def is_text(self) -> bool:
         """Whether it is neither a number nor a time."""
         return self.number is None and self.span is None
-
-    def __str__(self) -> str:
-        return _quote(self.text) if self.quoted else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,64 +88,25 @@ class Comparison:
             for literal in self.literals
         )
 
-    def __str__(self) -> str:
-        name = self.name if _is_plain(self.name) else _quote(self.name)
-        values = ", ".join(map(str, self.literals))
-        return f"{name} {self.operator} {f'({values})' if self.operator.endswith('in') else values}"
-
 
 @dataclass(frozen=True, slots=True)
-class Not:
-    """The opposite of a condition."""
+class Combination:
+    """Conditions: all (``and``), one (``or``) or none (``not``) must hold."""
 
-    inner: Condition
-
-    def holds(self, record: Record) -> bool:
-        """Whether it holds of the run ``record``."""
-        return not self.inner.holds(record)
-
-    def comparisons(self) -> Iterator[Comparison]:
-        """As :meth:`Condition.comparisons`."""
-        return self.inner.comparisons()
-
-    def __str__(self) -> str:
-        return f"not {_grouped(self.inner, AllOf, AnyOf)}"
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Conditions that all hold; none: it always holds."""
-
+    operator: str
     parts: tuple[Condition, ...]
 
     def holds(self, record: Record) -> bool:
         """Whether it holds of the run ``record``."""
-        return all(part.holds(record) for part in self.parts)
+        held = (part.holds(record) for part in self.parts)
+        return all(held) if self.operator == "and" else any(held) == (self.operator == "or")
 
     def comparisons(self) -> Iterator[Comparison]:
-        """As :meth:`Condition.comparisons`."""
+        """The comparisons that it consists of."""
         return (comparison for part in self.parts for comparison in part.comparisons())
 
-    def __str__(self) -> str:
-        return " and ".join(_grouped(part, AllOf, AnyOf) for part in self.parts)
 
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """Conditions, at least one of which must hold."""
-
-    parts: tuple[Condition, ...]
-
-    def holds(self, record: Record) -> bool:
-        """Whether it holds of the run ``record``."""
-        return any(part.holds(record) for part in self.parts)
-
-    def comparisons(self) -> Iterator[Comparison]:
-        """As :meth:`Condition.comparisons`."""
-        return (comparison for part in self.parts for comparison in part.comparisons())
-
-    def __str__(self) -> str:
-        return " or ".join(_grouped(part, AnyOf) for part in self.parts)
+Condition = Comparison | Combination
 
 
 def _holds(relation: str, value: Any, literal: Literal) -> bool:
@@ -170,21 +126,242 @@ def _holds(relation: str, value: Any, literal: Literal) -> bool:
     return isinstance(value, str) and ORDERS[relation](value, literal.text)
 
 
-def text_of(value: Any) -> str:
-    """A value as the JSON has it, text without its quotes."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+    r"""|(?P<symbol>==|!=|!~|<=|>=|[=<>~(),])"""
+    r"""|(?P<word>[^\s()=!<>~,"']+))""",
+    re.DOTALL,
+)
+_KEYWORDS = ("and", "or", "not", "in")
+_OPERAND = "_"
+# What a condition may end with.
+_ENDS = (_OPERAND, ")")
+# Python has no patterns: other operators, which have the same precedence, stand for them.
+_IN_PYTHON = {"=": "==", "~": "is", "!~": "is not"}
+_RELATIONS: Mapping[type[ast.cmpop], str] = {
+    ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Is: "~", ast.IsNot: "!~",
+    ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+# Deeper nesting is no question that a person asks.
+_DEEPEST = 50
 
 
-def _is_plain(text: str) -> bool:
-    return bool(_WORD.fullmatch(text)) and text.lower() not in KEYWORDS
+def parse(text: str, now: float) -> Condition:
+    """The condition that a text states.
+
+    Args:
+        text: The text.
+        now: What ages count back from, in seconds since 1970.
+
+    Raises:
+        QueryError: It is not a condition; shows where.
+    """
+    return _Reader(text, now).read()
 
 
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def compare(name: str, operator: str, values: Sequence[str], now: float) -> Comparison:
+    """A comparison with texts that stand outside an expression.
+
+    Args:
+        name: The field.
+        operator: As in an expression.
+        values: The operands; several for ``in``.
+        now: The time that ages count back from, in seconds since 1970.
+
+    Raises:
+        QueryError: The field cannot have such a value.
+    """
+    try:
+        return Comparison(name, operator, tuple(_literal(name, operator, value, True, now) for value in values))
+    except ValueError as error:
+        raise QueryError(str(error)) from None
 
 
-def _grouped(condition: Condition, *weaker: type) -> str:
-    return f"({condition})" if isinstance(condition, weaker) else str(condition)
+def point_at(text: str, at: int, message: str) -> QueryError:
+    """An error that shows an expression, with a caret under the place that it is about.
+
+    Args:
+        text: The expression.
+        at: The place, in characters.
+        message: What is wrong there.
+    """
+    from unicodedata import east_asian_width
+
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    cells = sum(2 if east_asian_width(character) in "WF" else 1 for character in shown[:at])
+    return QueryError(f"{message}\n  {shown}\n  {' ' * cells}^")
+
+
+class _Token(NamedTuple):
+    """A part of a condition, and what stands for it in Python. ``quoted``: it is a quoted text."""
+
+    text: str
+    at: int
+    python: str
+    quoted: bool = False
+
+
+class _Reader:
+    """Reads one text."""
+
+    def __init__(self, text: str, now: float) -> None:
+        self._text = text
+        self._now = now
+        self._tokens = list(self._split())
+
+    def _split(self) -> Iterator[_Token]:
+        at = 0
+        while match := _TOKEN.match(self._text, at):
+            kind = str(match.lastgroup)
+            text, place, at = match[kind], match.start(kind), match.end()
+            if kind == "quoted":
+                yield _Token(re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL), place, _OPERAND, quoted=True)
+            elif kind == "symbol":
+                yield _Token(text, place, _IN_PYTHON.get(text, text))
+            else:
+                yield _Token(text, place, text.lower() if text.lower() in _KEYWORDS else _OPERAND)
+        if rest := self._text[at:].lstrip():
+            why = "a quotation mark that is not closed" if rest[0] in "\"'" else f"{rest[0]!r} cannot stand here"
+            raise point_at(self._text, len(self._text) - len(rest), why)
+
+    def read(self) -> Condition:
+        if not self._tokens:
+            raise QueryError("the condition is empty; write one such as 'params.lr < 0.1 and state = completed'")
+        # On a line of its own each, so that the line of a node, or of a mistake, says which token it is about.
+        try:
+            tree = ast.parse("\\\n".join(token.python for token in self._tokens), mode="eval")
+        except SyntaxError as error:
+            raise self._mistake(error) from None
+        except (MemoryError, RecursionError):
+            raise self._too_deep() from None
+        return self._condition(tree.body, 0)
+
+    def _condition(self, node: ast.expr, depth: int) -> Condition:
+        if depth == _DEEPEST:
+            raise self._too_deep()
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                parts = tuple(self._condition(value, depth + 1) for value in values)
+                return Combination("and" if isinstance(op, ast.And) else "or", parts)
+            case ast.UnaryOp(operand=operand):
+                return Combination("not", (self._condition(operand, depth + 1),))
+            case ast.Compare(left=ast.Name() as left, ops=[op], comparators=[right]):
+                return self._comparison(self._token(left), _RELATIONS[type(op)], right)
+            case ast.Name():
+                token = self._token(node)
+                raise self._error(node.lineno, f"expected a comparison after {token.text!r}, such as = or <")
+            case ast.Compare(ops=[_, *_], comparators=[first, _, *_]):
+                raise self._error(first.end_lineno or 0, "expected 'and' or 'or'")
+        raise self._error(node.lineno - 1, "expected a field, such as state or params.lr")
+
+    def _comparison(self, name: _Token, relation: str, right: ast.expr) -> Comparison:
+        values = [right]
+        if relation.endswith("in"):
+            if isinstance(right, ast.Tuple) and right.elts:
+                values = right.elts
+            elif self._tokens[right.lineno - 2].text != "(":
+                return self._compare(self._token(right), "!=" if relation == "not in" else "=", [name])
+        return self._compare(name, relation, [self._token(value) for value in values])
+
+    def _compare(self, name: _Token, relation: str, values: Sequence[_Token]) -> Comparison:
+        literals = []
+        for value in values:
+            try:
+                literals.append(_literal(name.text, relation, value.text, value.quoted, self._now))
+            except ValueError as error:
+                raise point_at(self._text, value.at, str(error)) from None
+        return Comparison(name.text, relation, tuple(literals), name.at)
+
+    def _token(self, node: ast.expr) -> _Token:
+        """The word or quoted text that a node stands for."""
+        if not isinstance(node, ast.Name):
+            raise self._error(node.lineno - 1, "expected a value")
+        return self._tokens[node.lineno - 1]
+
+    def _mistake(self, error: SyntaxError) -> QueryError:
+        """What is wrong with a text that is no expression, in terms of its tokens."""
+        if "too many nested" in error.msg:
+            return self._too_deep()
+        # Python shows where the first of two operands begins, not where the second does.
+        pairs = enumerate(zip(self._tokens, self._tokens[1:], strict=False), 1)
+        place = next((i for i, (a, b) in pairs if a.python in _ENDS and b.python in (_OPERAND, "(")), None)
+        if place is None and "was never closed" in error.msg:
+            return self._error(len(self._tokens), "expected ')'")
+        if place is None:
+            # Behind the last token it has no column.
+            place = (error.lineno or 1) - bool(error.offset)
+        earlier, before = ["", "", *(token.python for token in self._tokens)][place : place + 2]
+        text = self._tokens[place - 1].text
+        if before in ("", "and", "or", "("):
+            return self._error(place, "expected a field, such as state or params.lr")
+        if before == "not" and earlier in _ENDS:
+            return self._error(place, "expected 'in' after 'not'")
+        if before not in _ENDS:
+            return self._error(place, f"expected a value after {text!r}")
+        if before == _OPERAND and earlier in ("", "and", "or", "not"):
+            return self._error(place, f"expected a comparison after {text!r}, such as = or <")
+        return self._error(place, "expected 'and' or 'or'")
+
+    def _error(self, place: int, expected: str) -> QueryError:
+        token = self._tokens[place] if place < len(self._tokens) else None
+        at = len(self._text.rstrip()) if token is None else token.at
+        return point_at(self._text, at, f"{expected}, not {'the end' if token is None else repr(token.text)}")
+
+    def _too_deep(self) -> QueryError:
+        return QueryError(f"more than {_DEEPEST} conditions within each other")
+
+
+def _literal(name: str, relation: str, text: str, quoted: bool, now: float) -> Literal:
+    """A value for the field ``name``. Raises ValueError if the field cannot be compared with it."""
+    literal = Literal(text, quoted)
+    if literal.is_null:
+        if relation in ORDERS or relation.endswith("~"):
+            raise ValueError(f"null is not compared with {relation!r}; '=' and '!=' find what is missing, or is not")
+        return literal
+    if relation.endswith("~"):
+        return literal
+    if is_time(name):
+        return Literal(text, quoted, span=read_span(text, now))
+    choices = CHOICES.get(name, (text,))
+    if text not in choices and relation not in ORDERS:
+        hint = suggestion(text, choices) or f"; {name} is one of {', '.join(choices)}"
+        raise ValueError(f"there is no {name} {text!r}{hint}")
+    return Literal(text, quoted, number=None if quoted else read_number(text))
+
+
+# --- mistakes that only the runs show ---------------------------------------------------------------------------------
+
+
+def check_condition(condition: Condition, text: str, records: Sequence[Record]) -> None:
+    """Raise QueryError, which shows where, if a condition compares what no run has, or what cannot be compared.
+
+    Args:
+        condition: The condition.
+        text: The text that states it.
+        records: All runs.
+    """
+    for comparison in condition.comparisons():
+        try:
+            check_field(comparison.name, records)
+            # A measure is a number, and may take reading a file.
+            is_measure = read_measure(comparison.name) is not None
+            values = [0.0] if is_measure else [look_up(record, comparison.name) for record in records]
+            _check_values(comparison, values)
+        except QueryError as error:
+            raise point_at(text, comparison.at, str(error)) from None
+
+
+def _check_values(comparison: Comparison, values: Sequence[object]) -> None:
+    sections = [value for value in values if isinstance(value, Mapping)]
+    if sections and not all(literal.is_null for literal in comparison.literals):
+        parts = dict.fromkeys(f"{comparison.name}.{part}" for section in sections for part in section)
+        named = f", such as {', '.join([*parts][:_SHOWN])}" if parts else ""
+        raise QueryError(f"{comparison.name!r} has several values{named}")
+    text = next((literal.text for literal in comparison.literals if literal.is_text), None)
+    if text is None or not comparison.is_order:
+        return
+    present = [value for value in values if value is not None and value is not ABSENT]
+    if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
+        raise QueryError(f"{comparison.name!r} is a number, and {text!r} is none")

@@ -1,9 +1,20 @@
-"""Fields of a run by the names that they have in the JSON: ``state``, ``params.lr``, ``metrics.val_loss``."""
+"""Fields of a run by the names that they have in the JSON: ``state``, ``params.lr``, ``metrics.val_loss``.
+
+Also the fields that differ among runs, such as the parameters of a sweep, how a person would have written their values,
+and the order of runs by them: ``-metrics.val_loss,submitted_at``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from slurmtrain.errors import QueryError
+from slurmtrain.model.query.quantities import number_of
+from slurmtrain.model.written import WrittenNumber
 
 # A run as the JSON has it. Fields may be computed when they are read.
 Record = Mapping[str, Any]
@@ -30,6 +41,13 @@ def look_up(record: Record, name: str) -> Any:
     return look_up(inner, rest) if isinstance(inner, Mapping) else ABSENT
 
 
+def text_of(value: Any) -> str:
+    """A value as the JSON has it, text without its quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
 def is_time(name: str) -> bool:
     """Whether the values of this field are times."""
     return name in _TIMES or (name.endswith("_at") and not name.startswith(_NAMED_BY_USERS))
@@ -47,3 +65,126 @@ def flattened(record: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def names_in(records: Iterable[Record]) -> list[str]:
     """The names of all fields that are no mappings themselves, by first appearance."""
     return list(dict.fromkeys(name for record in records for name, _ in flattened(record)))
+
+
+_EXPONENT = re.compile(r"e([+-]?)0*([0-9]+)$")
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the settings that differ among runs: first differing values, then settings that some runs lack.
+
+    Args:
+        settings: The settings of each run, such as its parameters. A setting in a mapping is named ``section.name``.
+    """
+    flat = [dict(flattened(of_run)) for of_run in settings]
+    values: dict[str, set[Any]] = {}
+    counts: dict[str, int] = {}
+    for of_run in flat:
+        for name, value in of_run.items():
+            values.setdefault(name, set()).add(identity(value))
+            counts[name] = counts.get(name, 0) + 1
+    varying = [name for name, different in values.items() if len(different) > 1]
+    return varying + [name for name in values if counts[name] < len(flat) and name not in set(varying)]
+
+
+def identity(value: Any) -> Any:
+    """Something hashable that is equal for equal values: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def repetition_key(settings: Mapping[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
+    """The same for runs that have the same values of the settings with these ``names``, hashable."""
+    flat = dict(flattened(settings))
+    return tuple(identity(flat[name]) if name in flat else None for name in names)
+
+
+def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
+    """``lr=0.1 batch_size=64``: the settings with these names, without missing ones."""
+    flat = dict(flattened(settings))
+    values = ((name, flat.get(name, ABSENT)) for name in names)
+    return " ".join(f"{name}={write_value(value)}" for name, value in values if value is not ABSENT)
+
+
+def write_value(value: Any) -> str:
+    """A value as people write it: text as it is, numbers as they were written, if that is known, else JSON.
+
+    Other numbers have short exponents, and are not rounded.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, WrittenNumber):
+        return str(value)
+    if isinstance(value, float):
+        return _EXPONENT.sub(lambda match: f"e{match[1].removeprefix('+')}{match[2]}", repr(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {_inside(each)}" for key, each in value.items()) + "}"
+    return f"[{', '.join(map(_inside, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def _inside(value: Any) -> str:
+    """A value in a list or a mapping, where text has quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else write_value(value)
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """A field to sort by."""
+
+    name: str
+    descending: bool = False
+
+    def __str__(self) -> str:
+        return f"-{self.name}" if self.descending else self.name
+
+
+def read_sort(text: str) -> tuple[SortKey, ...]:
+    """The fields of a text; a minus before a field means descending. Raises QueryError if a field is missing."""
+    keys = []
+    for part in map(str.strip, text.split(",")):
+        name = part.removeprefix("-").strip()
+        if not name:
+            raise QueryError(f"{text!r} is no order; write fields such as metrics.val_loss or -submitted_at")
+        keys.append(SortKey(name, part.startswith("-")))
+    return tuple(keys)
+
+
+def in_order(records: Sequence[R], keys: Sequence[SortKey]) -> list[R]:
+    """Records in this order; equal ones stay as they are.
+
+    Numbers come before text, and what has no value last, in either direction. Texts count as numbers if all are.
+
+    Args:
+        records: The runs.
+        keys: The fields, the most important first.
+    """
+    ordered = list(records)
+    for key in reversed(keys):
+        ordered = _by(ordered, key)
+    return ordered
+
+
+def _by(records: Sequence[R], key: SortKey) -> list[R]:
+    values = [_sortable(value_of(record, key.name)) for record in records]
+    read = {value: number_of(value) for value in values if isinstance(value, str)}
+    if None not in read.values():
+        values = [read[value] if isinstance(value, str) else value for value in values]
+    numbers = [(value, place) for place, value in enumerate(values) if isinstance(value, int | float)]
+    texts = [(value, place) for place, value in enumerate(values) if isinstance(value, str)]
+    numbers.sort(key=lambda pair: pair[0], reverse=key.descending)
+    texts.sort(key=lambda pair: pair[0], reverse=key.descending)
+    missing = [record for record, value in zip(records, values, strict=True) if value is None]
+    return [*(records[place] for _, place in [*numbers, *texts]), *missing]
+
+
+def _sortable(value: Any) -> float | str | None:
+    """A number, a text, or None for what has no value, or several."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(text_of, value)) or None
+    if value is None or value == "" or isinstance(value, dict):
+        return None
+    return number_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else text_of(value)

@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from slurmtrain.errors import QueryError
+from slurmtrain.model.query.fields import ABSENT, Record, look_up, names_in
+from slurmtrain.model.spec.kinds import suggestion
+
 # What the registry has of each metric.
 _SUMMARISED = ("last", "min", "max")
 KINDS = (*_SUMMARISED, "area")
 _OF_CURVE = re.compile(rf"(?P<kind>{'|'.join(KINDS)}):(?P<metric>.+)", re.DOTALL)
 _AT_STEP = re.compile(r"(?P<metric>.+)@(?P<step>\d{1,15})", re.DOTALL | re.ASCII)
-_SECTIONS = ("metrics.", "params.")
+_METRICS = "metrics."
+_SECTIONS = (_METRICS, "params.")
+# How many fields a mistake lists.
+_SHOWN = 3
 
 
 class Summary(Protocol):
@@ -95,3 +102,124 @@ def value_at(steps: Sequence[int], values: Sequence[float], step: int) -> float 
     """
     place = bisect_right(steps, step) - 1
     return values[place] if place >= 0 and math.isfinite(values[place]) else None
+
+
+_WORDS = re.compile(r"[a-z]+[0-9]*")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# Words in the names of metrics; "negative" turns a likelihood around, so that it shows nothing.
+_OF_SMALLER = """
+loss losses error errors err perplexity ppl time latency seconds duration mse rmse mae mape msle nll nelbo wer cer ter
+fid kid lpips brier ece eer kl divergence distance cost regret bpb bpc bpd penalty energy residual negative neg
+"""
+_OF_LARGER = """
+acc accuracy f1 fscore auc auroc auprc roc precision recall ap map mrr ndcg bleu rouge meteor chrf cider iou miou dice
+psnr ssim reward return returns score winrate r2 correlation pearson spearman mcc kappa throughput goodput speedup mfu
+likelihood elbo em hits success
+"""
+_SMALLER, _LARGER = frozenset(_OF_SMALLER.split()), frozenset(_OF_LARGER.split())
+
+
+def is_larger_better(name: str) -> bool | None:
+    """Whether larger values of the metric ``name`` are better; None if its name does not show it."""
+    words = _WORDS.findall(_CAMEL.sub("_", name).lower())
+    stems = {*words, *(word.rstrip("0123456789") for word in words)}
+    smaller, larger = bool(stems & _SMALLER), bool(stems & _LARGER)
+    return None if smaller == larger else larger
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """``name``: a field, such as ``metrics.acc``. ``guessed``: only the name shows whether larger values are better."""
+
+    name: str
+    larger: bool
+    guessed: bool = False
+
+    @property
+    def better(self) -> str:
+        """Which values are better: ``larger`` or ``smaller``."""
+        return "larger" if self.larger else "smaller"
+
+    def __str__(self) -> str:
+        return f"by {self.name}: {self.better} is better"
+
+
+def choose_criterion(name: str | None, larger: bool | None, records: Sequence[Record]) -> Criterion:
+    """What to judge runs by.
+
+    Args:
+        name: A field, or a metric without ``metrics.``; None: the only metric that the runs have.
+        larger: Whether larger values are better; None: its name shows it.
+        records: The runs.
+
+    Raises:
+        QueryError: There is no such field, or it does not show which values are better.
+    """
+    field = _only_metric(records) if name is None else field_of_metric(name, records)
+    guess = is_larger_better(field.removeprefix(_METRICS))
+    if larger is None and guess is None:
+        raise QueryError(
+            f"the name of {field} does not show whether larger or smaller values are better: --max or --min"
+        )
+    return Criterion(field, bool(guess if larger is None else larger), guessed=larger is None)
+
+
+def field_of_metric(name: str, records: Sequence[Record]) -> str:
+    """The field that ``name`` stands for, which may be a metric without ``metrics.``. Raises QueryError."""
+    for field in (name, f"{_METRICS}{name}"):
+        if any(look_up(record, field) is not ABSENT for record in records):
+            return field
+    check_field(name, records)
+    return name
+
+
+def _only_metric(records: Sequence[Record]) -> str:
+    names = [f"{_METRICS}{name}" for name in names_in(record["metrics"] for record in records)]
+    if len(names) == 1:
+        return names[0]
+    choice = f"choose a metric with --by: {', '.join(names)}" if names else "none of the runs has a metric"
+    raise QueryError(choice)
+
+
+def check_field(name: str, records: Sequence[Record]) -> None:
+    """Raise QueryError if no run has this field, although there are runs that would show it.
+
+    A metric, for example, is unknown only if a run has metrics and none has this one.
+
+    Args:
+        name: The name of the field.
+        records: All runs.
+    """
+    if not records or any(look_up(record, name) is not ABSENT for record in records):
+        return
+    if read_measure(name) is not None and not any(record["metrics"] for record in records):
+        return
+    head, dot, _ = name.partition(".")
+    sections = [record[head] for record in records if dot and head in record]
+    if sections and not any(sections):
+        return
+    names = names_in(records)
+    raise QueryError(_unknown_measure(name, names) or f"none of these runs has a field {name!r}{_nearest(name, names)}")
+
+
+def _unknown_measure(name: str, names: Sequence[str]) -> str:
+    """What is wrong with a name that is meant to be a measure, such as ``min:los``; empty if it is not."""
+    metrics = [each.removeprefix(_METRICS) for each in names if each.startswith(_METRICS)]
+    measure = read_measure(name)
+    if measure is None:
+        kinds = f"; there are {', '.join(KINDS)}"
+        kind, colon, metric = name.partition(":")
+        if not colon or metric.removeprefix(_METRICS) not in metrics:
+            return ""
+        return f"there is no measure {kind!r}{suggestion(kind, KINDS) or kinds}"
+    if name in metrics or not metrics:
+        return ""
+    return f"none of these runs has a metric {measure.metric!r}{suggestion(measure.metric, metrics)}"
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """The field that was meant: one that only lacks its section, such as ``params``, or the most similar one."""
+    inner = [each for each in names if each.endswith(f".{name}")]
+    if inner:
+        return f"; did you mean {' or '.join(map(repr, inner[:_SHOWN]))}?"
+    return suggestion(name, names) or "; 'slurmtrain status --json' prints all fields"

@@ -11,8 +11,8 @@ from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserErr
 from slurmtrain.model.environment.changes import Changes
 from slurmtrain.model.environment.environment import compare as compare_environments
 from slurmtrain.model.metrics.divergence import Divergence, find_divergence
-from slurmtrain.model.query.differing import identity
-from slurmtrain.model.query.direction import is_larger_better
+from slurmtrain.model.query.fields import identity
+from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.query.tally import GPU_S, tally
 from slurmtrain.model.run.accounting import summed
 from slurmtrain.model.run.events.command import RunCreated, Submitting
@@ -281,7 +281,7 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
     steps = [step for step in paths[0] if step is not None and step in paths[1]]
     if not steps:
         has = [f"run {run.id} has {_steps(of_run)}" for run, of_run in zip(runs, paths, strict=True)]
-        return CheckpointEquality(None, why=f"there is no step of which both have a checkpoint now: {', '.join(has)}")
+        return CheckpointEquality(None, why=f"they have no checkpoint of the same step now: {', '.join(has)}")
     step = max(steps)
     try:
         first, second = (read_manifest(of_run[step]) for of_run in paths)
@@ -295,4 +295,4 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
 
 def _steps(paths: Mapping[int | None, object]) -> str:
     steps = [str(step) for step in paths if step is not None]
-    return f"those of steps {', '.join(steps[:5])}" if steps else "none"
+    return f"steps {', '.join(steps[:5])}" if steps else "none"

@@ -1,22 +1,27 @@
-"""Which runs a question is about, and their order."""
+"""Which runs a question is about, and their order; with measures of their metrics, and with their chains, if asked."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import QueryError
+from slurmtrain.errors import PathError, QueryError
+from slurmtrain.model.query.comparison import fold_sweep
+from slurmtrain.model.query.fields import in_order, read_sort
+from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.curves import Points
     from slurmtrain.model.query.conditions import Condition
-    from slurmtrain.model.query.sort import SortKey
     from slurmtrain.ops.shared.observe import ListedRuns
     from slurmtrain.registry.choice.index import IndexRow
+    from slurmtrain.registry.choice.listed import Listed
 
 # How many runs are listed if nothing is asked, apart from runs that have not ended.
 NEWEST = 20
@@ -64,16 +69,19 @@ class Question:
     """Each run has the runs below it that start after it, whether or not they were asked for."""
 
     @property
+    def has_conditions(self) -> bool:
+        """Whether it has conditions."""
+        return any((self.where, self.states, self.causes, self.tags, self.since, self.sweep, self.node))
+
+    @property
     def chooses(self) -> bool:
         """Whether it chooses among runs, or says what to show of them."""
-        conditions = (*self.where, *self.states, *self.causes, *self.tags, self.since, self.sweep, self.node)
-        return any((*self.names, *conditions, self.sort, self.limit, *self.columns, *self.over))
+        return self.has_conditions or any((self.names, self.sort, self.limit, self.columns, self.over))
 
     @property
     def is_about_all(self) -> bool:
         """Whether any run may be the answer, rather than the runs that are listed if nothing is asked."""
-        conditions = (*self.where, *self.states, *self.causes, *self.tags, self.since, self.sweep, self.node)
-        return self.for_programs or self.all_runs or any((*conditions, self.sort, self.limit))
+        return self.for_programs or self.all_runs or self.has_conditions or any((self.sort, self.limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +113,8 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
         RunNotFound: A name refers to no run.
         QueryError: A condition, the order or a column means nothing.
     """
-    conditions, keys = list(_conditions(question, time.time())), _sort_keys(question)
+    conditions = list(_conditions(question, time.time()))
+    keys = () if question.sort is None else read_sort(question.sort)
     ids = _candidates(runs, question, conditions)
     records: list[Mapping[str, Any]] = [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
     notes: Sequence[str] = ()
@@ -115,11 +124,13 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
         others, notes = runs_of_colleagues(workspace)
         records = [*({"user": workspace.root.path.name, **record} for record in records), *others]
     fields = [*(key.name for key in keys), *question.columns]
-    measures = _measures([*fields, *(each.name for each in _comparisons(conditions))])
-    _attach(workspace, records, measures)
+    # What may be a measure of a curve, such as min:loss.
+    names = [*fields, *(each.name for each in _comparisons(conditions))]
+    measures = [name for name in names if ":" in name or "@" in name]
+    attach_measures(workspace, records, measures)
     _check(_examples(workspace, runs, records, measures), conditions, fields)
     matching = [record for record in records if all(condition.holds(record) for _, condition in conditions)]
-    ordered = _ordered(matching, keys)
+    ordered = in_order(by_worth(matching), keys)
     shown = ordered[: question.limit]
     cut = [run["state"] for run in ordered[len(shown) :]]
     if question.for_programs and not keys:
@@ -128,8 +139,6 @@ def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Select
     compared = (comparison.name for comparison in _comparisons(conditions) if comparison.is_order)
     fields = [*dict.fromkeys([*(key.name for key in keys), *compared])]
     if question.tree:
-        from slurmtrain.ops.query.tree import chain_lines
-
         unfolded = chain_lines(workspace, runs, shown, folds=False)
         folded = chain_lines(workspace, runs, shown, folds=True) if question.folds else unfolded
         return Selection(unfolded, cut, fields, notes, len(runs), folded)
@@ -148,8 +157,6 @@ def _fold(
     sweeps = dict.fromkeys(run["sweep"] for run in shown if run["sweep"] and "user" not in run)
     if not sweeps:
         return shown
-    from slurmtrain.model.query.folding import fold_sweep
-
     rows = runs.named(list(sweeps))
     folded: dict[str, Mapping[str, Any]] = {}
     for sweep in sweeps:
@@ -178,34 +185,25 @@ def _conditions(question: Question, now: float) -> Iterator[_Stated]:
     """The conditions of a question. Raises QueryError."""
     if not question.is_about_all:
         return
-    from slurmtrain.model.query.where import compare, parse
+    from slurmtrain.model.query.conditions import compare, parse
 
     for text in question.where:
         yield text, parse(text, now)
-    if question.states:
-        yield "", compare("state", "in", question.states, now)
-    if question.causes:
-        yield "", compare("cause", "in", question.causes, now)
-    if question.since:
-        yield "", compare("submitted_at", ">=", [question.since], now)
-    for tag in question.tags:
-        yield "", compare("tags", "=", [tag], now)
-    if question.sweep:
-        yield "", compare("sweep", "~", [f"{question.sweep}*"], now)
-    if question.node:
-        yield "", compare("nodes", "~", [question.node], now)
+    options: Iterable[tuple[str, str, Sequence[str]]] = (
+        ("state", "in", question.states),
+        ("cause", "in", question.causes),
+        ("submitted_at", ">=", [question.since] if question.since else ()),
+        *(("tags", "=", [tag]) for tag in question.tags),
+        ("sweep", "~", [f"{question.sweep}*"] if question.sweep else ()),
+        ("nodes", "~", [question.node] if question.node else ()),
+    )
+    for name, relation, values in options:
+        if values:
+            yield "", compare(name, relation, values, now)
 
 
 def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
     return (comparison for text, condition in conditions if text for comparison in condition.comparisons())
-
-
-def _sort_keys(question: Question) -> Sequence[SortKey]:
-    if question.sort is None:
-        return ()
-    from slurmtrain.model.query.sort import read_sort
-
-    return read_sort(question.sort)
 
 
 def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
@@ -229,22 +227,6 @@ def _is_put_away(row: IndexRow) -> bool:
     return row.archived and row.ended
 
 
-def _measures(names: Sequence[str]) -> Sequence[str]:
-    """The names among these that may be measures of curves, such as ``min:loss``."""
-    return [name for name in names if ":" in name or "@" in name]
-
-
-def _attach(
-    workspace: Workspace, records: Sequence[Mapping[str, Any]], measures: Sequence[str]
-) -> Sequence[Mapping[str, Any]]:
-    """The ``records``, which have these ``measures`` as fields now."""
-    if measures:
-        from slurmtrain.ops.query.measures import attach_measures
-
-        attach_measures(workspace, records, measures)
-    return records
-
-
 def _examples(
     workspace: Workspace, runs: ListedRuns, records: Sequence[Mapping[str, Any]], measures: Sequence[str]
 ) -> Iterator[Sequence[Mapping[str, Any]]]:
@@ -259,8 +241,9 @@ def _examples(
     if records:
         yield records
     for ids in (runs.worth_listing(_EXAMPLES), runs.index):
-        listed_runs = runs.fetch(ids).values()
-        yield _attach(workspace, [RunRecord(workspace, listed) for listed in listed_runs], measures)
+        examples = [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
+        attach_measures(workspace, examples, measures)
+        yield examples
 
 
 def _check(
@@ -275,7 +258,8 @@ def _check(
     """
     if not conditions and not fields:
         return
-    from slurmtrain.model.query.mistakes import check_condition, check_field
+    from slurmtrain.model.query.conditions import check_condition
+    from slurmtrain.model.query.measures import check_field
 
     mistake: QueryError | None = None
     for records in examples:
@@ -293,10 +277,127 @@ def _check(
         raise mistake
 
 
-def _ordered(matching: Sequence[Mapping[str, Any]], keys: Sequence[SortKey]) -> list[Mapping[str, Any]]:
-    ordered = by_worth(matching)
-    if not keys:
-        return ordered
-    from slurmtrain.model.query.sort import in_order
+# --- measures of curves -----------------------------------------------------------------------------------------------
 
-    return in_order(ordered, keys)
+_METRICS = "metrics."
+# How many runs are looked up at once whose curves may be needed.
+_AT_ONCE = 500
+
+
+def attach_measures(workspace: Workspace, records: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
+    """Let records have the measures among some names as fields, unless no run has logged such a metric.
+
+    Values are computed when they are first read: finding the curves of runs that other conditions leave out would cost
+    more than everything else.
+
+    Args:
+        workspace: Where the runs are.
+        records: The runs; colleagues' runs are passed over.
+        names: Names of fields; some may be measures.
+    """
+    measures = {name: measure for name in names if (measure := read_measure(name)) is not None}
+    if not measures:
+        return
+    own = {record.listed.id: record for record in records if isinstance(record, RunRecord)}
+    metrics = {measure.metric for measure in measures.values()}
+    is_by_curve = not all(measure.is_summarised for measure in measures.values())
+    # What a run has reached is what any of its metrics has.
+    summaries = workspace.store.surviving_metrics(list(own), None if is_by_curve else metrics)
+    curves = _Curves(workspace, list(own))
+
+    def value(measure: Measure, record: RunRecord) -> float | None:
+        of_run = summaries.get(record.listed.id, {})
+        if measure.metric not in of_run:
+            return None
+        if measure.is_summarised:
+            return measure.of_summary(of_run[measure.metric])
+        points = curves.points(record.listed.id, measure.metric)
+        return measure.of_curve(points.steps, points.values, max(each.last_step for each in of_run.values()))
+
+    logged = {name for of_run in summaries.values() for name in of_run}
+    fields: dict[str, Callable[[RunRecord], float | None]] = {
+        name: partial(value, measure) for name, measure in measures.items() if measure.metric in logged
+    }
+    for record in own.values():
+        record.measures = {**record.measures, **fields}
+
+
+class _Curves:
+    """The curves of some runs, looked up many at once."""
+
+    def __init__(self, workspace: Workspace, run_ids: Sequence[str]) -> None:
+        self._workspace = workspace
+        self._batches = [run_ids[first : first + _AT_ONCE] for first in range(0, len(run_ids), _AT_ONCE)]
+        self._batch_of = {run_id: number for number, batch in enumerate(self._batches) for run_id in batch}
+        self._load = cache(self._load_batch)
+
+    def points(self, run_id: str, metric: str) -> Points:
+        """What survives of a metric; nothing if its files cannot be read."""
+        from slurmtrain.model.metrics.curves import Points
+        from slurmtrain.ops.history import read_history
+
+        run = self._load(self._batch_of[run_id]).get(run_id)
+        try:
+            curves = read_history(run, self._workspace.root.run(run_id), [metric]).curves if run else {}
+        except PathError:
+            curves = {}
+        return curves[metric].kept if metric in curves else Points()
+
+    def _load_batch(self, number: int) -> Mapping[str, Any]:
+        return self._workspace.store.load_all(self._batches[number])
+
+
+def fields_of(workspace: Workspace, records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, str]:
+    """The fields that names of metrics and measures stand for, by these names; the records get the measures.
+
+    Args:
+        workspace: Where the runs are.
+        records: The runs.
+        names: Metrics, without ``metrics.``, and measures; a metric comes first if both are called that.
+    """
+    metrics = {name for record in records for name in record["metrics"]}
+    fields = {name: name if name not in metrics and read_measure(name) else f"{_METRICS}{name}" for name in names}
+    attach_measures(workspace, records, fields.values())
+    return fields
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+
+def chain_lines(
+    workspace: Workspace, runs: ListedRuns, shown: Sequence[Mapping[str, Any]], *, folds: bool
+) -> list[Mapping[str, Any]]:
+    """Runs and all others of their chains: RUN of the JSON of each, with its ``depth`` in the tree.
+
+    Args:
+        workspace: Where they are.
+        runs: All runs, as observed.
+        shown: Runs that are to be shown in any case, in order. Other users' runs, whose chains are unknown, come last.
+        folds: The runs of a sweep are one line.
+    """
+    from slurmtrain.model.run.chain.tree import tree_order
+    from slurmtrain.ops.shared.chain.waiting import chains_of
+
+    own = [run["id"] for run in shown if "user" not in run]
+    chains = chains_of(workspace, own)
+    members = runs.fetch(runs.index_of(sorted(chains)))
+    line_of = {each.id: str(each.sweep) if folds and each.sweep else each.id for each in members.values()}
+    lines: dict[str, list[Listed]] = {}
+    above: dict[str, set[str]] = {}
+    for run_id, listed in members.items():
+        line = line_of[run_id]
+        lines.setdefault(line, []).append(listed)
+        above.setdefault(line, set()).update(line_of[each] for each in chains[run_id] if each in line_of)
+    tree = tree_order(above, [line_of[run_id] for run_id in own if run_id in line_of])
+    in_tree = [{**_line(workspace, lines[line]), "depth": depth} for line, depth in tree.items()]
+    return [*in_tree, *(run for run in shown if "user" in run)]
+
+
+def _line(workspace: Workspace, of_line: Sequence[Listed]) -> Mapping[str, Any]:
+    records = [RunRecord(workspace, listed) for listed in of_line]
+    if len(records) == 1:
+        return records[0]
+    folded = fold_sweep(records)
+    # What all of them wait for, or why they will never start.
+    reasons = {record["reason"] for record in records if record["reason"]}
+    return {**folded, "reason": f"{reasons.pop()}; {folded['reason']}"} if len(reasons) == 1 else folded

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
-from slurmtrain.cli.shared.tables import print_table
+from slurmtrain.cli import options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import FAILED, FAULTS, NOT_TRIED, PASSED
 from slurmtrain.plugins.drill.judge import AGENTS_IN_PLACE, AGENTS_REQUEUE
@@ -20,49 +19,35 @@ if TYPE_CHECKING:
 
 
 # With the padding of a drawn table, its widest rows fit a terminal of 80 columns.
-HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTART", "BACK")
+_HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTART", "BACK")
 _RESULTS = {PASSED: "passed", FAILED: "FAILED", NOT_TRIED: "not tried"}
 # What restarts a run, in a word. Its agents can do so in two ways.
 _RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
 
 
-@click.command(
-    "drill",
-    short_help="Inject faults into runs of a spec, and check that they recover.",
-    epilog=options.examples("drill exp.yaml params.steps=200 checkpoint.every.steps=20"),
-)
+@options.command("drill exp.yaml params.steps=200 checkpoint.every.steps=20")
 @options.spec_argument
 @options.overrides_argument
 @click.option(
-    "--fault",
-    "faults",
-    type=click.Choice(list(FAULTS)),
-    multiple=True,
+    "--fault", "faults", type=click.Choice(list(FAULTS)), multiple=True,
     help="Inject only this fault; repeatable. By default all, but hang only if requeue.hang_after is set.",
-)
+)  # fmt: skip
 @click.option(
-    "--twice",
-    is_flag=True,
+    "--twice", is_flag=True,
     help="Make the undisturbed run twice in any case; by default only if a run after a fault ends differently.",
-)
+)  # fmt: skip
 @options.executor_option
 @options.json_option
-@options.in_workspace
-def command(
-    workspace: Workspace,
-    spec: Path,
-    overrides: tuple[str, ...],
-    faults: tuple[str, ...],
-    twice: bool,
-    executor: str | None,
-    as_json: bool,
-) -> int:
+def drill(
+    workspace: Workspace, spec: Path, overrides: tuple[str, ...], faults: tuple[str, ...], twice: bool,
+    executor: str | None, as_json: bool,
+) -> int:  # fmt: skip
     """Run SPEC undisturbed, then once per fault, and compare: a fire drill with your own script.
 
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
     passed, else with 1: also if a fault could not be tried, unless it is 'save'.
     """
-    from slurmtrain.cli.shared.progress import run_progress
+    from slurmtrain.cli.progress import run_progress
     from slurmtrain.plugins.drill.runs import DrillOptions, drill
 
     chosen = workspace.config.choose_executor(executor)
@@ -94,7 +79,7 @@ def _print(report: DrillReport) -> None:
     if not report.verdicts:
         output.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
         return
-    print_table(HEADERS, [_row(verdict) for verdict in report.verdicts])
+    tables.print_table(_HEADERS, [_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:
         if verdict.not_tried:
             output.paragraph(f"{verdict.fault}: not tried: {verdict.not_tried}", "  ")

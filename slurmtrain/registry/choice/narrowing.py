@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.model.query.conditions import AllOf, AnyOf, Comparison, Condition, Literal
+from slurmtrain.model.query.conditions import Comparison, Condition, Literal
 from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.run import ENDED
@@ -90,14 +90,11 @@ def _may_hold(condition: Condition, *, json: bool) -> Clause | None:
     """A clause that is true of every run that meets a condition; None: nothing that SQL could tell."""
     if isinstance(condition, Comparison):
         return _comparison(condition, json=json)
-    if isinstance(condition, AllOf):
-        parts = [clause for part in condition.parts if (clause := _may_hold(part, json=json)) is not None]
-        return sa.and_(*parts) if parts else None
-    if isinstance(condition, AnyOf):
-        clauses = [_may_hold(part, json=json) for part in condition.parts]
-        translated = [clause for clause in clauses if clause is not None]
-        return sa.or_(*translated) if translated and len(translated) == len(clauses) else None
-    return None
+    clauses = [_may_hold(part, json=json) for part in condition.parts]
+    translated = [clause for clause in clauses if clause is not None]
+    if condition.operator == "and" and translated:
+        return sa.and_(*translated)
+    return sa.or_(*translated) if condition.operator == "or" and len(translated) == len(clauses) else None
 
 
 def _comparison(comparison: Comparison, *, json: bool) -> Clause | None:

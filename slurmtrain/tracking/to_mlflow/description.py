@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from slurmtrain.model.query.differing import write_value
+from slurmtrain.model.query.fields import write_value
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.model.spec.checkpoint import BestSpec

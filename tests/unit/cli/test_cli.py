@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.preloaded import Called, shared
 
-from slurmtrain.cli import cli, main
-from slurmtrain.cli.shared import formatting
+from slurmtrain.cli import cli, formatting, main
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> Called:

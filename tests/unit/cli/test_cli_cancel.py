@@ -9,7 +9,8 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import cancel
+from slurmtrain.cli import output
+from slurmtrain.cli.watch import cancel
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -29,7 +30,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def call(workspace: Workspace, *arguments: str) -> Result:
-    return CliRunner().invoke(cancel.command, [*arguments, "--runs", str(workspace.root.path)], standalone_mode=False)
+    return CliRunner().invoke(cancel, [*arguments, "--runs", str(workspace.root.path)], standalone_mode=False)
 
 
 def live(workspace: Workspace) -> set[str]:
@@ -65,9 +66,9 @@ def test_either_runs_or_all_are_named(workspace: Workspace, arguments: tuple[str
 def test_on_a_terminal_it_asks_before_it_cancels_several(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, answer: str, left: set[str]
 ) -> None:
-    monkeypatch.setattr(cancel, "_can_ask", lambda: True)
+    monkeypatch.setattr(output, "can_ask", lambda: True)
     result = CliRunner().invoke(
-        cancel.command, ["cnn*", "--runs", str(workspace.root.path)], input=answer, standalone_mode=False
+        cancel, ["cnn*", "--runs", str(workspace.root.path)], input=answer, standalone_mode=False
     )
     assert "cancel these 3 runs?" in result.output
     assert f"{WIDE}  cnn-wide  created" in result.output

@@ -16,7 +16,11 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import delete, logs, resume, status
+from slurmtrain.cli import output
+from slurmtrain.cli.delete import delete
+from slurmtrain.cli.logs import logs
+from slurmtrain.cli.start import resume
+from slurmtrain.cli.status import status
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
@@ -52,7 +56,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
-    return CliRunner().invoke(command.command, words, standalone_mode=False)
+    return CliRunner().invoke(command, words, standalone_mode=False)
 
 
 def listed(workspace: Workspace) -> dict[str, dict[str, Any]]:
@@ -147,8 +151,8 @@ def test_on_a_terminal_it_is_asked_with_the_space_that_is_freed(
         questions.append(question)
         return False
 
-    monkeypatch.setattr(delete.output, "confirm", confirm)
-    monkeypatch.setattr(delete, "_can_ask", lambda: True)
+    monkeypatch.setattr(output, "confirm", confirm)
+    monkeypatch.setattr(output, "can_ask", lambda: True)
     result = call(workspace, delete, SWEEP)
     assert isinstance(result.exception, click.Abort)
     assert questions == ["delete the files of 2 run(s), 2.0 MiB?"]

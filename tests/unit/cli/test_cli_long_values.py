@@ -14,10 +14,9 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 from rich.cells import cell_len
 
-from slurmtrain.cli import main
-from slurmtrain.cli.shared import output
-from slurmtrain.cli.shared.printable import LONGEST_CELL, LONGEST_LINE
-from slurmtrain.cli.top import details
+from slurmtrain.cli import main, output
+from slurmtrain.cli.output import LONGEST_CELL, LONGEST_LINE
+from slurmtrain.cli.top import rows as page
 
 ID, OTHER = "0123456789", "0123456788"
 NAME, TAG = "n" * 5_000, "t" * 10_000
@@ -100,8 +99,8 @@ def test_lines_on_a_terminal_fit_unless_they_are_a_word(
 @pytest.mark.parametrize("columns", [80, 140])
 def test_the_pane_of_a_run_fits(root: Path, capsys: pytest.CaptureFixture[str], columns: int) -> None:
     run = json.loads(call(root, capsys, "show", ID, "--json")[1])["run"]
-    lines = details.lines(details.facts(run, run["attempts"]), columns)
-    assert max(cell_len(details.label(name)) + cell_len(text) for name, text in lines) <= columns
+    lines = page.fact_lines(page.facts(run, run["attempts"]), columns)
+    assert max(cell_len(page.label(name)) + cell_len(text) for name, text in lines) <= columns
 
 
 def test_json_has_it_whole(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

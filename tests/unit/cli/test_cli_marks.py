@@ -11,7 +11,9 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import archive, note, show, status, tag
+from slurmtrain.cli.marks import archive, note, tag
+from slurmtrain.cli.show import show
+from slurmtrain.cli.status import status
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
@@ -34,7 +36,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
-    return CliRunner().invoke(command.command, words, standalone_mode=False)
+    return CliRunner().invoke(command, words, standalone_mode=False)
 
 
 def marks(workspace: Workspace) -> dict[str, tuple[Any, ...]]:

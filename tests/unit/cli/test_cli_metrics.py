@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import metrics
+from slurmtrain.cli.metrics import metrics
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -34,7 +34,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def call(workspace: Workspace, *arguments: str) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
-    result = CliRunner().invoke(metrics.command, words, standalone_mode=False)
+    result = CliRunner().invoke(metrics, words, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result

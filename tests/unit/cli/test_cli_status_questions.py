@@ -24,7 +24,7 @@ from rich.cells import cell_len
 from unit.cli.test_cli_status import on_a_terminal
 
 from slurmtrain.cli import main
-from slurmtrain.model.query.where import parse
+from slurmtrain.model.query.conditions import parse
 
 
 @pytest.fixture(scope="module")

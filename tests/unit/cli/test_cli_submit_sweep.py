@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from slurmtrain.cli import cli
-from slurmtrain.cli.shared import output
+from slurmtrain.cli import cli, output
 from slurmtrain.errors import UserError
 
 SPEC = """name: x
@@ -77,7 +76,7 @@ def test_off_a_terminal_a_large_sweep_needs_yes(project: Path) -> None:
 
 def test_on_a_terminal_a_large_sweep_is_asked_about(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     questions: list[str] = []
-    monkeypatch.setattr(output, "is_terminal", lambda _: True)
+    monkeypatch.setattr(output, "can_ask", lambda: True)
 
     def decline(question: str) -> bool:
         questions.append(question)

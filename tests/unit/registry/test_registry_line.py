@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.measures import Measure
-from slurmtrain.model.query.where import parse
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run

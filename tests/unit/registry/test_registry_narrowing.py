@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.query.where import parse
+from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry.choice.listed import Listed
 from slurmtrain.registry.store import Store

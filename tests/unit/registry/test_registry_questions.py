@@ -12,8 +12,8 @@ from helpers.postgres_server import PostgresServer
 from helpers.queried_runs import SWEEP, write_run, write_sweep
 from helpers.workspaces import make_workspace
 
+from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.measures import Measure
-from slurmtrain.model.query.where import parse
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.shared.observe import observe

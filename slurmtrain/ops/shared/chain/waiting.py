@@ -52,7 +52,7 @@ def describe_waits(workspace: Workspace, listed: Listed) -> str:
 
 def _describe_all(name: str, waits: Sequence[Listed]) -> str:
     """The runs that a run waits for: it knows them by a name, which may be a sweep's."""
-    from slurmtrain.model.query.folding import count_states
+    from slurmtrain.model.query.comparison import count_states
 
     if len(waits) > 1:
         return f"after {name} ({count_states([run.state for run in waits])})"

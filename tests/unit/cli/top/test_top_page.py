@@ -17,11 +17,9 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 
 from slurmtrain.cli.top import app as page
-from slurmtrain.cli.top.actions import Action, Outcome
 from slurmtrain.cli.top.app import TopApp
-from slurmtrain.cli.top.lines_view import MOST_LINES, LinesView
-from slurmtrain.cli.top.runs_table import RunsTable
-from slurmtrain.cli.top.screens import LogScreen, Prompt, TextScreen
+from slurmtrain.cli.top.reading import Action, Outcome
+from slurmtrain.cli.top.widgets import MOST_LINES, LinesView, LogScreen, Prompt, RunsTable, TextScreen
 
 PATIENCE_S = 30.0
 # Runs are looked at when a test says so, or a key; not because time has passed.
@@ -229,7 +227,7 @@ def test_a_refusal_is_shown_as_its_sentence_and_a_new_run_does_not_change_what_i
         await pilot.press("j", "r", "y")
         await until(pilot, lambda: any("is running; wait for it, or end it" in text for text in notices(app)))
         add_run(root, 30)
-        app.post_message(app.Looked(app._looker.look()))
+        app.show_snapshot(app._looker.look())
         await until(pilot, lambda: "30" in listed(app))
         assert selected(app) == "28"
 
@@ -256,14 +254,14 @@ def test_only_cells_that_changed_are_drawn_again(root: Path, monkeypatch: pytest
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
         drawn = Drawn(app.table, monkeypatch)
         for _ in range(3):
-            app.post_message(app.Looked(app._looker.look()))
+            app.show_snapshot(app._looker.look())
             await pilot.pause()
         assert (drawn.regions, drawn.whole) == ([], 0)
         for number, where in ((28, 1), (1, None)):
             SimulatedRun(make_workspace(root).root.run(f"{number:010}"), job=str(number)).reached(
                 3, at=1003.0, loss=0.5
             )
-            app.post_message(app.Looked(app._looker.look()))
+            app.show_snapshot(app._looker.look())
             await pilot.pause()
             # The second one is not in sight.
             assert {region.y - 1 for region in drawn.regions} == ({where} if where else set())
@@ -300,7 +298,7 @@ def test_refreshes_take_no_more_memory(root: Path) -> None:
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
         async def objects_after(looks: int) -> int:
             for _ in range(looks):
-                app.post_message(app.Looked(app._looker.look()))
+                app.show_snapshot(app._looker.look())
                 await pilot.pause()
             gc.collect()
             return len(gc.get_objects())

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.query.measures import Measure, area, read_measure, value_at
-from slurmtrain.model.query.mistakes import check_condition, check_field
-from slurmtrain.model.query.where import parse
+from slurmtrain.model.query.conditions import check_condition, parse
+from slurmtrain.model.query.measures import Measure, area, check_field, is_larger_better, read_measure, value_at
 
 RUNS = [{"state": "completed", "params": {"lr": 0.1}, "metrics": {"loss": 0.5, "hits@10": 0.2, "train/acc": 0.7}}]
 curves = st.dictionaries(st.integers(0, 50), st.floats(-10, 10) | st.just(math.nan), max_size=20).map(
@@ -85,7 +84,6 @@ def test_mistakes_in_measures_name_what_is_meant(name: str, message: str) -> Non
 def test_measures_stand_in_conditions_and_are_numbers() -> None:
     condition = parse("min:loss < 0.5 and loss@1000 != null", 0.0)
     assert [each.name for each in condition.comparisons()] == ["min:loss", "loss@1000"]
-    assert parse(str(condition), 0.0) == condition
     assert condition.holds({"min:loss": 0.25, "loss@1000": 0.3})
     with pytest.raises(QueryError, match="'min:loss' is a number, and 'small' is none"):
         check_condition(parse("min:loss < small", 0.0), "min:loss < small", [{**RUNS[0], "min:loss": 0.5}])
@@ -93,3 +91,24 @@ def test_measures_stand_in_conditions_and_are_numbers() -> None:
 
 def test_before_anything_is_logged_a_measure_is_no_mistake() -> None:
     check_field("min:loss", [{"metrics": {}}])
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "val_loss", "valLoss", "eval/loss", "perplexity", "test.rmse", "step_time", "loss2", "WER"]
+)
+def test_smaller_values_of_losses_errors_and_times_are_better(name: str) -> None:
+    assert is_larger_better(name) is False
+
+
+@pytest.mark.parametrize(
+    "name", ["acc", "val_accuracy", "acc@5", "acc1", "valAcc", "macro-F1", "f1", "auc", "BLEU", "reward", "r2"]
+)
+def test_larger_values_of_accuracies_and_scores_are_better(name: str) -> None:
+    assert is_larger_better(name) is True
+
+
+@pytest.mark.parametrize(
+    "name", ["lr", "grad_norm", "epoch", "time_to_accuracy", "negative_log_likelihood", "", "損失"]
+)
+def test_other_names_do_not_show_it(name: str) -> None:
+    assert is_larger_better(name) is None

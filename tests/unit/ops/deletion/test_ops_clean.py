@@ -15,7 +15,8 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import clean, show
+from slurmtrain.cli.delete import clean
+from slurmtrain.cli.show import show
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.code import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
@@ -88,7 +89,7 @@ def make_old(folder: Path) -> None:
 
 def call(workspace: Workspace, *arguments: str, command: Any = clean) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
-    return CliRunner().invoke(command.command, words, standalone_mode=False)
+    return CliRunner().invoke(command, words, standalone_mode=False)
 
 
 def files(folder: Path) -> set[str]:

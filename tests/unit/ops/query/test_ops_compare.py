@@ -11,8 +11,7 @@ from helpers.queried_runs import SWEEP, write_run, write_sweep
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import QueryError, UserError
-from slurmtrain.ops.query.best import Ranking, rank
-from slurmtrain.ops.query.compare import Answer, compare
+from slurmtrain.ops.query.compare import Answer, Ranking, compare, rank
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

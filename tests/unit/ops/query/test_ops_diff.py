@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.cli import diff as command
+from slurmtrain.cli.compare import _print_difference
 from slurmtrain.errors import RunNotFound, UserError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.query.diff import RunDifference, diff
@@ -20,7 +20,7 @@ Submitted = Callable[..., list[str]]
 
 
 def printed(difference: RunDifference, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    command._print(difference)
+    _print_difference(difference)
     return [line for line in capsys.readouterr().out.splitlines() if line]
 
 
@@ -83,7 +83,7 @@ def test_each_section_says_what_differs(
     assert "-x" in lines
     assert "data.bin differs: it is no text, or larger than 1 MiB" in lines
     assert "ENVIRONMENT: packages" in " ".join(lines)
-    assert lines[-1].startswith("CHECKPOINTS: there is no step of which both have a checkpoint now: ")
+    assert lines[-1].startswith("CHECKPOINTS: they have no checkpoint of the same step now: ")
 
 
 def test_metrics_are_compared_step_by_step(

@@ -12,12 +12,11 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import main
 from slurmtrain.errors import QueryError
+from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.fields import value_of
-from slurmtrain.model.query.where import parse
 from slurmtrain.ops import history
 from slurmtrain.ops.query import best
-from slurmtrain.ops.query.best import Ranking, rank
-from slurmtrain.ops.query.compare import compare
+from slurmtrain.ops.query.compare import Ranking, compare, rank
 from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.cli import status
-from slurmtrain.cli.best import command as command_best
+from slurmtrain.cli.compare import best as command_best
+from slurmtrain.cli.status import status
 from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.search import advance as advancing
@@ -259,7 +259,7 @@ def test_status_and_best_say_what_a_search_has_reached(
     assert advance_all(workspace).ending == [second]
     sim.later(60).ended("cancelled")
     runs = ["--runs", str(workspace.root.path)]
-    shown = CliRunner().invoke(status.command, [str(submission.sweep), *runs])
+    shown = CliRunner().invoke(status, [str(submission.sweep), *runs])
     lr = workspace.store.events(first, RunCreated)[0].payload.varies["params.lr"]
     line = (
         f"search {submission.sweep}: 3 of 6 trials: 1 complete, 1 running, 1 pruned; "
@@ -274,11 +274,11 @@ def test_status_and_best_say_what_a_search_has_reached(
         "states": {"complete": 1, "running": 1, "pruned": 1},
         "best": {"run": first, "value": 0.25, "varies": {"params.lr": lr}},
     }  # fmt: skip
-    for command in (status.command, command_best):
+    for command in (status, command_best):
         answer = json.loads(CliRunner().invoke(command, [str(submission.sweep), "--json", *runs]).stdout)
         assert answer["searches"] == [expected]
     # It is all in the runs.
     workspace.close()
     (workspace.root.path / "registry.db").unlink()
-    again = CliRunner().invoke(status.command, [str(submission.sweep), "--json", *runs])
+    again = CliRunner().invoke(status, [str(submission.sweep), "--json", *runs])
     assert json.loads(again.stdout)["searches"] == [expected]

@@ -14,7 +14,7 @@ from helpers.workspaces import make_workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.cli import show
+from slurmtrain.cli.show import show
 from slurmtrain.model.run.events.base import encode, layout
 from slurmtrain.model.run.events.kinds import KINDS
 from slurmtrain.model.run.ids import run_id

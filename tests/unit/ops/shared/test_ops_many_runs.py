@@ -14,7 +14,7 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.query.best import rank
+from slurmtrain.ops.query.compare import rank
 from slurmtrain.ops.query.select import NEWEST, Question, select
 from slurmtrain.ops.shared import observe as observe_module
 from slurmtrain.ops.shared.find import choose_all_listed, choose_listed
@@ -30,7 +30,7 @@ LONG_AGO_NS = 10**18
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Already thirty runs are many."""
     monkeypatch.setattr(observe_module, "_FEW", 5)
-    monkeypatch.setattr("slurmtrain.ops.query.best._RANKED", 5)
+    monkeypatch.setattr("slurmtrain.ops.query.compare._RANKED", 5)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_the_best_of_many_runs_are_those_that_reading_all_of_them_gives(
 ) -> None:
     question = Question(namesakes=True, for_programs=True)
     few = rank(workspace, observe(workspace).runs, question, "loss", larger)
-    monkeypatch.setattr("slurmtrain.ops.query.best._RANKED", RUNS)
+    monkeypatch.setattr("slurmtrain.ops.query.compare._RANKED", RUNS)
     whole = rank(workspace, observe(workspace).runs, question, "loss", larger)
     assert [run["id"] for run in few.runs] == [run["id"] for run in whole.runs][:5]
     assert (few.criterion, few.without, few.params) == (whole.criterion, 0, ["lr"])

@@ -14,7 +14,8 @@ from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli import show, status
+from slurmtrain.cli.show import show
+from slurmtrain.cli.status import status
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
@@ -94,7 +95,7 @@ def whole(workspace: Workspace) -> dict[str, Any]:
         printed = CliRunner().invoke(command, arguments, standalone_mode=False, catch_exceptions=False)
         return {key: value for key, value in json.loads(printed.stdout).items() if key != "as_of"}
 
-    return {"status": answer(status.command, "--all"), **{each: answer(show.command, each) for each in IDS.values()}}
+    return {"status": answer(status, "--all"), **{each: answer(show, each) for each in IDS.values()}}
 
 
 def send(workspace: Workspace) -> MirrorOutcome:

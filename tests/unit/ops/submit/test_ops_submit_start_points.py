@@ -10,7 +10,7 @@ import pytest
 from helpers.saved_runs import copy_run, cut
 
 import slurmtrain
-from slurmtrain.cli.submit import _start_overrides
+from slurmtrain.cli.start import _start_overrides
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.deletion.delete import delete, find_deletable

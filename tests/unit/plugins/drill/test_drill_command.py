@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.cli.shared import output as printing
+from slurmtrain.cli import output as printing
 from slurmtrain.model.run.run import Run
 from slurmtrain.plugins.drill import runs as module
 from slurmtrain.plugins.drill.facts import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault

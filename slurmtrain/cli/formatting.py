@@ -1,0 +1,237 @@
+"""JSON values as short text for people: durations, sizes, steps, metrics, checkpoints. ``-`` stands for none.
+
+Times are local, and relative while they are recent; the JSON has them in ISO 8601 and UTC.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.model.query.fields import flattened, write_settings, write_value
+
+if TYPE_CHECKING:
+    from slurmtrain.model.query.comparison import Spread
+
+_METRICS_SHOWN = 3
+_BAR_CELLS = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time, to two units."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def size(count: float | None) -> str:
+    """A number of bytes, in units of 1024."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def files(count: int) -> str:
+    """How many files there are."""
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def age(moment: str | None) -> str:
+    """How long ago an ISO time was; seconds only within the first minute."""
+    if moment is None:
+        return "-"
+    seconds = max(0.0, time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp())
+    return duration(seconds) if seconds < 60 else duration(seconds // 60 * 60).removesuffix("00s")
+
+
+def number(value: Any) -> str:
+    """A metric, to four figures."""
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def steps(run: Mapping[str, Any]) -> str:
+    """``step/total`` of a run."""
+    if run["step"] is None:
+        return "-"
+    return str(run["step"]) if run["total_steps"] is None else f"{run['step']}/{run['total_steps']}"
+
+
+def bar(step: int | None, total: int | None) -> str:
+    """How much of ``total`` steps is done, drawn to an eighth of a cell; empty if that is unknown."""
+    if step is None or not total:
+        return ""
+    eighths = round(max(0.0, min(1.0, step / total)) * _BAR_CELLS * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_CELLS, "·")
+
+
+def rate(run: Mapping[str, Any]) -> str:
+    """Steps per second of a run."""
+    return f"{run['steps_per_second']:.3g}/s" if run["steps_per_second"] else "-"
+
+
+def metrics(run: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> str:
+    """The latest metrics of a run."""
+    items = list(run["metrics"].items())
+    more = f" +{len(items) - limit}" if len(items) > limit else ""
+    return " ".join(f"{name}={number(value)}" for name, value in items[:limit]) + more or "-"
+
+
+def params(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """Parameters as ``name=value``; empty if there are none. ``names``: the ones to print; None: all."""
+    return write_settings(values, (name for name, _ in flattened(values)) if names is None else names)
+
+
+def setting(value: Any) -> str:
+    """A value of a spec, as it was written."""
+    if value is None or value == []:
+        return "-"
+    return " ".join(map(write_value, value)) if isinstance(value, list | tuple) else write_value(value)
+
+
+def field(name: str, value: Any) -> str:
+    """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
+    if name == "nodes" and value:
+        from slurmtrain.cli.describe import describe_nodes
+
+        return describe_nodes(value)
+    return number(value) if isinstance(value, float) and not name.startswith("params.") else setting(value)
+
+
+def spread(values: Spread | None) -> str:
+    """The mean of ``values`` and their standard deviation: ``0.25 ±0.01``."""
+    if values is None:
+        return "-"
+    mean = number(float(values.mean))
+    return mean if values.deviation is None else f"{mean} ±{values.deviation:.2g}"
+
+
+def newest_checkpoint(run: Mapping[str, Any]) -> str:
+    """The step of a run's newest checkpoint, and when it was saved."""
+    newest = run["checkpoint"]
+    if newest is None:
+        return "-"
+    at = "" if newest["step"] is None else f"step {checkpoint_step(newest)}, "
+    return at + when(newest["saved_at"])
+
+
+def checkpoint_step(checkpoint: Mapping[str, Any]) -> str:
+    """The step of a checkpoint; after ``~`` if it is the one logged last when it was saved, ``?`` if it is unknown."""
+    if checkpoint["step"] is None:
+        return "?"
+    return f"~{checkpoint['step']}" if checkpoint.get("step_from") else str(checkpoint["step"])
+
+
+def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
+    """Whether a checkpoint's files are present and complete."""
+    if checkpoint["pruned_at"] is not None:
+        return "pruned"
+    if problem := checkpoint.get("problem"):
+        return f"incomplete: {problem}"
+    if not checkpoint["complete"]:
+        return "damaged"
+    return "verified" if checkpoint["verified"] else "complete"
+
+
+def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
+    """How the ranks of an attempt divide batches, from the data of its ``shares`` events; empty if it has none."""
+    newest = choices[-1] if choices else {}
+    # A journal may hold less than slurmtrain writes.
+    if not newest.get("shares") or newest.get("step_s") is None:
+        return ""
+    counts = " ".join(map(str, newest["shares"]))
+    changes = sum(each.get("step_s") != each.get("before_s") for each in choices or ())
+    change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
+    return f"{counts} samples by rank since step {newest.get('step')}, {newest['step_s'] * 1e3:.3g} ms ({change})"
+
+
+def precisions(hardware: Mapping[str, Any] | None) -> str:
+    """The precision of an attempt's ranks, from the data of its ``hardware`` event; empty without it."""
+    if not hardware:
+        return ""
+    counts = Counter(zip(hardware["precisions"], hardware["names"], strict=False))
+    return ", ".join(f"{precision} on {count} x {name}" for (precision, name), count in counts.items())
+
+
+def backend(hardware: Mapping[str, Any] | None) -> str:
+    """By what the ranks of an attempt communicate, and why, if they have elected it; empty otherwise."""
+    return f"{hardware['backend']}: {hardware['backend_why']}" if hardware and hardware.get("backend") else ""
+
+
+def interval(event: Mapping[str, Any] | None) -> str:
+    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty if it has none."""
+    if not event or event.get("seconds") is None:
+        return ""
+    return f"every {event['seconds']:.0f} s" + (f": {event['why']}" if event.get("why") else "")
+
+
+# Within a week a weekday is unambiguous.
+_WEEK_DAYS = 7
+# A time of the JSON contract within a sentence, such as a run's reason.
+_ISO = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
+
+
+def when(moment: str | None, now: float | None = None) -> str:
+    """An ISO time as ``3 min ago`` or ``in 3 min`` within an hour of now; else as :func:`calendar` has it.
+
+    Args:
+        moment: The time; None, as of what has not happened: ``-``.
+        now: Seconds since 1970; None: the current time.
+    """
+    if moment is None:
+        return "-"
+    now = time.time() if now is None else now
+    seconds = now - datetime.fromisoformat(moment).timestamp()
+    if 0 <= seconds < 60:
+        return f"{int(seconds)} s ago"
+    if 0 <= seconds < 3600:
+        return f"{int(seconds // 60)} min ago"
+    if -3600 < seconds < 0:
+        return f"in {-int(seconds // 60)} min"
+    return calendar(moment, now)
+
+
+def calendar(moment: str | None, now: float | None = None, *, seconds: bool = False) -> str:
+    """An ISO time in the local time zone: ``today 14:03``, ``Mon 14:03`` within a week, ``2026-11-02 14:03``.
+
+    Args:
+        moment: The time; None, as of what has not happened: ``-``.
+        now: Seconds since 1970; None: the current time.
+        seconds: Add the seconds, where the order of what happened matters.
+    """
+    if moment is None:
+        return "-"
+    today = datetime.fromtimestamp(time.time() if now is None else now).astimezone().date()
+    try:
+        local = datetime.fromisoformat(moment).astimezone()
+    except (ValueError, OverflowError):
+        return moment  # at the end of the calendar another time zone may have no such time
+    days, clock = abs(local.date() - today), f"{local:%H:%M:%S}" if seconds else f"{local:%H:%M}"
+    if not days:
+        return f"today {clock}"
+    return f"{local:%a} {clock}" if days < timedelta(days=_WEEK_DAYS) else f"{local:%Y-%m-%d} {clock}"
+
+
+def localized(text: str, now: float | None = None) -> str:
+    """A sentence with the ISO times in it replaced by what :func:`calendar` makes of them at ``now``."""
+    return _ISO.sub(lambda match: calendar(match[0], now), text)
+
+
+def between(begin: str, end: str) -> float:
+    """How many seconds lie between two ISO times."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()

@@ -1,0 +1,415 @@
+"""What threads of the page read and do: looking at all runs, following one, reading all about it, and what keys ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from slurmtrain.cli import formatting, output
+from slurmtrain.cli.output import printable_log
+from slurmtrain.cli.show import print_run
+from slurmtrain.cli.top.rows import Row, aged, make_row
+from slurmtrain.errors import RunNotFound, SlurmtrainError
+from slurmtrain.ops.logs import Choice, Line, LogReader
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.run_details import attempt_json, show_json
+from slurmtrain.ops.shared.views import run_json
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import describe_os_error
+
+if TYPE_CHECKING:
+    from slurmtrain.config import Config
+    from slurmtrain.model.run.run import Run
+    from slurmtrain.registry.choice.index import IndexRow
+    from slurmtrain.registry.choice.listed import Listed
+
+# A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.
+_REGISTRY_AGAIN_S = 60.0
+# What was done about a damaged registry is shown for so many seconds.
+_NOTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All runs at one time.
+
+    ``rows``: by id, oldest first. ``slurm_at``: when squeue last answered, in seconds since 1970; None: it has not, or
+    was not asked. ``problems``: what could not be asked or read, in sentences. ``read``: how many runs were read.
+    """
+
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    slurm_at: float | None = None
+    problems: tuple[str, ...] = ()
+    read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """A run as it was last read."""
+
+    index: IndexRow
+    listed: Listed
+    row: Row
+
+
+class Looker:
+    """Looks again and again, and asks Slurm no more often than ``slurm_interval`` allows."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._cache: dict[str, _Cached] = {}
+        self._last = Snapshot()
+        # When each was made.
+        self._notes: dict[str, float] = {}
+        self._open()
+
+    def look(self) -> Snapshot:
+        """All runs as they are now; if that fails, as they were, with the reason. Never raises."""
+        self._notes = {note: at for note, at in self._notes.items() if time.monotonic() - at < _NOTE_S}
+        try:
+            if self._is_registry_due():
+                self._open()
+            observed = observe(self._workspace)
+            read = self._read(observed)
+        except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
+            self._last = replace(self._last, problems=(describe(error), *self._warnings), read=0)
+            return self._last
+        rows = {run_id: cached.row for run_id, cached in self._cache.items()}
+        unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
+        problems = (*observed.problems, *unreadable, *self._warnings, *self._notes)
+        self._last = Snapshot(rows, self._slurm_at(), problems, read)
+        return self._last
+
+    def _is_registry_due(self) -> bool:
+        # Before any run is known there may be no registry, and nothing to make one for.
+        over = time.monotonic() - self._opened_at > _REGISTRY_AGAIN_S
+        return bool(self._cache) and over and self._workspace.store.in_memory
+
+    def _open(self) -> None:
+        """Open the registry, maybe again. What the workspace warns about, such as a registry that fails, lasts."""
+        self._warnings: list[str] = []
+        self._workspace = Workspace(self._config, looks_again=True, warn=self._warnings.append, note=self._note)
+        self._opened_at = time.monotonic()
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = time.monotonic()
+
+    def _read(self, observed: Observed) -> int:
+        """Read the runs that may have changed; returns how many."""
+        index = observed.runs.index
+        changed = [run_id for run_id, row in index.items() if not (row.settled and self._is_cached(run_id, row))]
+        listed = observed.runs.fetch(changed)
+        fresh = {run_id: self._take_in(index[run_id], each) for run_id, each in listed.items()}
+        cached = {run_id: fresh.get(run_id) or self._cache.get(run_id) for run_id in index}
+        self._cache = {run_id: replace(each, row=aged(each.row)) for run_id, each in cached.items() if each is not None}
+        return len(changed)
+
+    def _is_cached(self, run_id: str, row: IndexRow) -> bool:
+        return run_id in self._cache and self._cache[run_id].index == row
+
+    def _take_in(self, index: IndexRow, listed: Listed) -> _Cached:
+        """A run with its row, which stays the same object as long as nothing about the run has changed."""
+        before = self._cache.get(listed.id)
+        if before is not None and before.listed.row == listed.row and before.listed.live == listed.live:
+            return replace(before, index=index)
+        return _Cached(index, listed, make_row(run_json(self._workspace, listed)))
+
+    def _slurm_at(self) -> float | None:
+        return self._workspace.scheduler.answered_at
+
+
+def describe(error: BaseException) -> str:
+    """An error as a sentence."""
+    if isinstance(error, SlurmtrainError):
+        return str(error)
+    if isinstance(error, OSError):
+        return describe_os_error(error)
+    return f"{type(error).__name__}: {error}"
+
+
+# Of a line longer than this, the rest is left out: a terminal shows a few hundred characters.
+_LONGEST = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedRun:
+    """The run to follow, how many ``lines`` of its logs to begin with, and whether to follow the logs of all ranks."""
+
+    run_id: str
+    lines: int
+    all_ranks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is new about a run.
+
+    ``attempts``: its ATTEMPTs, None if they were not read again. ``lines``: new lines of its logs, printable.
+    ``first``: whether these are the first. ``problem``: why the run cannot be read, in a sentence.
+    """
+
+    subject: FollowedRun
+    attempts: Sequence[Mapping[str, Any]] | None
+    lines: Sequence[str]
+    first: bool
+    problem: str = ""
+
+
+class Follower:
+    """Reads the run that ``subject`` names, which may be set from another thread, and reports what is new."""
+
+    def __init__(self, config: Config, report: Callable[[News], None], interval_s: float) -> None:
+        """Follow nothing so far.
+
+        Args:
+            config: The runs root.
+            report: Called with what is new.
+            interval_s: How often the run's journals are read, in seconds; its logs are read at each call.
+        """
+        self.subject: FollowedRun | None = None
+        self._config = config
+        self._report = report
+        self._interval_s = interval_s
+        self._workspace: Workspace | None = None
+        self._current: FollowedRun | None = None
+        self._run: Run | None = None
+        self._read_at = 0.0
+        # The logs of rank 0 and the logs of all ranks, until one of them has lines.
+        self._readers: dict[bool, LogReader] = {}
+        self._problem = ""
+
+    def look(self) -> None:
+        """Report what is new about the subject, if anything is. Never raises."""
+        subject = self.subject
+        if subject is None:
+            return
+        first = subject != self._current
+        if first:
+            self._begin(subject)
+        try:
+            attempts = self._read_run(subject)
+            lines, problem = self._new_lines(subject), ""
+        except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
+            attempts, lines, problem = None, [], describe(error)
+        if first or attempts is not None or lines or problem != self._problem:
+            self._problem = problem
+            self._report(News(subject, attempts, lines, first, problem))
+
+    def _begin(self, subject: FollowedRun) -> None:
+        self._current, self._run, self._readers, self._problem = subject, None, {}, ""
+
+    def _read_run(self, subject: FollowedRun) -> list[dict[str, Any]] | None:
+        """The attempts of the run; None if it is too early to read them again."""
+        now = time.monotonic()
+        if self._run is not None and now - self._read_at < self._interval_s:
+            return None
+        self._read_at = now
+        self._workspace = self._workspace or Workspace(self._config)
+        observe(self._workspace, [subject.run_id], ask_slurm=False)
+        run = self._workspace.store.load(subject.run_id)
+        if run is None:
+            raise RunNotFound(f"there is no run {subject.run_id} any more: its directory was deleted")
+        is_same, self._run = run == self._run, run
+        return None if is_same else [attempt_json(attempt) for attempt in run.attempts]
+
+    def _new_lines(self, subject: FollowedRun) -> list[str]:
+        if self._run is None or self._workspace is None:
+            return []
+        if not self._readers:
+            choices = {True: Choice(newest=subject.lines)}
+            if not subject.all_ranks:
+                # One rank's log is what most people want; if it has none, whatever there is.
+                choices = {False: Choice(rank=0, newest=subject.lines), **choices}
+            self._readers = {is_all: LogReader(self._workspace, choice) for is_all, choice in choices.items()}
+        for is_all, reader in self._readers.items():
+            lines = deque(reader.read(self._run, last=self._run.ended), maxlen=subject.lines)
+            if reader.has_logs:
+                self._readers = {is_all: reader}
+                return list(shown(lines, with_origin=is_all))
+        return []
+
+
+def shown(lines: Iterable[Line], *, with_origin: bool) -> Iterable[str]:
+    """Lines of logs as the page shows them; ``with_origin``: after the attempt and the process that wrote them."""
+    for line in lines:
+        origin = f"[{line.attempt}/{line.origin}] " if with_origin else ""
+        yield origin + printable_log(line.text[:_LONGEST])
+
+
+class Repeater(threading.Thread):
+    """Calls a function, waits, and calls it again, until it is stopped.
+
+    It is a daemon: whoever leaves the page does not wait for a call that waits for Slurm.
+    """
+
+    def __init__(self, action: Callable[[], None], interval_s: float) -> None:
+        """``action``: must not raise. ``interval_s``: seconds between the end of a call and the next."""
+        super().__init__(daemon=True)
+        self._action = action
+        self._interval_s = interval_s
+        self._woken = threading.Event()
+        self._is_over = False
+
+    def run(self) -> None:
+        """Repeat the action."""
+        while not self._is_over:
+            self._woken.clear()
+            self._action()
+            self._woken.wait(self._interval_s)
+
+    def wake(self) -> None:
+        """Have the action called now, or again after the call that is under way."""
+        self._woken.set()
+
+    def stop(self, patience_s: float) -> None:
+        """End after the call that is under way; wait ``patience_s`` seconds for that, no longer."""
+        self._is_over = True
+        self._woken.set()
+        if self.is_alive():
+            self.join(patience_s)
+
+
+# Where the values begin in what show prints.
+_INDENT = " " * 12
+
+
+def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[str]:
+    """The lines, or why the run cannot be read. Never raises.
+
+    Args:
+        config: The runs root.
+        run: RUN of the JSON contract, with what Slurm says now: it is not asked again.
+        columns: How wide the terminal is.
+    """
+    try:
+        facts = _read(Workspace(config), run)
+        with output.collected(columns) as printed:
+            print_run(facts)
+    except Exception as error:  # noqa: BLE001 (shown, since it must not end the page)
+        return list(wrapped([describe(error)], columns))
+    return list(wrapped(printed.getvalue().splitlines(), columns))
+
+
+def _read(workspace: Workspace, run: Mapping[str, Any]) -> dict[str, Any]:
+    observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
+    loaded = workspace.store.load(run["id"])
+    if loaded is None:
+        raise RunNotFound(f"there is no run {run['id']} any more: its directory was deleted")
+    facts = show_json(workspace, observed.runs[run["id"]], loaded)
+    return {**facts, "reason": run["reason"], "pending": run["pending"]} if facts["state"] == run["state"] else facts
+
+
+def wrapped(lines: list[str], columns: int) -> Iterator[str]:
+    """These ``lines``, the long ones broken between words to fit in so many ``columns``."""
+    for line in lines:
+        if cell_len(line) <= columns:
+            yield line
+        else:
+            yield from wrap(line, columns, subsequent_indent=_INDENT, break_on_hyphens=False)
+
+
+# How long a run that trains may take to save, in seconds: as 'slurmtrain checkpoint' waits.
+_SAVE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an action, in a sentence."""
+
+    text: str
+    good: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that can be done to a run.
+
+    ``doing``: what is shown while it is done, ``{run}`` standing for the run. ``question``: what is asked first; empty:
+    nothing. ``do``: returns the outcome, or raises.
+    """
+
+    doing: str
+    question: str
+    do: Callable[[Workspace, str], Outcome]
+
+    def ask(self, run: Mapping[str, Any]) -> str:
+        """The question about ``run`` (RUN of the JSON contract)."""
+        steps = "" if run["step"] is None else f", step {formatting.steps(run)}"
+        return self.question.format(run=f"{run['name']} {run['id']} ({run['state']}{steps})")
+
+
+def _cancel(workspace: Workspace, run_id: str) -> Outcome:
+    from slurmtrain.ops.cancel import cancel
+
+    run = cancel(workspace, [run_id])[run_id]
+    reason = f": {run.reason}" if run.reason not in ("", run.state) else ""
+    return Outcome(f"run {run_id} is {run.state}{reason}", run.ended)
+
+
+def _resume(workspace: Workspace, run_id: str) -> Outcome:
+    from slurmtrain.ops.resume import resume
+
+    _, notes = resume(workspace, run_id)
+    return Outcome("; ".join([f"run {run_id} was started again", *notes]))
+
+
+def _checkpoint(workspace: Workspace, run_id: str) -> Outcome:
+    from slurmtrain.cli.checkpoints import describe_outcome
+    from slurmtrain.ops.checkpoint import request_checkpoint, wait_for_checkpoint
+
+    request = request_checkpoint(workspace, run_id)
+    outcome = wait_for_checkpoint(workspace, request, _SAVE_S)
+    return Outcome(f"run {run_id}: {describe_outcome(outcome, request, _SAVE_S)}", outcome.checkpoint is not None)
+
+
+CANCEL = Action("cancelling run {run}", "Cancel {run}? It saves before it ends.", _cancel)
+RESUME = Action("resuming run {run}", "Resume {run} from its newest checkpoint?", _resume)
+CHECKPOINT = Action("run {run} saves at the end of its step", "", _checkpoint)
+
+
+class Actions:
+    """The actions under way."""
+
+    def __init__(self, config: Config, report: Callable[[Outcome], None]) -> None:
+        """``report``: called in the action's thread once it has ended."""
+        self._config = config
+        self._report = report
+        self._under_way: dict[str, threading.Thread] = {}
+
+    @property
+    def under_way(self) -> list[str]:
+        """What is being done."""
+        return [doing for doing, thread in self._under_way.items() if thread.is_alive()]
+
+    def start(self, action: Action, run_id: str) -> str:
+        """Begin an ``action`` on a run, unless it is already being done; returns what is being done."""
+        doing = action.doing.format(run=run_id)
+        if doing in self.under_way:
+            return f"already {doing}"
+        self._under_way = {name: thread for name, thread in self._under_way.items() if thread.is_alive()}
+        # A daemon: whoever leaves may decide not to wait for it.
+        thread = threading.Thread(target=self._do, args=(action, run_id), daemon=True)
+        self._under_way[doing] = thread
+        thread.start()
+        return doing
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for thread in self._under_way.values():
+            thread.join()
+
+    def _do(self, action: Action, run_id: str) -> None:
+        notes: list[str] = []
+        try:
+            # A workspace of its own, as a command has: the registry is not shared between threads.
+            outcome = action.do(Workspace(self._config, warn=notes.append), run_id)
+        except Exception as error:  # noqa: BLE001 (shown, since an action must not end the page)
+            outcome = Outcome(describe(error), good=False)
+        self._report(Outcome("; ".join([outcome.text, *notes]), outcome.good))

@@ -2,16 +2,19 @@
 
 An effect is anything that another process could see or that must not be lost: opening a file of the runs root, a
 write, an fsync, a rename, a new or a removed directory entry, a subprocess, a SQLite commit. KILL_AT=N: die by
-SIGKILL right before the N-th effect, counted from 1; KILL_LOG: a file that gets a line per effect. KILL_IN: the
-program to kill, as the module that ``python -m`` runs.
+SIGKILL right before the N-th effect, counted from 1; KILL_NAME: count only effects of this name, since those of
+several threads come in any order. KILL_LOG: a file that gets a line per effect. KILL_IN: the program to kill, as the
+module that ``python -m`` runs.
 """
 
 import os
 import pathlib
+import re
 import signal
 import sqlite3
 import sqlite3.dbapi2
 import sys
+import threading
 
 _CHANGES = {
     "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "subprocess.Popen",
@@ -20,25 +23,40 @@ _CHANGES = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
+# Parts of names that differ between runs: ids of runs and jobs, random parts of temporary files, times.
+_OF_A_RUN = re.compile(r"(?<=/runs/)\w+|(?<=/proc/self/fd/)\d+|local-\w+|[0-9a-f]{8,}|\d+\.\d+")
+
+
 class _Killer:
     def __init__(self) -> None:
         self.at = int(os.environ.get("KILL_AT", "0"))
+        self.name = os.environ.get("KILL_NAME")
         self.log = os.environ.get("KILL_LOG")
         self.root = os.environ["KILL_ROOT"]
         self.count = 0
-        self.busy = False
+        self.lock = threading.Lock()
+        self.busy = threading.local()
 
     def effect(self, name: str) -> None:
-        if self.busy:
+        if getattr(self.busy, "now", False):
             return
-        self.busy = True
-        self.count += 1
+        self.busy.now = True
+        try:
+            # Other threads wait, so that nothing comes between the count and the end.
+            with self.lock:
+                self._count(name)
+        finally:
+            self.busy.now = False
+
+    def _count(self, name: str) -> None:
+        # Cut only then: times and numbers are not always of the same length.
+        plain = _OF_A_RUN.sub("*", name)[:80]
+        self.count += self.name in (None, plain)
         if self.log:
             with pathlib.Path(self.log).open("a") as file:
-                file.write(f"{self.count} {name}\n")
-        if self.count == self.at:
+                file.write(f"{self.count} {plain}\n")
+        if self.count == self.at and self.name in (None, plain):
             os.kill(os.getpid(), signal.SIGKILL)
-        self.busy = False
 
     def audit(self, event: str, arguments: tuple) -> None:
         if event == "open":
@@ -55,11 +73,11 @@ def watch_effects() -> None:
     write, fsync, connect = os.write, os.fsync, sqlite3.dbapi2.connect
 
     def killing_write(handle: int, data: bytes) -> int:
-        killer.effect(f"write {bytes(data[:60])!r}")
+        killer.effect(f"write {bytes(data[:120])!r}")
         return write(handle, data)
 
     def killing_fsync(handle: int) -> None:
-        killer.effect("fsync")
+        killer.effect(f"fsync {pathlib.Path(f'/proc/self/fd/{handle}').readlink()}")
         fsync(handle)
 
     class Connection(sqlite3.Connection):

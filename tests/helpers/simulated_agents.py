@@ -29,9 +29,9 @@ from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.sockets import reserve
+from slurmtrain.runtime.peers.listener import reserve
+from slurmtrain.runtime.peers.store import MessageStore
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 
@@ -177,7 +177,7 @@ class World:
         self.attempt = RunDir(self.path / "RUN").attempt("7", 0)
         self.attempt.logs.mkdir(parents=True)
         self.attempt.run.plan.touch()
-        self.board = MessageBoard()
+        self.board = MessageStore()
         self.threads: dict[int, threading.Thread] = {}
 
     def _spec(self) -> Spec:
@@ -255,7 +255,7 @@ class World:
         )
         reserved = reserve(0) if node == 0 else None
         port = reserved.getsockname()[1] if reserved is not None else 0
-        point, flag = MeetingPoint(LocalLink(self.board, node), "127.0.0.1", port, reserved), self.flags[node]
+        point, flag = MeetingPoint(self.board, "127.0.0.1", port, reserved), self.flags[node]
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
             rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, flag)
             try:

@@ -65,7 +65,7 @@ from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.packs.member import enter_pack
-from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment

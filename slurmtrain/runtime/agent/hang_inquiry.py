@@ -6,8 +6,8 @@ collects the answers, finds the ranks that all others wait for, and decides: if 
 limits, and otherwise the run hangs.
 
 Inquiries of a round are numbered. Each is a few messages among the agents: ``inquiry/<n>`` by the first node that
-asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0. If node 0 does not decide, since its ranks have ended,
-another node does; the first verdict counts.
+asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0. If node 0 does not decide, another node does, by what
+it knows of its own ranks; the first verdict counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurmtrain.model.diagnosis.hang import RankState, computing_culprits
-from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import CoordinatorGone
 
 # How often a node looks whether another one asks.
 _LOOK_S = 1.0
@@ -75,13 +75,16 @@ class HangInquiry:
         self._give_up_at = 0.0
         self._next_look = 0.0
 
-    def advance(self, suspicion: Suspicion | None) -> HangVerdict | None:
+    def advance(
+        self, suspicion: Suspicion | None, *, own_states: Sequence[RankState] | None = None
+    ) -> HangVerdict | None:
         """Take the next step of the inquiry, if there is one, and return its verdict once. Call it repeatedly.
 
-        ``suspicion``: this node's reason to ask; None: it has none.
+        ``suspicion``: this node's reason to ask; None: it has none. ``own_states``: what this node's ranks are doing,
+        if that need not be found out.
         """
         try:
-            if self._suspicion is None and not self._begin(suspicion):
+            if self._suspicion is None and not self._begin(suspicion, own_states):
                 return None
             self._answer()
             if self._node == 0 or time.monotonic() >= self._give_up_at + _MARGIN_S:
@@ -91,7 +94,7 @@ class HangInquiry:
             # Node 0 is gone, which ends the round.
             return None
 
-    def _begin(self, suspicion: Suspicion | None) -> bool:
+    def _begin(self, suspicion: Suspicion | None, own_states: Sequence[RankState] | None) -> bool:
         """Ask, or notice that another node has asked. Returns whether there is an inquiry."""
         name, now = f"inquiry/{self._number}", time.monotonic()
         if suspicion is not None:
@@ -104,7 +107,7 @@ class HangInquiry:
             return False
         self._suspicion = Suspicion(**message)
         self._give_up_at = now + _PATIENCE_S
-        self._examination = _Examination(self._examine)
+        self._examination = _Examination(self._examine if own_states is None else lambda: list(own_states))
         return True
 
     def _answer(self) -> None:
@@ -117,12 +120,15 @@ class HangInquiry:
 
     def _decide(self) -> None:
         """Decide once all nodes have answered that still can."""
+        assert self._examination is not None
+        # Only node 0 has the answers of others.
         answers = self._control.read_each(map(self._examined, self._members))
         missing = {node for node in self._members if self._examined(node) not in answers}
         missing -= set(self._control.silent_nodes())
         if missing and time.monotonic() < self._give_up_at:
             return
         states = [RankState.from_dict(state) for answer in answers.values() for state in answer["states"]]
+        states = states if self._node == 0 else self._examination.states or []
         computing, why = computing_culprits(states)
         assert self._suspicion is not None
         if self._suspicion.limit_s >= self._suspicion.most_s:

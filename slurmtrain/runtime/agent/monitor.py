@@ -24,8 +24,8 @@ from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.thread_use import ThreadUse
-from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import CoordinatorGone
 from slurmtrain.runtime.script_output.log_sizes import LogSizes
 from slurmtrain.runtime.script_output.separation import Separation, SeparationConfig
 from slurmtrain.system.journal import Journal
@@ -136,6 +136,12 @@ class RankMonitor:
             self._next_comparison = time.monotonic() + _COMPARE_S
             self._compare_paces()
         return None
+
+    def judge_hang_elsewhere(self) -> None:
+        """On node 0, whose ranks have ended: take part in the inquiries of other nodes."""
+        verdict = self._inquiry.advance(None, own_states=())
+        if verdict is not None and not verdict.hangs:
+            self._raise_limits(verdict)
 
     def completed(self) -> None:
         """Called when all ranks of this node have ended by themselves, with 0."""

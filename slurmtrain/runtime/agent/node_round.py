@@ -38,8 +38,8 @@ from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.growth.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.board import CoordinatorGone, Link
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
@@ -346,6 +346,10 @@ class Round:
         """A request to stop because a rank hangs, if one does."""
         self._context.host.look_beside()
         return self._monitor.find_hang()
+
+    def judge_hang_elsewhere(self) -> None:
+        """On node 0, whose ranks have ended: decide whether ranks of other nodes hang, if one asks."""
+        self._monitor.judge_hang_elsewhere()
 
     def find_growth(self) -> StopRequest | None:
         """A request to stop because nodes can join, on node 0 of a run that can use them."""

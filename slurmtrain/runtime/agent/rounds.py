@@ -54,8 +54,8 @@ from slurmtrain.runtime.agent.node_round import (
 from slurmtrain.runtime.agent.watchdog import SuspensionWatch
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import CoordinatorGone
 from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.runtime.setup.helpers import STOPPED_S
 from slurmtrain.runtime.setup.script import TEARDOWN_S
@@ -165,14 +165,13 @@ class Rounds:
         """Run what the spec has this node run before its ranks; if that fails, no node starts any."""
         report = self._control.call_alive(self._host.set_up_node)
         if report is not None:
-            self._control.publish(f"unready/{self._config.node}", report.to_dict())
+            self._control.publish_first("unready", report.to_dict())
 
     def _read_unready(self) -> ExitReport | None:
         """Why a node cannot have ranks, as it has published before all nodes met; None if all can."""
         with contextlib.suppress(CoordinatorGone):
-            messages = self._control.read_each(f"unready/{node}" for node in range(self._config.nodes))
-            reports = [ExitReport.from_dict(messages[key]) for key in sorted(messages)]
-            return min(reports, key=lambda report: report.blame, default=None)
+            message = self._control.read("unready")
+            return None if message is None else ExitReport.from_dict(message)
         return None
 
     def _tear_down(self) -> None:
@@ -322,6 +321,8 @@ class Rounds:
                 # The ranks of this node have ended, so nothing else looks at the flag any more.
                 published = True
                 control.publish_stop(StopRequest.by_signal(flag.name, at=time.time(), node=self._config.node))
+            if self._round is not None:
+                self._round.judge_hang_elsewhere()
             if own.report.cause == "completed" and not published and time.time() > ended_at + _LONG_S:
                 self._note_completed(ended_at, missing)
             time.sleep(_POLL_S)

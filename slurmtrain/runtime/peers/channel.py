@@ -77,12 +77,12 @@ class Channel:
     @property
     def local_address(self) -> str:
         """This side's address."""
-        return _address(self._writer, "sockname")
+        return plain_address(self._writer.get_extra_info("sockname")[0])
 
     @property
     def remote_address(self) -> str:
         """The other side's address, as this side sees it."""
-        return _address(self._writer, "peername")
+        return plain_address(self._writer.get_extra_info("peername")[0])
 
     async def send(self, message: object) -> None:
         """Send one message that JSON can represent. Raises ChannelClosed."""
@@ -210,12 +210,8 @@ def _abort(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-def _address(writer: asyncio.StreamWriter, info: str) -> str:
-    """The address in ``sockname`` or ``peername``, without an IPv6 scope.
-
-    On a socket for both families an IPv4 address has the prefix ``::ffff:``, which is removed.
-    """
-    address = str(writer.get_extra_info(info)[0])
+def plain_address(address: str) -> str:
+    """An ``address`` without an IPv6 scope, and without the prefix of IPv4 addresses on a socket for both families."""
     return address.removeprefix("::ffff:").partition("%")[0]
 
 

@@ -1,6 +1,6 @@
 """What the agents of an attempt exchange while ranks train: heartbeats, stop requests, and messages of a round.
 
-Everything goes through the board at node 0 (:mod:`.board`). Node 0 watches all other nodes, the others watch node 0.
+Everything goes through node 0 (:mod:`.store`). Node 0 watches all other nodes, the others watch node 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.runtime.peers.board import CoordinatorGone, Link
+from slurmtrain.runtime.peers.store import CoordinatorGone, Link
 
 # Seconds without a heartbeat after which another node's agent counts as dead: several times longer than a busy machine
 # or a short network outage delays one.
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class ControlStore:
-    """One agent's view of the board. Messages and stop requests belong to a round of ranks; heartbeats do not."""
+    """One agent's access to the messages. Those and stop requests belong to a round of ranks; heartbeats do not."""
 
     def __init__(self, link: Link, node: int, nodes: int) -> None:
-        """For the agent of ``node``, one of ``nodes`` nodes, which reaches the board through ``link``."""
+        """For the agent of ``node``, one of ``nodes`` nodes, which reaches the messages through ``link``."""
         self._link = link
         self._node = node
         self._watched = [other for other in range(nodes) if other != node] if node == 0 else [0]
@@ -121,14 +121,14 @@ class ControlStore:
         late_s = now - self._next_beat if self._beat else 0.0
         self._next_beat = now + _BEAT_S
         self._beat += 1
-        self._link.beat(self._beat)
+        self._link.beat(self._node, self._beat)
         for other in self._watched:
             # A node that has sent no heartbeat yet counts as just heard from when it is first looked for.
             beat, last = self._link.beats_of(other), self._beats.get(other)
             if last is None or last[0] != beat:
                 self._beats[other] = (beat, now)
             elif late_s > _SUSPENDED_S:
-                # What has arrived meanwhile is not on the board yet: nobody was silent while nobody listened.
+                # What has arrived meanwhile has not been taken in yet: nobody was silent while nobody listened.
                 self._beats[other] = (beat, last[1] + late_s)
 
     # --- messages -------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.peers.channel import NOT_A_MESSAGE, AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.gate import Gate, Refusals
+from slurmtrain.runtime.peers.listener import PeerListener, Refusals
 
 # Seconds without a message after which a peer counts as dead: several heartbeats, since a node that imports torch from
 # a busy filesystem may stall for some seconds.
@@ -97,13 +97,13 @@ class ParticipantConnections:
         # Set at each report and each disconnect, to wake whatever waits for either.
         self._changed = asyncio.Event()
         self._refusals = refusals or Refusals()
-        self._gate: Gate | None = None
+        self._gate: PeerListener | None = None
         self.received = 0
 
     async def listen(self, listener: socket.socket) -> None:
         """Accept participants from now on."""
         nodes = len(self._participants) + 1
-        self._gate = Gate(listener, self._secret, nodes, self._receive_all, self._refusals)
+        self._gate = PeerListener(listener, self._secret, nodes, self._receive_all, self._refusals)
         self._gate.open()
 
     async def gather(self, topic: str, own_report: Any, timeout_s: float) -> dict[int, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.environment.endpoints import BOOTSTRAP, CoordinatorEndpoints
-from slurmtrain.runtime.peers.sockets import listen, listen_on_first
+from slurmtrain.runtime.peers.listener import listen, listen_on_first
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import Endpoint
 from slurmtrain.system.files import read_json, write_json

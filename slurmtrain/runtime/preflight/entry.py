@@ -19,7 +19,7 @@ from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate

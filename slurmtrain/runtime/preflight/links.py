@@ -1,14 +1,12 @@
-"""The link of an agent to the board at node 0, as the preflight has prepared it."""
+"""The link of an agent to the messages at node 0, as the preflight has prepared it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.peers.board import Link, LocalLink, MessageBoard
-from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
-from slurmtrain.runtime.peers.board_server import BoardServer
-from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.store import Link, MessageStore, StoreClient
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 # Nodes import torch at their own pace, minutes apart on a busy file server.
@@ -18,7 +16,7 @@ _CONNECT_S = 300.0
 def open_link(
     preflight: PreflightOutcome, address: str, node: Node, refusals: Refusals, give_up: Callable[[], bool]
 ) -> Link:
-    """Open the link to the board at node 0, which has this ``address``.
+    """Open the link to the messages at node 0, which has this ``address``.
 
     Args:
         preflight: The result of the preflight.
@@ -30,13 +28,11 @@ def open_link(
     Raises:
         LaunchError: Nothing answers.
     """
-    secret = preflight.secret
-    if preflight.control_port is None:
-        return LocalLink(MessageBoard())
-    if preflight.control_listener is not None:
-        board = MessageBoard()
-        server = BoardServer(board, preflight.control_listener, secret, node.count, refusals)
-        return LocalLink(board, close=server.close)
-    client = BoardClient(BoardPlace(address, preflight.control_port, secret), node.index, node.count)
+    if preflight.control_port is None or preflight.control_listener is not None:
+        store = MessageStore()
+        if preflight.control_listener is not None:
+            store.serve(preflight.control_listener, preflight.secret, node.count, refusals)
+        return store
+    client = StoreClient((address, preflight.control_port), preflight.secret, node.index, node.count)
     client.wait_until_connected(_CONNECT_S, give_up=give_up)
     return client

@@ -18,7 +18,7 @@ from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAd
 from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from slurmtrain.model.preflight.election import Network, NetworkProblem
 from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.gate import Gate, Refusals
-from slurmtrain.runtime.peers.sockets import listen, listen_anywhere, source_towards
+from slurmtrain.runtime.peers.listener import PeerListener, Refusals, listen, listen_anywhere, source_towards
 
 # Concurrent probes: each holds a file descriptor, and a process may be limited to 1,024 of them.
 _MAX_CONCURRENT = 64
@@ -58,7 +57,7 @@ class Prober:
         self._secret = secret
         self._bind_source = bind_source
         self._refusals = refusals or Refusals()
-        self._gate: Gate | None = None
+        self._gate: PeerListener | None = None
         self._limit = asyncio.Semaphore(_MAX_CONCURRENT)
         self.made = 0
         """Connections made."""
@@ -66,7 +65,7 @@ class Prober:
     async def listen(self, address: str | None = None) -> int:
         """Answer probes from now on, on all addresses of this node or on one; returns the port."""
         listener = listen_anywhere(0) if address is None else listen(address, 0)
-        self._gate = Gate(listener, self._secret, self._nodes, self._answer, self._refusals)
+        self._gate = PeerListener(listener, self._secret, self._nodes, self._answer, self._refusals)
         self._gate.open()
         return int(listener.getsockname()[1])
 

@@ -10,8 +10,8 @@ import pytest
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.runtime.agent import hang_inquiry
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
-from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import MessageStore
 
 WAITING = RankState(
     0, 0, 10, Phase.TRAINING, 61.0, "S", ("/t/torch/distributed/distributed_c10d.py:1 all_reduce",), 0.0
@@ -29,11 +29,11 @@ class Nodes:
         monkeypatch.setattr(hang_inquiry.time, "monotonic", lambda: self.now)
         # At once, instead of in a thread.
         monkeypatch.setattr(hang_inquiry._Examination, "start", lambda thread: thread.run())
-        board = MessageBoard()
+        board = MessageStore()
         self.states = {0: WAITING, 1: COMPUTING}
         self.inquiries = {}
         for node in (0, 1):
-            control = ControlStore(LocalLink(board, node), node, 2)
+            control = ControlStore(board, node, 2)
             control.begin_round(0, (0, 1))
             self.inquiries[node] = HangInquiry(node, (0, 1), control, self.examiner(node))
 
@@ -132,7 +132,7 @@ def test_nothing_waits_for_an_examination_that_takes_long(monkeypatch: pytest.Mo
         may_end.wait()
         return [WAITING]
 
-    control = ControlStore(LocalLink(MessageBoard()), 0, 1)
+    control = ControlStore(MessageStore(), 0, 1)
     inquiry = HangInquiry(0, (0,), control, examine)
     why = Suspicion(node=0, why="", limit_s=60.0, most_s=480.0)
     assert inquiry.advance(why) is None

@@ -17,8 +17,8 @@ from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks, thread_use
-from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.store import MessageStore
 from slurmtrain.system.journal import Journal
 
 _COMPARE_S = 10.0
@@ -38,12 +38,12 @@ class Beats:
 class Node:
     """One node of a round, whose clock stands still."""
 
-    def __init__(self, path: Path, board: MessageBoard, node: int, members: Sequence[int], per_node: int) -> None:
+    def __init__(self, path: Path, board: MessageStore, node: int, members: Sequence[int], per_node: int) -> None:
         self.board = Beats(per_node)
         self.attempt = RunDir(path).attempt("7", 0)
         self.attempt.path.mkdir(parents=True, exist_ok=True)
         self.path = self.attempt.node_journal(node)
-        self.control = ControlStore(LocalLink(board, node), node, 8)
+        self.control = ControlStore(board, node, 8)
         self.control.begin_round(0, members)
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
@@ -93,7 +93,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    store, nodes = MessageBoard(), []
+    store, nodes = MessageStore(), []
 
     def build(node: int = 0, members: Sequence[int] = (0,), per_node: int = 2) -> Node:
         nodes.append(Node(tmp_path, store, node, members, per_node))

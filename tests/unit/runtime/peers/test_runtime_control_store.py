@@ -10,8 +10,8 @@ from helpers.site import PATIENCE_S
 
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.peers import control_store
-from slurmtrain.runtime.peers.board import CoordinatorGone, LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import NODE_SILENCE_S, ControlStore
+from slurmtrain.runtime.peers.store import CoordinatorGone, MessageStore
 
 PREEMPTED = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=1, signal="SIGTERM")
 CRASH = StopRequest(cause="crash", why="rank 0 exited with code 1", at=6.0, node=0)
@@ -39,8 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def agents(count: int) -> list[ControlStore]:
-    board = MessageBoard()
-    controls = [ControlStore(LocalLink(board, node), node, count) for node in range(count)]
+    board = MessageStore()
+    controls = [ControlStore(board, node, count) for node in range(count)]
     for control in controls:
         control.begin_round(0, range(count))
     return controls
@@ -71,8 +71,8 @@ def test_an_agent_that_never_came_is_silent_after_the_same_time_until_it_comes(c
 
 
 def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
-    board = MessageBoard()
-    first = ControlStore(LocalLink(board), 0, 2)
+    board = MessageStore()
+    first = ControlStore(board, 0, 2)
     for _ in range(50):
         first.keep_alive()
     assert board.beats_of(0) == 1
@@ -223,21 +223,21 @@ def test_a_message_holds_for_its_round_and_replaces_the_one_before() -> None:
 # --- without node 0 -------------------------------------------------------------------------------------------------
 
 
-class BrokenLink(LocalLink):
+class BrokenLink(MessageStore):
     """The link of a node whose node 0 is gone."""
 
     def read(self, key: str) -> Any:
         raise CoordinatorGone(key)
 
-    def beat(self, count: int) -> None:
-        raise CoordinatorGone(count)
+    def beat(self, node: int, count: int) -> None:
+        raise CoordinatorGone(node, count)
 
     def publish(self, key: str, message: Any, *, first: bool = False) -> None:
         raise CoordinatorGone(key, message, first)
 
 
 def test_a_node_without_node_0_is_asked_to_stop_and_nothing_else_fails() -> None:
-    orphan = ControlStore(BrokenLink(MessageBoard(), 1), 1, 2)
+    orphan = ControlStore(BrokenLink(), 1, 2)
     request = orphan.stop_request()
     assert request is not None
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)

@@ -15,14 +15,11 @@ from helpers.site import PATIENCE_S, until
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.runtime.peers import board_client
-from slurmtrain.runtime.peers.board import CoordinatorGone, LocalLink, MessageBoard
-from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
-from slurmtrain.runtime.peers.board_server import BoardServer
-from slurmtrain.runtime.peers.channel import Channel, connect
+from slurmtrain.runtime.peers import store
+from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.gate import Refusals
-from slurmtrain.runtime.peers.sockets import listen
+from slurmtrain.runtime.peers.listener import Refusals, listen
+from slurmtrain.runtime.peers.store import CoordinatorGone, MessageStore, StoreClient, is_shared, may_publish
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 NODES = 3
@@ -30,20 +27,20 @@ STOP = {"cause": "crash", "why": "rank 1 exited", "at": 5.0, "node": 1, "signal"
 
 
 class Attempt:
-    """The board of node 0, and the links of other nodes to it."""
+    """The messages at node 0, and the links of other nodes to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = NODES) -> None:
         listener = listen("127.0.0.1", 0)
-        self.place = BoardPlace("127.0.0.1", listener.getsockname()[1], SECRET)
+        self.place = ("127.0.0.1", int(listener.getsockname()[1]))
         self.refusals = Refusals()
-        self.board = MessageBoard()
-        self.server = BoardServer(self.board, listener, SECRET, NODES, self.refusals)
-        self.first = LocalLink(self.board, close=self.server.close)
-        self.clients: list[BoardClient] = []
+        self.first = MessageStore()
+        self.first.serve(listener, SECRET, nodes, self.refusals)
+        self.nodes = nodes
+        self.clients: list[StoreClient] = []
         self.is_served = True
 
-    def join(self, node: int, place: BoardPlace | None = None) -> BoardClient:
-        client = BoardClient(place or self.place, node, NODES)
+    def join(self, node: int, place: tuple[str, int] | None = None) -> StoreClient:
+        client = StoreClient(place or self.place, SECRET, node, self.nodes)
         self.clients.append(client)
         client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
         return client
@@ -72,7 +69,7 @@ class Wire:
     def __init__(self, target: int) -> None:
         self._target = target
         self._listener = listen("127.0.0.1", 0)
-        self.place = BoardPlace("127.0.0.1", self._listener.getsockname()[1], SECRET)
+        self.place = ("127.0.0.1", int(self._listener.getsockname()[1]))
         self.is_cut = threading.Event()
         self.made = 0
         self._sockets: list[socket.socket] = []
@@ -109,7 +106,7 @@ class Wire:
 @pytest.fixture
 def wire(attempt: Attempt) -> Iterator[Wire]:
     """A wire between node 1 and node 0."""
-    connected = Wire(attempt.place.port)
+    connected = Wire(attempt.place[1])
     yield connected
     connected.close()
 
@@ -118,7 +115,7 @@ def as_node(attempt: Attempt, node: int, talk: Callable[[Channel], Any]) -> Any:
     """What ``talk`` returns, given a connection of an agent that does not keep to the rules."""
 
     async def scenario() -> Any:
-        channel = await connect(attempt.place.address, attempt.place.port, SECRET)
+        channel = await connect(*attempt.place, SECRET)
         await channel.send({"node": node})
         try:
             return await talk(channel)
@@ -160,27 +157,45 @@ def test_the_first_message_stands_where_only_the_first_counts(attempt: Attempt) 
     assert [link.read("0/stop") for link in (attempt.first, first, second)] == [STOP] * 3
 
 
-def test_messages_that_stay_at_node_0_are_fetched(attempt: Attempt) -> None:
+def test_messages_for_node_0_alone_stay_there(attempt: Attempt) -> None:
     first, second = attempt.join(1), attempt.join(2)
+    second.publish("0/pace/2", {"2": [1, 0.5]})
     second.publish("0/paused/2", {"paused": True, "at": 5.0})
-    until(lambda: attempt.first.read("0/paused/2"), "the message at node 0")
-    assert first.read("0/paused/2") == {"paused": True, "at": 5.0}
-    assert first.read_each(f"0/paused/{node}" for node in range(NODES)) == {"0/paused/2": {"paused": True, "at": 5.0}}
-    assert first.read("0/paused/1") is None
+    assert second.read("0/pace/2") is None
+    # A node has its own messages for all at hand at once.
+    assert second.read("0/paused/2") == {"paused": True, "at": 5.0}
+    until(lambda: first.read_each(["0/pace/2", "0/paused/2"]), "the message for all")
+    assert first.read_each(["0/pace/2", "0/paused/2"]) == {"0/paused/2": {"paused": True, "at": 5.0}}
+    assert sorted(attempt.first.read_each(["0/pace/2", "0/paused/2", "0/left/2"])) == ["0/pace/2", "0/paused/2"]
+
+
+def test_64_agents_meet_and_one_message_stops_them_all() -> None:
+    attempt = Attempt(64)
+    clients = [attempt.join(node) for node in range(1, 64)]
+    controls = [ControlStore(link, node, 64) for node, link in enumerate([attempt.first, *clients])]
+    for node, control in enumerate(controls):
+        control.begin_round(0, range(64))
+        control.publish(f"here/{node}", {})
+    for control in controls:
+        control.gather("here", give_up=lambda: False)
+    controls[63].publish_stop(StopRequest(cause="crash", why="rank 63 exited", at=5.0, node=63))
+    for control in controls:
+        assert until(control.stop_request, "the request").node == 63
+    attempt.end()
 
 
 def test_heartbeats_of_all_nodes_reach_node_0_and_its_own_reach_all(attempt: Attempt) -> None:
     client = attempt.join(1)
-    client.beat(7)
+    client.beat(1, 7)
     until(lambda: attempt.first.beats_of(1) == 7, "the heartbeat of node 1")
-    attempt.first.beat(4)
-    client.beat(8)
+    attempt.first.beat(0, 4)
+    client.beat(1, 8)
     until(lambda: client.beats_of(0) == 4, "node 0's heartbeat")
 
 
 def test_what_was_published_last_arrives_before_a_node_leaves(attempt: Attempt) -> None:
     for number in range(20):
-        client = BoardClient(attempt.place, 1, NODES)
+        client = StoreClient(attempt.place, SECRET, 1, NODES)
         client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
         client.publish(f"{number}/left/1", {})
         client.close()
@@ -201,28 +216,43 @@ def test_what_node_0_published_last_arrives_before_it_leaves() -> None:
 # --- who may say what -------------------------------------------------------------------------------------------------
 
 
-def test_a_node_cannot_speak_for_another_one_and_junk_is_dropped_with_a_note(
-    attempt: Attempt, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_cannot_speak_for_another_one(attempt: Attempt, caplog: pytest.LogCaptureFixture) -> None:
     async def lie(channel: Channel) -> None:
-        messages = {
-            "0/stop": {**STOP, "cause": "completed"},
-            "0/ended/2": {},
-            "0/next": {"members": None},
-            "0/here/1": {},
-            "\x1b[2J" + "x" * 1000: 5,
-        }
-        await channel.send({"put": messages, "first": [], "beat": "x", "get": 5, "number": None})
-        await channel.send("junk")
-        await channel.send({"put": {"0/here/1": {}}, "number": 1})
+        await channel.send({"put": {"0/ended/2": {}, "0/here/1": {}}, "first": {"0/next": {}}, "number": 1})
         await acknowledged(channel, 1)
 
     as_node(attempt, 1, lie)
-    assert attempt.first.read_each(["0/stop", "0/ended/2", "0/next"]) == {}
+    assert attempt.first.read_each(["0/ended/2", "0/next"]) == {}
     assert attempt.first.read("0/here/1") == {}
-    assert attempt.first.beats_of(1) == 0
-    [note] = caplog.messages
-    assert note == "dropped a message of node 1 (1 so far): '0/stop': only node 0 can say that a run is completed"
+    assert caplog.messages == [
+        f"dropped a message of node 1: {key!r} is not for it to publish" for key in ("0/next", "0/ended/2")
+    ]
+
+
+@pytest.mark.parametrize("frame", ["junk", 5, None, {"number": 1, "put": []}, {"beat": 1}])
+def test_junk_ends_a_connection_and_nothing_else(attempt: Attempt, frame: Any) -> None:
+    async def send(channel: Channel) -> None:
+        await channel.send(frame)
+        with contextlib.suppress(ChannelClosed):
+            await channel.receive()
+
+    as_node(attempt, 1, send)
+    attempt.join(1).publish("0/here/1", {})
+    until(lambda: attempt.first.read("0/here/1") == {}, "the message of an agent")
+
+
+@pytest.mark.parametrize("key", ["", "0", "0/begin", "0/next", "0/until", "0/together", "0/here/2", "0/ended", "0/x/1"])
+def test_keys_under_which_a_node_may_not_publish(key: str) -> None:
+    assert not may_publish(key, 1)
+
+
+@pytest.mark.parametrize("key", ["0/here/1", "3/stop", "0/unready", "0/examined/0/1", "0/inquiry/0", "0/verdict/0"])
+def test_keys_under_which_a_node_may_publish(key: str) -> None:
+    assert may_publish(key, 1)
+
+
+def test_of_the_nodes_that_arrive_and_leave_only_node_0_matters_to_all() -> None:
+    assert [is_shared(f"0/{kind}/{node}") for kind in ("here", "left") for node in (0, 1)] == [True, False] * 2
 
 
 @pytest.mark.parametrize("greeting", [0, NODES, -1, True, "1", None])
@@ -240,7 +270,7 @@ def test_a_node_has_one_connection_which_is_its_newest(attempt: Attempt) -> None
     async def replace(channel: Channel) -> None:
         await channel.send({"number": 1})
         await acknowledged(channel, 1)
-        newer = await connect(attempt.place.address, attempt.place.port, SECRET)
+        newer = await connect(*attempt.place, SECRET)
         await newer.send({"node": 1})
         await newer.send({"number": 5})
         await acknowledged(newer, 5)
@@ -252,7 +282,7 @@ def test_a_node_has_one_connection_which_is_its_newest(attempt: Attempt) -> None
 
 
 def test_an_agent_of_another_attempt_is_refused(attempt: Attempt) -> None:
-    client = BoardClient(BoardPlace("127.0.0.1", attempt.place.port, OTHER), 1, NODES)
+    client = StoreClient(attempt.place, OTHER, 1, NODES)
     with pytest.raises(LaunchError, match=r"cannot reach node 0 at 127.0.0.1 port \d+: it is not an agent"):
         client.wait_until_connected(0.5, give_up=lambda: False)
     client.close()
@@ -275,8 +305,8 @@ def test_a_lost_connection_is_made_again_and_nothing_is_lost(attempt: Attempt, w
 def test_a_connection_over_which_nothing_comes_back_is_replaced(
     attempt: Attempt, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_client, "_STALE_S", 0.3)
-    monkeypatch.setattr(board_client, "_CONNECT_S", 0.3)
+    monkeypatch.setattr(store, "_STALE_S", 0.3)
+    monkeypatch.setattr(store, "_CONNECT_S", 0.3)
     client = attempt.join(1, wire.place)
     wire.is_cut.set()
     client.publish("0/here/1", {})
@@ -303,7 +333,7 @@ def test_a_node_whose_node_0_refuses_connections_knows_that_it_is_gone(attempt: 
 
 def test_a_node_that_finds_nobody_at_node_0_says_so_unless_it_is_told_to_stop() -> None:
     with vacant("127.0.0.1") as port:
-        client = BoardClient(BoardPlace("127.0.0.1", port, SECRET), 2, NODES)
+        client = StoreClient(("127.0.0.1", port), SECRET, 2, NODES)
         client.wait_until_connected(PATIENCE_S, give_up=lambda: True)
         with pytest.raises(LaunchError, match=f"node 0 at 127.0.0.1 port {port}: Connection refused"):
             client.wait_until_connected(PATIENCE_S, give_up=lambda: False)

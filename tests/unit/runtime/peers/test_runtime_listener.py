@@ -1,4 +1,4 @@
-"""Strangers at the gate: connections that never say who they are, or say it wrongly, by the thousand."""
+"""Strangers at a listening socket: connections that never say who they are, or say it wrongly, by the thousand."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.runtime.peers import channel, gate
+from slurmtrain.runtime.peers import channel
+from slurmtrain.runtime.peers import listener as peer_listener
 from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.gate import Gate, Refusals
-from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
+from slurmtrain.runtime.peers.listener import PeerListener, Refusals, listen, listen_anywhere
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 LONG_S = 60.0
 NODES = 2
-MOST_WAITING = gate._WAITING + gate._WAITING_PER_NODE * NODES
+MOST_WAITING = peer_listener._WAITING + peer_listener._WAITING_PER_NODE * NODES
 
 
 class Service:
-    """A gate that answers every message with the same one."""
+    """A listener that answers every message with the same one."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.refusals = Refusals()
         self.port = int(listener.getsockname()[1])
-        self.gate = Gate(listener, SECRET, NODES, self._answer, self.refusals)
-        self.gate.open()
+        self.peers = PeerListener(listener, SECRET, NODES, self._answer, self.refusals)
+        self.peers.open()
 
     async def _answer(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -51,7 +51,7 @@ async def service(listener: socket.socket | None = None) -> AsyncIterator[Servic
     try:
         yield running
     finally:
-        await running.gate.close()
+        await running.peers.close()
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +94,7 @@ def test_nodes_get_through_while_more_strangers_wait_than_the_process_could_have
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + count + 2 * MOST_WAITING, hard))
         async with service() as running, strangers(running.port, count):
             await talk(running.port, "127.4.0.1")
-            assert len(running.gate.tasks) <= MOST_WAITING + 1
+            assert len(running.peers.tasks) <= MOST_WAITING + 1
 
     try:
         asyncio.run(scenario())
@@ -126,7 +126,7 @@ async def test_a_connection_that_says_nothing_is_ended_after_a_few_seconds(monke
     async with service() as running, strangers(running.port, 3):
         await running.until(refused=3)
         async with asyncio.timeout(LONG_S):
-            while running.gate.tasks:
+            while running.peers.tasks:
                 await asyncio.sleep(0.001)
 
 
@@ -150,13 +150,13 @@ async def test_an_ipv4_address_is_named_as_such_on_a_socket_for_both_families() 
         assert running.refusals.by_address == {"127.4.0.9": 1}
 
 
-async def test_a_gate_that_is_closed_ends_all_connections_and_listens_no_more() -> None:
+async def test_a_listener_that_is_closed_ends_all_connections_and_listens_no_more() -> None:
     async with service() as running:
         connected = await connect("127.0.0.1", running.port, SECRET)
         await connected.send("hello")
         assert await connected.receive() == "hello"
         async with strangers(running.port, 5):
-            await running.gate.close()
+            await running.peers.close()
             with pytest.raises(ChannelClosed):
                 await connected.receive()
             with pytest.raises(ConnectionRefusedError):
@@ -164,10 +164,10 @@ async def test_a_gate_that_is_closed_ends_all_connections_and_listens_no_more() 
         connected.close()
 
 
-async def test_a_gate_opens_again_after_the_system_had_no_room_for_a_connection(
+async def test_a_listener_opens_again_after_the_system_had_no_room_for_a_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(peer_listener, "_PAUSE_S", 0.001)
 
     class FullAtFirst(socket.socket):
         failures = 3

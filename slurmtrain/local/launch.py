@@ -13,8 +13,7 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.environment.gpus import local_job
-from slurmtrain.runtime.environment.variables import scrubbed
+from slurmtrain.runtime.environment.variables import local_job, scrubbed
 from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import Process, processes_with_argument

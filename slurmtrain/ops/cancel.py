@@ -19,7 +19,7 @@ from slurmtrain.ops.shared.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unrecorded import end_unrecorded
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.slurm.jobs import second_job_name
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice

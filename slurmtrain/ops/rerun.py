@@ -25,7 +25,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
 from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.ops.submit.provenance import describe_git, describe_revision
-from slurmtrain.runtime.chain.files import read_upstreams
+from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.code.packages import read_software
 from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan

@@ -46,7 +46,7 @@ from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
-from slurmtrain.runtime.environment.file_limit import make_room
+from slurmtrain.runtime.environment.limits import make_room
 from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory

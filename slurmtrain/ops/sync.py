@@ -29,8 +29,8 @@ from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
 from slurmtrain.ops.shared.packs import is_needed_by_others
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.file_limit import make_room
-from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
+from slurmtrain.runtime.environment.limits import make_room
+from slurmtrain.runtime.job.lease import kill_leftovers, runs_with_processes
 from slurmtrain.slurm.jobs import second_jobs
 from slurmtrain.system.locks import locked
 

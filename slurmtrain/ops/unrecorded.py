@@ -19,7 +19,7 @@ from slurmtrain.ops.shared.local_jobs import processes_of
 from slurmtrain.ops.shared.packs import is_needed_by_others
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.slurm.command import is_installed
 from slurmtrain.slurm.parse import Job
 from slurmtrain.system.process import Process, descendants
@@ -78,8 +78,6 @@ def _outcome(run_id: str, run: Run | None, why: str, live: Collection[str]) -> R
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
-
-
 def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bool) -> dict[str, list[str]]:
     """Cancel the jobs of these runs, and return each run's jobs that had not ended. Raises SlurmDown."""
     if not runs or (not is_installed("squeue") and not any(runs.values())):
@@ -116,8 +114,6 @@ def _is_live(job: Job | None) -> bool:
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
-
-
 def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
     """End the processes of a local run; returns whether there were any."""
     processes = processes_of(directory, run)

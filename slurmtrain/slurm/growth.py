@@ -15,9 +15,9 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed
-from slurmtrain.runtime.growth.newcomer import Extension
+from slurmtrain.runtime.growth import Extension
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.jobs import second_job_name
 from slurmtrain.slurm.parse import read_job

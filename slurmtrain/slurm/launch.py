@@ -14,7 +14,7 @@ from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.surroundings import counting, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import Partitions, excess_of_pack, rejection_reason

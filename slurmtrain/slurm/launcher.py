@@ -24,7 +24,7 @@ from typing import NoReturn
 import submitit
 from submitit.core.utils import FailedJobError
 
-from slurmtrain.runtime.environment.file_limit import restore_limit
+from slurmtrain.runtime.environment.limits import restore_limit
 from slurmtrain.slurm import task
 
 

@@ -27,7 +27,7 @@ from slurmtrain.model.spec.resources import OPTIONS_OF_COMPONENTS
 from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.model.spec.values import write_node_memory
-from slurmtrain.runtime.environment import network_profile
+from slurmtrain.runtime.environment.ranks import load_profile
 from slurmtrain.runtime.setup.script import setup_values, shell_templates
 from slurmtrain.runtime.task import command as task_command
 from slurmtrain.slurm.jobs import describe_after, job_name
@@ -141,7 +141,7 @@ def _script(plan: Plan, place: SubmissionDir | ArrayDir, options: dict[str, Any]
             folder=folder,
             job=job,
             attempts=attempts,
-            profile=network_profile.load(profile).setup if profile else (),
+            profile=load_profile(profile).setup if profile else (),
             several_nodes=plan.spec.resources.allocated.max > 1,
             srun=_srun(plan, place, pack, task_command(shlex.join(own_python()), folder)),
             **setup_values(plan, submission, f'{attempts}/"{job}.${{SLURM_RESTART_COUNT:-0}}"'),

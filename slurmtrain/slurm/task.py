@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.growth.growth import NodeRequests
+    from slurmtrain.runtime.growth import NodeRequests
 
 
 def run_node(submission: str) -> None:

@@ -14,7 +14,7 @@ from helpers.gpu_figures import Figures
 from helpers.site import until
 
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.runtime.agent.kernel_log import KernelState
+from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import gpus, measure
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from slurmtrain.runtime.peers.listener import listen
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.connections import (
     CoordinatorConnection,
     Endpoint,

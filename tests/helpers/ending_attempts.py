@@ -17,8 +17,7 @@ from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.agent.finish import AttemptFinish, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.environment.launch import Launch
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.journal import Journal
 

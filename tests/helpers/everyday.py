@@ -92,7 +92,7 @@ TESTS_OF = {
     "slurmtrain/ops/query/": (),
     "slurmtrain/ops/search/": ("local/test_search.py", "cluster/test_slurm_search.py"),
     "slurmtrain/registry/": ("local/test_faults.py", "local/test_locks.py", "local/test_unreadable_runs.py"),
-    "slurmtrain/runtime/chain/": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
+    "slurmtrain/runtime/chain.py": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
     "slurmtrain/runtime/checkpoint/": (
         "local/test_faults.py", "local/test_kill_and_resume.py", "local/test_resharding.py", "local/test_forks.py",
         "local/test_own_checkpoints.py", "local/test_checkpoint_commands.py", "local/test_experiments_gpt.py",
@@ -100,8 +100,7 @@ TESTS_OF = {
     ),
     "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
     "slurmtrain/runtime/data/": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
-    "slurmtrain/runtime/growth/": ("cluster/test_slurm_growth.py",),
-    "slurmtrain/runtime/packs/": ("cluster/test_slurm_packs.py",),
+    "slurmtrain/runtime/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/runtime/script_output/": ("local/test_script_metrics.py", "local/test_stops.py"),
     "slurmtrain/runtime/setup/": (

@@ -30,7 +30,7 @@ from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.listener import reserve
+from slurmtrain.runtime.peers.sockets import reserve
 from slurmtrain.runtime.peers.store import MessageStore
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal

@@ -17,7 +17,7 @@ from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.peers.channel import Channel, connect
-from slurmtrain.runtime.peers.listener import listen, reserve
+from slurmtrain.runtime.peers.sockets import listen, reserve
 from slurmtrain.runtime.preflight import connections, probe
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate

@@ -27,7 +27,7 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec, write_requeue
-from slurmtrain.runtime.environment.launch import Launch
+from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.reconcile import may_change, needs_accounting, new_observations

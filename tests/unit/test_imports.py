@@ -169,7 +169,12 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
     _, imported = modules_loaded_by(beginning + later, tmp_path)
     assert {"submitit.core.submission", "slurmtrain.runtime.agent.workers"} <= imported
     assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy", "xxhash", "yaml"})
-    few = ("model.run.fold", "model.run.events.command", "runtime.checkpoint.formats", "runtime.turns", "slurm.growth")
+    few = (
+        "model.run.fold",
+        "model.run.events.command",
+        "runtime.checkpoint.formats",
+        "runtime.agent.local_slots",
+    )
     assert not [name for name in imported if name.startswith(tuple(f"slurmtrain.{each}" for each in few))]
 
 
@@ -215,7 +220,7 @@ def test_what_calls_sbatch_imports_neither_the_agent_nor_what_reads_specs(tmp_pa
     own = {name for name in imported if name.startswith("slurmtrain.")}
     assert own <= {
         *("slurmtrain.version", "slurmtrain.slurm", "slurmtrain.slurm.launcher", "slurmtrain.slurm.task"),
-        *("slurmtrain.runtime", "slurmtrain.runtime.environment", "slurmtrain.runtime.environment.file_limit"),
+        *("slurmtrain.runtime", "slurmtrain.runtime.environment", "slurmtrain.runtime.environment.limits"),
     }
     assert "submitit" in imported
     assert not imported & (HEAVY | {"sqlalchemy", "yaml", "omegaconf", "jinja2", "psutil"})

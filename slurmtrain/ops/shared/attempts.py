@@ -19,8 +19,8 @@ from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.sweep import Pack, packing_problem
 from slurmtrain.ops.shared.current_plan import last_fresh_start, predecessor
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.chain.files import read_upstreams
-from slurmtrain.runtime.environment.launch import Turn
+from slurmtrain.runtime.chain import read_upstreams
+from slurmtrain.runtime.environment.node import Turn
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run

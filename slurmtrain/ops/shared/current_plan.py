@@ -10,7 +10,7 @@ from slurmtrain.model.run.events.values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.written import texts_as_json
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run

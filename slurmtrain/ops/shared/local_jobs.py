@@ -44,7 +44,7 @@ def processes_of(directory: RunDir, run: Run | None) -> list[Process]:
     Returns:
         The controller and the agents or, where they are gone, what its ranks have left.
     """
-    from slurmtrain.runtime.job.leftovers import find_leftovers
+    from slurmtrain.runtime.job.lease import find_leftovers
     from slurmtrain.system.process import processes_with_argument
 
     journaled = [Process.from_dict(process) for process in run.newest.processes] if run and run.newest else []

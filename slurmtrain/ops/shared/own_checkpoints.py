@@ -13,7 +13,7 @@ from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 
 # How many steps an error lists.
 _SHOWN = 10

@@ -13,7 +13,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.launch import read_launch
+from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
 
 if TYPE_CHECKING:

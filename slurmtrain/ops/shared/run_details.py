@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack)
 
     ``locks`` receives the locks of these runs, so that no submission begins meanwhile.
     """
-    from slurmtrain.runtime.environment.file_limit import make_room
+    from slurmtrain.runtime.environment.limits import make_room
     from slurmtrain.slurm.launch import is_submitting
 
     make_room(len(runs))
@@ -194,7 +194,7 @@ def _handed_over_by(workspace: Workspace, directory: RunDir, run: Run) -> Submis
 
 def _element(submission: SubmissionDir) -> tuple[str, int] | None:
     """The id of the array whose element the job of a submission is, and the element's index; None: it is a job."""
-    from slurmtrain.runtime.environment.launch import read_launch
+    from slurmtrain.runtime.environment.node import read_launch
 
     with contextlib.suppress(PathError):
         launch = read_launch(submission)

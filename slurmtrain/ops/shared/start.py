@@ -66,7 +66,7 @@ from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.packs import shares_job
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.launch import Launch
+from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.environment.surroundings import counting, of_sbatch, placed, telling
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import (

@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.ops.submit.provenance import Provenance, find_provenance
 from slurmtrain.ops.submit.start_points import StartPoints
-from slurmtrain.runtime.chain.files import note_dependent, write_upstreams
+from slurmtrain.runtime.chain import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.files import (
     DIRECTORY_MODE,

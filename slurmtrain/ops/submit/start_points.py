@@ -100,7 +100,7 @@ def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | Non
     None if there is none, or the run that repeats it is to begin with something else.
     """
     from slurmtrain.runtime.checkpoint.files import start_point
-    from slurmtrain.runtime.job.plan_file import read_plan
+    from slurmtrain.runtime.environment.node import read_plan
 
     request = planned.plan.spec.start_from
     first = next((parent.run for parent in planned.parents if parent.relation == RERUN), None)

@@ -37,7 +37,7 @@ from slurmtrain.ops.submit.script import check_script
 from slurmtrain.ops.submit.shell_scripts import check_shell_script
 from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.ops.submit.submitted_before import HeldKey
-from slurmtrain.runtime.environment.file_limit import make_room
+from slurmtrain.runtime.environment.limits import make_room
 from slurmtrain.specfile import PlannedRun, SpecFile
 
 

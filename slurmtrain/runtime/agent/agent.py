@@ -35,7 +35,6 @@ from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.chain import fill
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
-from slurmtrain.runtime.agent.beginning import Beginning, time_limit_lead
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.agent.finish import (
     AttemptFinish,
@@ -49,22 +48,26 @@ from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.chain.files import read_facts
+from slurmtrain.runtime.agent.start import Beginning, enter_pack, time_limit_lead
+from slurmtrain.runtime.chain import read_facts
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
-from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
-from slurmtrain.runtime.environment.file_limit import raise_soft_limit
-from slurmtrain.runtime.environment.node import Node, this_node
+from slurmtrain.runtime.environment.limits import raise_soft_limit
+from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
 from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent
-from slurmtrain.runtime.growth.growth import Growth, MakeNodeRequests, make_growth, note_unfit
-from slurmtrain.runtime.growth.newcomer import pop_extension, wait_for_admission
+from slurmtrain.runtime.growth import (
+    Growth,
+    MakeNodeRequests,
+    make_growth,
+    note_unfit,
+    pop_extension,
+    wait_for_admission,
+)
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.leftovers import end_processes_of_setup
+from slurmtrain.runtime.job.lease import end_processes_of_setup
 from slurmtrain.runtime.job.log_link import link_log
-from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
-from slurmtrain.runtime.packs.member import enter_pack
 from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding

@@ -37,7 +37,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec, Spec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
-from slurmtrain.runtime.chain.files import read_upstreams
+from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
@@ -326,7 +326,7 @@ class AttemptFinish:
 
         If they have none, because a command must submit it first, it looks again later, and that command moves it.
         """
-        from slurmtrain.runtime.chain.turn import look_again_s, unfinished_jobs
+        from slurmtrain.runtime.chain import look_again_s, unfinished_jobs
 
         upstreams = read_upstreams(self._run)
         after, delay_s = unfinished_jobs(self._run, upstreams), look_again_s(self._run, upstreams)

@@ -19,11 +19,10 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
-from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
-from slurmtrain.runtime.job import stacks, thread_use
+from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, Suspicion, Watchdog
+from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
-from slurmtrain.runtime.job.thread_use import ThreadUse
+from slurmtrain.runtime.job.stacks import ThreadUse
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import CoordinatorGone
 from slurmtrain.runtime.script_output.log_sizes import LogSizes
@@ -166,7 +165,7 @@ class RankMonitor:
         beats = dict(zip(config.ranks, self._board.read(), strict=True))
         node_log = config.attempt.node_log(config.node) if config.per_node else None
         logs = {rank: node_log or config.attempt.rank_log(rank) for rank in self._pids}
-        cpu = thread_use.shares(self._processes(beats), self._used)
+        cpu = stacks.shares(self._processes(beats), self._used)
         self.states = stacks.rank_states(config.node, beats, self._pids, logs, cpu)
         self._examined_at = time.monotonic()
         return self.states

@@ -29,13 +29,13 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.launcher import RANKS, known_launcher
 from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
-from slurmtrain.runtime.environment.tasks import Tasks
+from slurmtrain.runtime.environment.ranks import Tasks
 from slurmtrain.runtime.environment.variables import environment_of_agent
-from slurmtrain.runtime.growth.growth import Growth
+from slurmtrain.runtime.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore

@@ -41,6 +41,7 @@ from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.spec import NODE_0
+from slurmtrain.runtime.agent.hang import SuspensionWatch
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
@@ -51,7 +52,6 @@ from slurmtrain.runtime.agent.node_round import (
     RoundConfig,
     RoundHost,
 )
-from slurmtrain.runtime.agent.watchdog import SuspensionWatch
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore

@@ -28,8 +28,7 @@ from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.environment import variables
-from slurmtrain.runtime.environment.ranks import variables_of_rank
-from slurmtrain.runtime.environment.tasks import Tasks, write_changes
+from slurmtrain.runtime.environment.ranks import Tasks, variables_of_rank, write_changes
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.directories import DeletionWatch

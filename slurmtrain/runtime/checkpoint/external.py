@@ -21,8 +21,8 @@ from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, t
 from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, format_of, step_by_key
 from slurmtrain.runtime.checkpoint.formats.plain_files import Format
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.logged_step import logged_step
-from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.owned_files import check_owner
 
 # Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a

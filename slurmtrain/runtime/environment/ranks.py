@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.launcher import RANKS
-from slurmtrain.runtime.environment import network_profile, variables
-from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.environment.gpus import gpus_of_node
+from slurmtrain.model.spec.launcher import NONE, RANKS, NodeRanks
+from slurmtrain.runtime.environment import variables
+from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.system.files import write_atomically
+from slurmtrain.runtime.environment.variables import gpus_of_node
+from slurmtrain.system import templates
+from slurmtrain.system.files import describe_os_error, write_atomically
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
+    from slurmtrain.model.spec.launcher import NodePlace
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.model.spec.spec import Spec
 
@@ -39,9 +46,7 @@ def set_worker_environment(
     environ = os.environ
     environ.setdefault("PYTHONUNBUFFERED", "1")
     environ["OMP_NUM_THREADS"] = str(plan.spec.resources.cpus_per_proc)
-    for name, value in (
-        network_profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}
-    ).items():
+    for name, value in (load_profile(plan.spec.network.profile).variables if plan.spec.network.profile else {}).items():
         environ.setdefault(name, value)
     environ.update(network_variables(place.interface, place.address))
     environ.update(_launcher_variables(plan.spec, place))
@@ -221,3 +226,199 @@ def facts_for_command(
         "resume_dir": None if resume_from is None else str(Path(resume_from).parent),
         "resume_tag": None if resume_from is None else Path(resume_from).name,
     }
+
+
+# --- the variables of Slurm, MPI and torchrun that a command sees -----------------------------------------------------
+# Slurm starts a task per node, the agent. Scripts that take their rank from SLURM_PROCID, or a library's detection of
+# Slurm or MPI, would take the agent's for theirs: each rank of a node would train for itself.
+#
+# * ``launcher: ranks``: Slurm's variables are as under an ``srun`` with a task per rank, on the nodes that train.
+# * ``node``, ``none``: the command starts the ranks, which inherit its environment, so that nothing names a task. The
+#   variables that name the nodes are true.
+# * Variables by which MPI and submitit know their processes are gone: the agent's would be the same in all ranks.
+#
+# Seen on 22.05 and 24.11: the variables that srun sets, and their values. A step on some nodes of its job leaves
+# SLURM_NODELIST and SLURM_JOB_NODELIST alone, and scripts look for rank 0 on the first node there: here they name only
+# the nodes that train.
+
+
+# What torchrun sets for a rank, which a launcher or a rendezvous of the command's own would take for its own.
+_OF_A_RANK = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME"
+    r"|TORCHELASTIC_(RESTART_COUNT|MAX_RESTARTS|RUN_ID|USE_AGENT_STORE|ERROR_FILE)"
+)
+_OF_A_MEETING = re.compile(r"MASTER_(ADDR|PORT)")
+# What Slurm sets for a task, or for the tasks of a step or of a component.
+_OF_A_TASK = re.compile(
+    r"SLURM_(PROCID|LOCALID|GTIDS|TASK_PID|DISTRIBUTION|MPI_TYPE|TRES_PER_TASK|(CPUS|GPUS|MEM)_PER_TASK"
+    r"|(STEP_)?(NTASKS|NPROCS|NUM_TASKS|TASKS_PER_NODE|NTASKS_PER_(NODE|CORE|SOCKET|GPU|TRES))"
+    r"(_(HET|PACK)_GROUP_\d+)?|PMI\w*)"
+)
+# The processes of MPI, but not OMPI_MCA_btl and other settings; and of submitit, whose job a rank is not.
+_OF_OTHERS = re.compile(
+    r"(PMI|PMI2|PMIX|PRTE|HYDI?|MV2_COMM_WORLD|OMPI_COMM_WORLD|OMPI_MCA_(orte|ess|pmix)|JSM_NAMESPACE|FLUX_TASK|PALS"
+    r"|SUBMITIT)_\w+|OMPI_(UNIVERSE_SIZE|FIRST_RANKS|FILE_LOCATION|APP_CTX_NUM_PROCS|ARGV|COMMAND)"
+    r"|MPI_LOCAL(RANKID|NRANKS)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The ranks of a round, as the tasks of a step.
+
+    ``launcher``: who starts the ranks. ``place``: this node's among the training nodes. ``ranks``: the number of ranks
+    of each node. ``hosts``: names of the nodes, in this order; empty: unknown. ``cpus_per_task``: on this node.
+    ``own``: the names of variables that the spec sets, which stay as they are.
+    """
+
+    launcher: str
+    place: int
+    ranks: NodeRanks
+    hosts: Sequence[str]
+    cpus_per_task: int
+    own: Collection[str] = ()
+
+    def changes(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
+        """How the environment of a command differs from the inherited one; None: it lacks the variable.
+
+        Args:
+            environ: the inherited environment.
+            local_rank: the number of its process on this node.
+        """
+        unwanted = dict.fromkeys(filter(self._is_unwanted, environ), None)
+        changes = {**unwanted, **(self._of_slurm(environ, local_rank) if "SLURM_JOB_ID" in environ else {})}
+        return {name: value for name, value in changes.items() if name not in self.own}
+
+    def _is_unwanted(self, name: str) -> bool:
+        if _OF_OTHERS.fullmatch(name) or _OF_A_TASK.fullmatch(name):
+            return True
+        if self.launcher == RANKS:
+            return False
+        return bool(_OF_A_RANK.fullmatch(name) or (self.launcher == NONE and _OF_A_MEETING.fullmatch(name)))
+
+    def _of_slurm(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
+        nodes = str(len(self.ranks.counts))
+        of_nodes = {
+            "SLURM_NODEID": str(self.place),
+            **dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), nodes),
+            **self._hosts(environ),
+        }
+        return of_nodes if self.launcher != RANKS else {**of_nodes, **self._of_task(environ, local_rank)}
+
+    def _hosts(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """The lists of nodes that differ from the ranks' nodes; as Slurm writes them they are shorter."""
+        if not self.hosts:
+            return {}
+        lists = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
+        other = [name for name in lists if _expand(environ.get(name, "")) != [*self.hosts]]
+        # As many numbers as the job has nodes.
+        per_node = {"SLURM_JOB_CPUS_PER_NODE": None} if "SLURM_JOB_NODELIST" in other else {}
+        return {**dict.fromkeys(other, ",".join(self.hosts)), **per_node}
+
+    def _of_task(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
+        own = self.ranks.ranks_of(self.place)
+        counts = [(count, len(list(same))) for count, same in itertools.groupby(self.ranks.counts)]
+        per_node = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in counts)
+        cpus = str(self.cpus_per_task)
+        per_task = {"SLURM_TRES_PER_TASK": f"cpu={cpus}"} if "SLURM_TRES_PER_TASK" in environ else {}
+        return {
+            "SLURM_PROCID": str(own[local_rank]),
+            "SLURM_LOCALID": str(local_rank),
+            "SLURM_GTIDS": ",".join(map(str, own)),
+            **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(self.ranks.world_size)),
+            **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), per_node),
+            "SLURM_NTASKS_PER_NODE": str(len(own)),
+            "SLURM_CPUS_PER_TASK": cpus,
+            **per_task,
+        }
+
+
+def _expand(hostlist: str) -> list[str]:
+    try:
+        return expand_hostlist(hostlist)
+    except ValueError:
+        return []
+
+
+def write_changes(changes: Mapping[str, str | None]) -> str:
+    """Changes of an environment as text, a line for each; rank_main.py applies it."""
+    return "\n".join(name if value is None else f"{name}={value}" for name, value in changes.items())
+
+
+# --- network profiles: variables that suit a kind of network ----------------------------------------------------------
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile: a sentence ``about`` it, variables for every rank, and shell lines for the job's ``setup``."""
+
+    name: str
+    about: str
+    variables: Mapping[str, str]
+    setup: tuple[str, ...]
+
+
+def load_profile(name: str) -> Profile:
+    """Read a profile. Raises SlurmtrainError if there is none of this name, or its file is invalid."""
+    folder = templates.directory() / "network"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in names:
+        raise SlurmtrainError(
+            f"there is no network profile {name!r} in {folder}; profiles there: {', '.join(names) or 'none'}"
+        )
+    path = folder / f"{name}.yaml"
+    data = _parse(path)
+    if unknown := sorted(map(str, data.keys() - {"about", "variables", "setup"})):
+        raise _wrong(path, f"{', '.join(unknown)}: a profile has about, variables and setup")
+    return Profile(
+        name,
+        _text(path, "about", data.get("about")),
+        _read_variables(path, data.get("variables")),
+        _read_setup(path, data.get("setup", [])),
+    )
+
+
+def _parse(path: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SlurmtrainError(f"cannot read the network profile {path}: {describe_os_error(error)}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _wrong(path, " ".join(str(error).split())) from error
+    if not isinstance(data, dict):
+        raise _wrong(path, "it is not a mapping")
+    return data
+
+
+def _read_variables(path: Path, entries: Any) -> dict[str, str]:
+    if not isinstance(entries, dict):
+        raise _wrong(path, "variables is not a mapping")
+    variables = {}
+    for name, entry in entries.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise _wrong(path, f"variables: {name!r} cannot name a variable")
+        if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
+            raise _wrong(path, f"variables.{name} must have exactly a value and a why")
+        _text(path, f"variables.{name}.why", entry["why"])
+        variables[name] = _text(path, f"variables.{name}.value", entry["value"])
+    return variables
+
+
+def _read_setup(path: Path, lines: Any) -> tuple[str, ...]:
+    if not isinstance(lines, list):
+        raise _wrong(path, "setup is not a list")
+    return tuple(_text(path, f"setup.{index}", line) for index, line in enumerate(lines))
+
+
+def _text(path: Path, key: str, value: Any) -> str:
+    """Check that a value is one line of text, which a quoted number is too, and return it."""
+    if not isinstance(value, str) or not value.strip() or re.search(r"[\n\r\0]", value):
+        raise _wrong(path, f"{key} is {value!r}, not a line of text")
+    return value
+
+
+def _wrong(path: Path, problem: str) -> SlurmtrainError:
+    return SlurmtrainError(f"{path} is not a network profile: {problem}; reinstall slurmtrain if you did not change it")

@@ -12,9 +12,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 
-from slurmtrain.runtime.environment.endpoints import BOOTSTRAP, CoordinatorEndpoints
-from slurmtrain.runtime.environment.node import this_slurm_job
-from slurmtrain.runtime.peers.listener import listen_on_first, source_towards
+from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints, this_slurm_job
+from slurmtrain.runtime.peers.sockets import listen_on_first, source_towards
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.environment.endpoints import BOOTSTRAP, CoordinatorEndpoints
-from slurmtrain.runtime.peers.listener import listen, listen_on_first
+from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints
+from slurmtrain.runtime.peers.sockets import listen, listen_on_first
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import Endpoint
 from slurmtrain.system.files import read_json, write_json

@@ -15,8 +15,7 @@ from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.environment.endpoints import pop_coordinator_endpoints
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.listener import Refusals

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.peers import listener
+from slurmtrain.runtime.peers import sockets
 
 _PROC = Path("/proc/sys/net/ipv4")
 # ip(7), ip_local_port_range: the default of Linux.
@@ -90,7 +90,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
     for port in islice(job_ports(job_id, restart), _TRIES):
         try:
             # Sets SO_REUSEADDR: an old connection in TIME_WAIT is harmless, a live listener still refuses.
-            return listener.listen(address, port)
+            return sockets.listen(address, port)
         except OSError as error:
             attempted.append(port)
             reason = _describe_error(error)
@@ -122,7 +122,7 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
     reason = "no port is outside the ephemeral range and the reserved ones"
     for port in islice(job_ports(job_id, restart, RANKS), _TRIES):
         try:
-            return listener.reserve(port)
+            return sockets.reserve(port)
         except OSError as error:
             reason = _describe_error(error)
     raise LaunchError(f"no port is free for the ranks of the run on {socket.gethostname()}: {reason}")

@@ -1,7 +1,7 @@
 """The spec's ``setup`` in the shell that starts a job's agents, and what the agents learn from it.
 
 The lines run once, on the first node, in the shell whose variables and limits the agents inherit: the batch script's
-or, on this machine, one of node 0's agent (:mod:`.local_setup`). If a line fails, that shell goes on all the same: the
+or, on this machine, one of node 0's agent. If a line fails, that shell goes on all the same: the
 agents end the attempt, by the rules by which any end is told, before any rank starts.
 """
 

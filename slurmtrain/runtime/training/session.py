@@ -26,12 +26,12 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.data.loader import DataRank
 from slurmtrain.runtime.data.loaders import Loaders
 from slurmtrain.runtime.data.shares import Shares
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
-from slurmtrain.runtime.job.earlier_starts import read_history
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.job.run_reader import read_history
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy import Strategy

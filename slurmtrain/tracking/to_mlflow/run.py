@@ -18,7 +18,7 @@ from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.artifacts import FOLDER

@@ -11,7 +11,7 @@ from helpers.workspaces import sync_again
 from slurmtrain.local import launch as local_launch
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.launch import Turn, read_launch
+from slurmtrain.runtime.environment.node import Turn, read_launch
 from slurmtrain.system.process import this_process
 
 RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(5)]

@@ -20,8 +20,8 @@ from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.chain.files import read_upstreams
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.chain import read_upstreams
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import PlannedRun
 
 Submitted = Callable[..., list[str]]

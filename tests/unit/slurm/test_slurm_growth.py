@@ -8,8 +8,8 @@ import pytest
 from helpers.fakeslurm import SlurmCommands, job
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
-from slurmtrain.runtime.growth.newcomer import Extension
+from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
+from slurmtrain.runtime.growth import Extension
 from slurmtrain.slurm.growth import SlurmNodes
 from slurmtrain.slurm.jobs import second_job_name, second_jobs
 

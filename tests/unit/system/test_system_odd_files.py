@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
-from slurmtrain.runtime.environment.launch import Launch, read_launch
+from slurmtrain.runtime.environment.node import Launch, read_launch, read_plan
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.files import read_json
 from slurmtrain.system.journal_files import journal_files, read_pieces
 from slurmtrain.system.owned_files import open_readable

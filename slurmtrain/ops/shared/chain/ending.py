@@ -49,7 +49,7 @@ def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:
 
 def dependents(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
     """The runs that start after any of these, and exist."""
-    from slurmtrain.runtime.chain.files import dependents_of
+    from slurmtrain.runtime.chain import dependents_of
 
     ids = dict.fromkeys(each for run_id in run_ids for each in dependents_of(workspace.root.run(run_id)))
     present = workspace.present(ids)
@@ -64,7 +64,7 @@ def observe_upstreams(workspace: Workspace, directory: RunDir, *, ask_slurm: boo
         directory: The run's.
         ask_slurm: Ask Slurm, if it may know more about any of them.
     """
-    from slurmtrain.runtime.chain.files import read_upstreams
+    from slurmtrain.runtime.chain import read_upstreams
 
     ids = [upstream.run for upstream in read_upstreams(directory)]
     if ids:
@@ -73,7 +73,7 @@ def observe_upstreams(workspace: Workspace, directory: RunDir, *, ask_slurm: boo
 
 def upstream_problem(workspace: Workspace, directory: RunDir) -> str:
     """Why a run cannot start, as far as the registry knows its upstreams; empty if it may."""
-    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
+    from slurmtrain.runtime.chain import has_begun, read_upstreams
 
     upstreams = read_upstreams(directory)
     if not upstreams or has_begun(directory):

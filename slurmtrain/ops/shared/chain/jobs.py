@@ -28,12 +28,12 @@ BEGIN_TIME = "BeginTime"
 
 def unfinished_upstream_jobs(run: RunDir) -> list[str]:
     """The jobs that must end before a job of this run starts."""
-    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
+    from slurmtrain.runtime.chain import has_begun, read_upstreams
 
     upstreams = read_upstreams(run)
     if not upstreams or has_begun(run):
         return []
-    from slurmtrain.runtime.chain.turn import unfinished_jobs
+    from slurmtrain.runtime.chain import unfinished_jobs
 
     return unfinished_jobs(run, upstreams)
 
@@ -59,7 +59,7 @@ def move_dependents(workspace: Workspace, runs: Iterable[RunDir]) -> list[str]:
         workspace: Where they are.
         runs: Runs that have just got jobs.
     """
-    from slurmtrain.runtime.chain.files import dependents_of
+    from slurmtrain.runtime.chain import dependents_of
 
     return _move(workspace, list(dict.fromkeys(run_id for run in runs for run_id in dependents_of(run))))
 
@@ -83,7 +83,7 @@ def move_late(workspace: Workspace, run_ids: Iterable[str]) -> list[str]:
 
 def _is_late(workspace: Workspace, run_id: str) -> bool:
     """Whether a run that looks again later may start, or has a job to wait for instead."""
-    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
+    from slurmtrain.runtime.chain import has_begun, read_upstreams
 
     directory, run = workspace.root.run(run_id), workspace.store.load(run_id)
     with contextlib.suppress(PathError):
@@ -154,8 +154,7 @@ def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[st
     ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them.
     """
     from slurmtrain.ops.shared.current_plan import current_plan
-    from slurmtrain.runtime.chain.files import has_begun, read_upstreams
-    from slurmtrain.runtime.chain.turn import unfinished_jobs
+    from slurmtrain.runtime.chain import has_begun, read_upstreams, unfinished_jobs
     from slurmtrain.runtime.job.run_reader import read_run
     from slurmtrain.slurm.request import dependency_of
 

@@ -25,7 +25,7 @@ from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, des
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.runtime.environment.file_limit import soft_limit_of_ranks
+from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions
 from slurmtrain.runtime.preflight.facts import gpus, hardware, plugins
 from slurmtrain.system.files import describe_os_error, space_left, write_atomically
@@ -180,9 +180,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
     }
 
 
-# --- the run directory, which all nodes share -------------------------------------------------------------------
-
-
+# --- the run directory, which all nodes share -------------------------------------------------------------------------
 def remove_shared_file(context: NodeContext) -> None:
     """Remove the file that node 0 wrote for the others to see; call this once all nodes have measured."""
     with suppress(OSError):
@@ -248,9 +246,7 @@ def _ms_since(began: float) -> float:
     return round((time.monotonic() - began) * 1e3, 3)
 
 
-# --- facts of this node ----------------------------------------------------------------------------------------
-
-
+# --- facts of this node -----------------------------------------------------------------------------------------------
 def _read_versions(nvml: Any | None) -> Facts:
     """Versions as text, None for what is not installed."""
     return {
@@ -333,9 +329,7 @@ def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU finished a matrix product"}
 
 
-# --- plug-ins ---------------------------------------------------------------------------------------------------
-
-
+# --- plug-ins ---------------------------------------------------------------------------------------------------------
 def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) -> Facts | None:
     """Start the measurement of each plug-in, as a separate check; returns the error of names that clash."""
     spec = context.plan.spec

@@ -35,8 +35,8 @@ from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.logged_lines import logged_lines
-from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.run_reader import read_events, read_run
 from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import command_journal

@@ -28,7 +28,7 @@ from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
-from slurmtrain.runtime.chain.files import read_upstreams
+from slurmtrain.runtime.chain import read_upstreams
 
 Begin = Callable[..., Any]
 SEARCH = {"metric": "loss", "mode": "min", "trials": 6, "parallel": 2}

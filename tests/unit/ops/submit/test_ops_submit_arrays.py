@@ -24,7 +24,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
-from slurmtrain.runtime.environment.launch import read_launch
+from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
 from slurmtrain.snapshots import store
 

@@ -18,7 +18,7 @@ from helpers.site import until
 
 from slurmtrain.model.run.ids import RUN_ID
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.runtime.chain.files import read_upstreams
+from slurmtrain.runtime.chain import read_upstreams
 
 
 @dataclass

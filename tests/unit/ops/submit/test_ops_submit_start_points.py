@@ -22,7 +22,7 @@ from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.checkpoint import start_point
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import replan
 
 pytestmark = pytest.mark.usefixtures("slurm")

@@ -18,7 +18,7 @@ from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointVe
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.checkpoint.external import Search, newest
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal import Journal
 
 

@@ -32,7 +32,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.chain.files import write_upstreams
+from slurmtrain.runtime.chain import write_upstreams
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.journal import Journal
 

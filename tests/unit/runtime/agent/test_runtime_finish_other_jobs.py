@@ -21,8 +21,7 @@ from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.environment.launch import Launch
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.journal import Journal

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from slurmtrain.model.diagnosis.hang import Phase, RankState
-from slurmtrain.runtime.agent import hang_inquiry
-from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
+from slurmtrain.runtime.agent import hang
+from slurmtrain.runtime.agent.hang import HangInquiry, HangVerdict, Suspicion
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import MessageStore
 
@@ -26,9 +26,9 @@ class Nodes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.examined: list[int] = []
-        monkeypatch.setattr(hang_inquiry.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(hang.time, "monotonic", lambda: self.now)
         # At once, instead of in a thread.
-        monkeypatch.setattr(hang_inquiry._Examination, "start", lambda thread: thread.run())
+        monkeypatch.setattr(hang._Examination, "start", lambda thread: thread.run())
         board = MessageStore()
         self.states = {0: WAITING, 1: COMPUTING}
         self.inquiries = {}

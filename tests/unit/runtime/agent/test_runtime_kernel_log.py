@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmtrain.model.interruption.exit_report import KernelEvidence
-from slurmtrain.runtime.agent import kernel_log
-from slurmtrain.runtime.agent.kernel_log import KernelState, MemoryEvents, last_record, memory_events, xids
+from slurmtrain.runtime.agent import exits
+from slurmtrain.runtime.agent.exits import KernelState, MemoryEvents, last_record, memory_events, xids
 
 GIB = 2**30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -158,10 +158,10 @@ def test_an_unreadable_kernel_log_gives_no_errors(tmp_path: Path) -> None:
 
 def test_what_the_kernel_logged_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     xid = {"bus": "0000:3b:00", "code": 31, "times": 1}
-    monkeypatch.setattr(kernel_log, "memory_events", lambda: MemoryEvents(kills=3, limit_bytes=GIB))
-    monkeypatch.setattr(kernel_log, "last_record", lambda: 40)
-    monkeypatch.setattr(kernel_log, "xids", {40: [xid]}.__getitem__)
+    monkeypatch.setattr(exits, "memory_events", lambda: MemoryEvents(kills=3, limit_bytes=GIB))
+    monkeypatch.setattr(exits, "last_record", lambda: 40)
+    monkeypatch.setattr(exits, "xids", {40: [xid]}.__getitem__)
     before = KernelState.now()
     assert before == KernelState(MemoryEvents(kills=3, limit_bytes=GIB), 40)
-    monkeypatch.setattr(kernel_log, "memory_events", lambda: MemoryEvents(kills=5, limit_bytes=GIB))
+    monkeypatch.setattr(exits, "memory_events", lambda: MemoryEvents(kills=5, limit_bytes=GIB))
     assert before.changes() == KernelEvidence(oom_kills=2, memory_limit=GIB, xids=[xid])

@@ -14,9 +14,9 @@ from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
+from slurmtrain.runtime.agent import hang, monitor
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
-from slurmtrain.runtime.job import stacks, thread_use
+from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import MessageStore
 from slurmtrain.system.journal import Journal
@@ -72,7 +72,7 @@ class Clock:
         self.now = 1_000.0
         monkeypatch.setattr(monitor.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(monitor.time, "time", lambda: 1.7e9 + self.now)
-        monkeypatch.setattr(watchdog.Watchdog.__init__, "__defaults__", (lambda: self.now,))
+        monkeypatch.setattr(hang.Watchdog.__init__, "__defaults__", (lambda: self.now,))
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """What main threads compute, by rank; ranks are examined at once, and have no stacks."""
     shares: dict[int, float] = {}
-    monkeypatch.setattr(hang_inquiry._Examination, "start", lambda thread: thread.run())
+    monkeypatch.setattr(hang._Examination, "start", lambda thread: thread.run())
     monkeypatch.setattr(stacks, "collect", lambda *_: {})
     monkeypatch.setattr(stacks, "state_of", lambda _: "S")
-    monkeypatch.setattr(thread_use, "shares", lambda *_: dict(shares))
+    monkeypatch.setattr(stacks, "shares", lambda *_: dict(shares))
     return shares
 
 

@@ -14,7 +14,7 @@ from helpers.site import until
 
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
-from slurmtrain.runtime.agent import node_round, rounds, watchdog, workers
+from slurmtrain.runtime.agent import hang, node_round, rounds, workers
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.peers import control_store
@@ -272,8 +272,8 @@ def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     beat = Pulse.beat
     once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
     monkeypatch.setattr(Pulse, "beat", once)
-    monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
-    monkeypatch.setattr(watchdog, "hang_limit", lambda *_: 0.1)
+    monkeypatch.setattr(hang, "_LOOK_S", 0.01)
+    monkeypatch.setattr(hang, "hang_limit", lambda *_: 0.1)
 
 
 @pytest.mark.usefixtures("quick_watchdog")

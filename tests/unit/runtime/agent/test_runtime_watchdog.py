@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.run.events.agent import JobSuspended
-from slurmtrain.runtime.agent.watchdog import Hang, SuspensionWatch, Watchdog
+from slurmtrain.runtime.agent.hang import Hang, SuspensionWatch, Watchdog
 
 
 @dataclass

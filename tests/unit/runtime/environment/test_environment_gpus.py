@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.environment.gpus import take_gpus
-from slurmtrain.runtime.environment.variables import environment_of_agent
+from slurmtrain.runtime.environment.variables import environment_of_agent, take_gpus
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import yaml
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.spec.spec import NETWORK_PROFILES
-from slurmtrain.runtime.environment.network_profile import Profile, load
+from slurmtrain.runtime.environment.ranks import Profile, load_profile
 from slurmtrain.system import templates
 
 FOLDER = templates.directory() / "network"
@@ -44,7 +44,7 @@ def test_there_is_a_profile_for_each_name_that_a_spec_may_give_and_no_other() ->
 
 @pytest.mark.parametrize("name", NETWORK_PROFILES)
 def test_each_profile_has_a_reason_for_each_variable_and_stands_in_the_page(name: str) -> None:
-    profile = load(name)
+    profile = load_profile(name)
     text = (FOLDER / f"{name}.yaml").read_text()
     assert text.startswith("# Sources: ")
     source = yaml.safe_load(text)
@@ -57,15 +57,15 @@ def test_each_profile_has_a_reason_for_each_variable_and_stands_in_the_page(name
 
 def test_a_profile_is_read_as_it_is_written(folder: Path) -> None:
     (folder / "own.yaml").write_text(GOOD)
-    assert load("own") == Profile("own", "One.", {"NCCL_NET": "IB", "A_B2": "1"}, ("a", "b"))
+    assert load_profile("own") == Profile("own", "One.", {"NCCL_NET": "IB", "A_B2": "1"}, ("a", "b"))
     (folder / "bare.yaml").write_text("about: One.\nvariables: {}\n")
-    assert load("bare") == Profile("bare", "One.", {}, ())
+    assert load_profile("bare") == Profile("bare", "One.", {}, ())
 
 
 @pytest.mark.parametrize("name", ["token-ring", "../network/tcp", "", "tcp.yaml"])
 def test_a_name_without_a_profile_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(SlurmtrainError) as raised:
-        load(name)
+        load_profile(name)
     assert repr(name) in str(raised.value)
     assert "efa, gcp, infiniband, roce, tcp" in str(raised.value)
 
@@ -73,7 +73,7 @@ def test_a_name_without_a_profile_is_refused_with_those_there_are(name: str) -> 
 def test_where_the_profiles_are_missing_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "directory", lambda: tmp_path / "gone")
     with pytest.raises(SlurmtrainError, match=r"no network profile 'tcp' in .*gone.*; profiles there: none"):
-        load("tcp")
+        load_profile("tcp")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_profile_that_is_wrong_is_refused_with_its_file_and_what_is_wrong(
 ) -> None:
     (folder / "own.yaml").write_text(text)
     with pytest.raises(SlurmtrainError) as raised:
-        load("own")
+        load_profile("own")
     assert str(raised.value).startswith(f"{folder / 'own.yaml'} is not a network profile: ")
     assert problem in str(raised.value)
 
@@ -112,14 +112,14 @@ def test_a_profile_that_is_wrong_is_refused_with_its_file_and_what_is_wrong(
 def test_a_profile_that_cannot_be_read_is_told_with_the_reason(folder: Path) -> None:
     (folder / "own.yaml").mkdir()
     with pytest.raises(SlurmtrainError, match="cannot read the network profile"):
-        load("own")
+        load_profile("own")
     (folder / "binary.yaml").write_bytes(b"about: \xff")
     with pytest.raises(SlurmtrainError, match="is not a network profile"):
-        load("binary")
+        load_profile("binary")
 
 
 def test_importing_the_module_does_not_import_yaml() -> None:
-    code = "import sys, slurmtrain.runtime.environment.network_profile; sys.exit('yaml' in sys.modules)"
+    code = "import sys, slurmtrain.runtime.environment.ranks; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -139,7 +139,8 @@ def test_templates_are_in_the_package_of_a_wheel_and_beside_that_of_a_checkout(
 def run_setup(root: Path) -> subprocess.CompletedProcess[str]:
     """The lines of gcp's setup, with Google's directories below this one, and then what they have exported."""
     lines = [
-        line.replace("/usr/local/gib", f"{root}/gib").replace("/var/lib", f"{root}/var") for line in load("gcp").setup
+        line.replace("/usr/local/gib", f"{root}/gib").replace("/var/lib", f"{root}/var")
+        for line in load_profile("gcp").setup
     ]
     script = "\n".join(["set -eu", *lines, "env"])
     return subprocess.run(

@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.environment.gpus import local_job
-from slurmtrain.runtime.environment.launch import Launch, Turn, read_launch
-from slurmtrain.runtime.environment.node import Node, enter_element, slurm_job_id, this_node, this_slurm_job
+from slurmtrain.runtime.environment.node import (
+    Launch,
+    Node,
+    Turn,
+    enter_element,
+    read_launch,
+    slurm_job_id,
+    this_node,
+    this_slurm_job,
+)
+from slurmtrain.runtime.environment.variables import local_job
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
 LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc", ["0", "1"])}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.runtime.environment.tasks import Tasks, write_changes
+from slurmtrain.runtime.environment.ranks import Tasks, write_changes
 
 # What Slurm sets for the agent on the second of two nodes, its only task there.
 AGENT = {

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from slurmtrain import runtime
 from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
-from slurmtrain.runtime.environment.gpus import local_job
-from slurmtrain.runtime.environment.variables import environment_of_tools, scrubbed
+from slurmtrain.runtime.environment.variables import environment_of_tools, local_job, scrubbed
 
 INSIDE = {
     "SLURM_JOB_ID": "1",
@@ -58,9 +57,8 @@ ALLOWED_READERS = {
     "training/loader_guard.py": "runs whenever torch is imported, so that it must import nothing else",
     "agent/agent.py": "changes what its ranks inherit by what setup has left",
     "setup/helpers.py": "hands on to ranks what setup_node exports",
-    "setup/local_setup.py": "takes over what the setup of a local run has left",
-    "setup/report.py": "tells what setup has made of its environment",
-    "setup/script.py": "knows which Python setup has put on PATH",
+    "setup/in_shell.py": "tells what setup has made of its environment",
+    "setup/script.py": "knows which Python setup has chosen, and takes over what it has left for a local run",
     "job/log_link.py": "fills Slurm's facts into the path of a log",
     "preflight/facts/cpus.py": "hands on to ranks which CPUs are theirs",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",

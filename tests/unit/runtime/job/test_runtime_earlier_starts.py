@@ -11,7 +11,7 @@ import pytest
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.job.earlier_starts import with_restarts
+from slurmtrain.runtime.job.run_reader import with_restarts
 
 BEGIN = 1_000_000.0
 HANDED = InterruptionStats(uptime_s=7.0, interruptions=1, grace_s=60.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.job.leftovers import find_leftovers, kill_leftovers
+from slurmtrain.runtime.job.lease import find_leftovers, kill_leftovers
 
 
 @pytest.fixture

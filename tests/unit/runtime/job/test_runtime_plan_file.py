@@ -8,7 +8,7 @@ import pytest
 from helpers.simulated_run import make_test_plan
 
 from slurmtrain.errors import PathError
-from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.files import write_json
 
 

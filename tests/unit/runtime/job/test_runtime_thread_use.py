@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from helpers.site import until
 
-from slurmtrain.runtime.job import thread_use
-from slurmtrain.runtime.job.thread_use import ThreadUse, share, shares
+from slurmtrain.runtime.job import stacks
+from slurmtrain.runtime.job.stacks import ThreadUse, share, shares
 
 # The main thread computes, or another one does while the main thread waits for it.
 PROGRAMS = {
@@ -65,10 +65,10 @@ def cpu_of(pid: int) -> float:
 
 def test_a_thread_that_waits_for_a_processor_computes_as_well(tmp_path: Path) -> None:
     (tmp_path / "schedstat").write_text("1500000000 500000000 7\n")
-    assert thread_use._busy(tmp_path) == 2.0
+    assert stacks._busy(tmp_path) == 2.0
     (tmp_path / "schedstat").write_text("\n")
-    assert thread_use._busy(tmp_path) is None
-    assert thread_use._busy(tmp_path / "gone") is None
+    assert stacks._busy(tmp_path) is None
+    assert stacks._busy(tmp_path / "gone") is None
 
 
 def test_a_share_is_of_one_core() -> None:
@@ -88,7 +88,7 @@ def test_ranks_without_an_earlier_measurement_are_measured_twice_and_those_that_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(thread_use.time, "sleep", slept.append)
+    monkeypatch.setattr(stacks.time, "sleep", slept.append)
     own = os.getpid()
     gone = subprocess.Popen(["true"])
     gone.wait()

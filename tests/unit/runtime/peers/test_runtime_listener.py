@@ -16,7 +16,8 @@ import pytest
 from slurmtrain.runtime.peers import channel
 from slurmtrain.runtime.peers import listener as peer_listener
 from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.listener import PeerListener, Refusals, listen, listen_anywhere
+from slurmtrain.runtime.peers.listener import PeerListener, Refusals
+from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 LONG_S = 60.0

@@ -18,7 +18,8 @@ from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.peers import store
 from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.listener import Refusals, listen
+from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.peers.store import CoordinatorGone, MessageStore, StoreClient, is_shared, may_publish
 
 SECRET, OTHER = bytes(32), bytes(range(32))

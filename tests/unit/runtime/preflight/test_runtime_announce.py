@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from slurmtrain.model.preflight.election import Candidate
-from slurmtrain.runtime.environment.endpoints import CoordinatorEndpoints, pop_coordinator_endpoints
-from slurmtrain.runtime.peers.listener import listen_anywhere
+from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
+from slurmtrain.runtime.peers.sockets import listen_anywhere
 from slurmtrain.runtime.preflight import announce, ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 

@@ -21,7 +21,7 @@ from helpers.simulated_preflight import vacant
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.listener import listen
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import connections
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, PeerLost, connect_to_coordinator
 

@@ -20,8 +20,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.runtime.environment.launch import Launch
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout

@@ -14,7 +14,7 @@ from helpers.simulated_preflight import Proxy, vacant
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.peers.channel import Channel, accept, connect
-from slurmtrain.runtime.peers.listener import listen
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prober
 

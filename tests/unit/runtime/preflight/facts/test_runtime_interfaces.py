@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from slurmtrain.model.preflight.election import Candidate
-from slurmtrain.runtime.peers.listener import listen
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.facts import interfaces
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 

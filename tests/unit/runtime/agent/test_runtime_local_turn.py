@@ -12,9 +12,15 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.runtime.turns import local_turn
-from slurmtrain.runtime.turns.local_turn import gpus_of_account, is_to_come, used_by_ranks
-from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+from slurmtrain.runtime.agent import local_slots
+from slurmtrain.runtime.agent.local_slots import (
+    SlotRequest,
+    Slots,
+    gpus_of_account,
+    is_to_come,
+    take_slot,
+    used_by_ranks,
+)
 from slurmtrain.system.process import identify, this_process
 
 BEFORE, WAITING = "0000000001", "0000000002"
@@ -89,14 +95,14 @@ def test_an_agent_gives_up_once_the_one_of_node_0_has_ended_or_never_begins(
             return False
 
         with pytest.raises(LaunchError, match="node 0 has ended before"):
-            local_turn._wait_for_node_0(attempt, kill_it_at_the_second_look)
+            local_slots._wait_for_node_0(attempt, kill_it_at_the_second_look)
     assert len(looks) == 2
     # What it wrote before it ended counts.
     attempt.turn.write_text('{"gpus": ["1"]}')
-    assert local_turn._wait_for_node_0(attempt, lambda: False) == ["1"]
-    monkeypatch.setattr(local_turn, "_BEGIN_S", 0.0)
+    assert local_slots._wait_for_node_0(attempt, lambda: False) == ["1"]
+    monkeypatch.setattr(local_slots, "_BEGIN_S", 0.0)
     with pytest.raises(LaunchError, match="node 0 has ended before"):
-        local_turn._wait_for_node_0(root.run(BEFORE).attempt("another", 0), lambda: False)
+        local_slots._wait_for_node_0(root.run(BEFORE).attempt("another", 0), lambda: False)
 
 
 def test_a_gpu_is_used_by_one_run_of_the_account_whatever_its_runs_root(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 import time
 
 from slurmtrain.errors import SlurmtrainError
@@ -10,13 +13,15 @@ from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM, Upstream, describe_wait
 from slurmtrain.model.run.events.agent import AgentStarted, LeftoversKilled, WaitingForRun
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.chain.files import has_begun, read_upstreams
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.model.spec.sweep import Pack
+from slurmtrain.runtime.chain import has_begun, read_upstreams
+from slurmtrain.runtime.environment.node import Node, cpus_of_job
+from slurmtrain.runtime.environment.variables import take_gpus
 from slurmtrain.runtime.job import lease
-from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.setup.helpers import NodeHelpers
 from slurmtrain.system.journal import Journal
@@ -111,7 +116,7 @@ class Beginning:
         """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
         if self._node.executor != "local":
             return
-        from slurmtrain.runtime.turns.local_turn import wait_for_turn
+        from slurmtrain.runtime.agent.local_slots import wait_for_turn
 
         self._slot = wait_for_turn(
             self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
@@ -129,7 +134,7 @@ class Beginning:
             return until is not None and time.monotonic() >= until
 
         if self._node.executor == "local" and self._plan.spec.setup and self._flag.raised is None:
-            from slurmtrain.runtime.setup.local_setup import run_setup
+            from slurmtrain.runtime.setup.helpers import run_setup
 
             run_setup(self._plan, self._attempt, self._node, lambda: self._flag.raised is not None or is_late())
         if self._flag.raised is not None:
@@ -147,7 +152,7 @@ class Beginning:
         run, local = self._attempt.run, self._node.executor == "local"
         upstreams = read_upstreams(run) if local or self._node.index == 0 else []
         if upstreams and not has_begun(run):
-            from slurmtrain.runtime.chain.turn import wait_for_turn
+            from slurmtrain.runtime.chain import wait_for_turn
 
             stands = wait_for_turn(
                 run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
@@ -162,7 +167,7 @@ class Beginning:
             self.at = time.monotonic() if local else self.at
         try:
             if upstreams:
-                from slurmtrain.runtime.chain.facts import take_from_upstreams
+                from slurmtrain.runtime.chain import take_from_upstreams
 
                 take_from_upstreams(run, self._plan.spec, upstreams, is_node_0=self._node.index == 0)
         except SlurmtrainError as error:
@@ -193,3 +198,61 @@ def time_limit_lead(spec: Spec, history: InterruptionStats | None) -> float:
     save_s = history.save_s if history and history.save_s else 0.0
     needed_s = min(2 * save_s + _SAVE_MARGIN_S, limit_s / 4) if save_s else 0.0
     return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
+
+
+# --- runs that share a job --------------------------------------------------------------------------------------------
+# The agents of a pack are the tasks of one step, so a signal of Slurm's reaches all of them. A cancel of one run cannot
+# use one: the command closes the lease of the run, which its agent reads every few seconds.
+
+
+_POLL_S = 2.0
+
+
+def enter_pack(submission: SubmissionDir, node: Node, gpus: int) -> None:
+    """Take this run's share of the job, and watch for its cancel. Nothing is done for a run with a job of its own.
+
+    Args:
+        submission: directory of the run's submission.
+        node: this node.
+        gpus: how many GPUs the run has.
+
+    Raises:
+        LaunchError: the job has too few GPUs.
+    """
+    pack, slot = node.launch.pack, node.launch.slot
+    if pack is None:
+        return
+    if not pack.share_gpu:
+        take_gpus(gpus, slot)
+    cores = own_cores(sorted(os.sched_getaffinity(0)), cpus_of_job(), pack, slot)
+    # Cores may have gone offline, and another run may use the same ones: both cost speed only.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cores)
+    threading.Thread(target=_watch_for_cancel, args=(submission,), daemon=True).start()
+
+
+def own_cores(cores: list[int], of_job: int | None, pack: Pack, slot: int) -> list[int]:
+    """The cores that one run of a pack uses.
+
+    If Slurm binds each task to its own cores, or confines no job at all, they stay as they are: the cores of a node may
+    then belong to other jobs.
+
+    Args:
+        cores: cores that this process may use, ascending.
+        of_job: how many of the node's the job has; None: unknown.
+        pack: how the job is shared.
+        slot: the number of this run, from 0.
+    """
+    share = len(cores) // pack.runs
+    if len(cores) != of_job or not share:
+        return cores
+    return cores[slot * share : (slot + 1) * share]
+
+
+def _watch_for_cancel(submission: SubmissionDir) -> None:
+    while True:
+        time.sleep(_POLL_S)
+        with contextlib.suppress(OSError, SlurmtrainError):
+            if lease.final_state(submission.run, submission.number) == "cancelled":
+                os.kill(os.getpid(), signal.SIGTERM)
+                return

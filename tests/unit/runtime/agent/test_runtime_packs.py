@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.runtime.packs.member import own_cores
+from slurmtrain.runtime.agent.start import own_cores
 
 EIGHT = list(range(10, 18))
 

@@ -14,14 +14,14 @@ import pytest
 from helpers.site import until
 
 from slurmtrain.model.run.ids import run_id
-from slurmtrain.runtime.turns import slots as module
-from slurmtrain.runtime.turns.slots import Share, SlotRequest, Slots, take_slot
+from slurmtrain.runtime.agent import local_slots as module
+from slurmtrain.runtime.agent.local_slots import Share, SlotRequest, Slots, take_slot
 
 RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(12)]
 TAKES_A_SLOT = """
 import contextlib, sys
 from pathlib import Path
-from slurmtrain.runtime.turns.slots import SlotRequest, Slots, take_slot
+from slurmtrain.runtime.agent.local_slots import SlotRequest, Slots, take_slot
 slots = Slots(Path(sys.argv[1]), "sweep", 1)
 held, waits = contextlib.ExitStack(), lambda: print("waits", flush=True)
 take_slot(slots, SlotRequest(sys.argv[2]), held, give_up=lambda: False, note=waits)

@@ -14,13 +14,22 @@ from slurmtrain.errors import LaunchError, SlurmDown
 from slurmtrain.model.interruption.growth import Newcomer, Stage
 from slurmtrain.model.run.events.agent import NodesRequested
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.runtime.environment.launch import Launch
-from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime import growth
+from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.environment.variables import EXTENDS
-from slurmtrain.runtime.growth import growth, newcomer
-from slurmtrain.runtime.growth.files import announce, read_admission, read_newcomers, withdraw
-from slurmtrain.runtime.growth.growth import Growth, GrowthConfig, note_unfit
-from slurmtrain.runtime.growth.newcomer import Admission, Extension, pop_extension, wait_for_admission
+from slurmtrain.runtime.growth import (
+    Admission,
+    Extension,
+    Growth,
+    GrowthConfig,
+    announce,
+    note_unfit,
+    pop_extension,
+    read_admission,
+    read_newcomers,
+    wait_for_admission,
+    withdraw,
+)
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import Journal
@@ -63,8 +72,8 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((growth, "_LOOK_S"), (newcomer, "_LOOK_S"), (newcomer, "_ANNOUNCE_S")):
-        monkeypatch.setattr(module, name, 0.01)
+    for name in ("_LOOK_S", "_ADMISSION_POLL_S", "_ANNOUNCE_S"):
+        monkeypatch.setattr(growth, name, 0.01)
 
 
 @pytest.fixture
@@ -261,7 +270,7 @@ def test_a_newcomer_leaves_as_soon_as_nobody_waits_for_it(
     elif end == "another attempt":
         assert lease.acquire(attempt.run.attempt("7", 1), 1)
     else:
-        monkeypatch.setattr(newcomer, "_SILENCE_S", 0.0)
+        monkeypatch.setattr(growth, "_NODE_0_SILENCE_S", 0.0)
     assert waiting.end() is None
     assert read_newcomers(attempt) == {}
 

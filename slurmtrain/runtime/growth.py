@@ -11,10 +11,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
 
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.errors import LaunchError, PathError, SlurmtrainError
 from slurmtrain.model.interruption.growth import (
     Newcomer,
     Stage,
@@ -24,12 +24,13 @@ from slurmtrain.model.interruption.growth import (
 )
 from slurmtrain.model.run.events.agent import NodesLeft, NodesRequested, RanksRestarted
 from slurmtrain.model.run.job_state import base
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
 from slurmtrain.model.run.run import GROW
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.growth.files import admit, read_newcomers
-from slurmtrain.runtime.growth.newcomer import Extension
+from slurmtrain.runtime.environment.variables import EXTENDS, take_variable
+from slurmtrain.runtime.job import lease
+from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
 
 _LOOK_S = 2.0
@@ -337,3 +338,156 @@ def note_unfit(journal: Journal, growth: Growth, stage: Stage) -> None:
     for job_id, hosts in stage.newcomers().items():
         journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=why))
         growth.nodes_left(job_id, hosts, unfit=True)
+
+
+# --- the files by which they find each other --------------------------------------------------------------------------
+# A newcomer writes its own file, and again every few seconds: the count in it shows node 0 that it lives. Node 0 does
+# the same with the file of admission, which also says who takes part in the newest stage. Only files of the run's user
+# count, and nobody else can enter the run's directory; what the agents then tell each other is authenticated.
+
+
+_TYPES = {"count": "int"}
+
+
+def announce(attempt: AttemptDir, newcomer: Newcomer, count: int) -> None:
+    """Say that an agent could join an attempt. Raises PathError, OSError.
+
+    Args:
+        attempt: The attempt.
+        newcomer: The agent.
+        count: How often it has said so.
+    """
+    make_directory(attempt.newcomers)
+    write_json(attempt.newcomer(newcomer.number), {**newcomer.to_dict(), "count": count})
+
+
+def withdraw(attempt: AttemptDir, number: int) -> None:
+    """Remove the file of the newcomer with this ``number`` from an ``attempt``."""
+    with contextlib.suppress(OSError):
+        attempt.newcomer(number).unlink(missing_ok=True)
+
+
+def read_newcomers(attempt: AttemptDir) -> dict[int, tuple[Newcomer, int]]:
+    """All newcomers of an ``attempt`` and how often each has announced itself, by their numbers."""
+    announced: dict[int, tuple[Newcomer, int]] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(attempt.newcomers.glob("*.json")):
+            # A file that is somebody else's, or damaged, announces nobody.
+            with contextlib.suppress(PathError, KeyError, TypeError, ValueError):
+                plain = read_json(path, types=_TYPES)
+                if plain is not None and attempt.newcomer(int(plain["number"])) == path:
+                    announced[int(plain["number"])] = Newcomer.from_dict(plain), int(plain["count"])
+    return announced
+
+
+def admit(attempt: AttemptDir, stage: Stage | None, count: int) -> None:
+    """Say who takes part in an attempt. Raises PathError, OSError.
+
+    Args:
+        attempt: The attempt.
+        stage: Its newest stage; None: the first one, which nobody was admitted to.
+        count: How often node 0 has said so.
+    """
+    write_json(attempt.admission, {"count": count, "stage": None if stage is None else stage.to_dict()})
+
+
+def read_admission(attempt: AttemptDir) -> tuple[Stage | None, int]:
+    """The newest stage of an ``attempt``, None if nobody has joined it, and how often node 0 has said so; 0: never."""
+    with contextlib.suppress(PathError, KeyError, TypeError, ValueError):
+        plain: Mapping[str, Any] | None = read_json(attempt.admission, types=_TYPES)
+        if plain is not None:
+            stage = plain.get("stage")
+            return None if stage is None else Stage.from_dict(stage), int(plain["count"])
+    return None, 0
+
+
+# --- an agent of a second job -----------------------------------------------------------------------------------------
+# The variable EXTENDS, which node 0 of that attempt has set for the job, names the attempt and the number of the job's
+# first agent. The agent leaves, and with it the job ends, as soon as nobody waits for it any more: a signal has come,
+# the run is over or has another attempt, or node 0 no longer looks for newcomers.
+
+
+# How often an agent announces itself, and looks whether it is admitted.
+_ANNOUNCE_S = 2.0
+_ADMISSION_POLL_S = 0.5
+# For how long node 0 may not have looked for newcomers: it does every few seconds, but a file server may be slow.
+_NODE_0_SILENCE_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What a second job is for: the attempt ``<job id>.<restart>``, and the number of the job's first agent there."""
+
+    attempt: str
+    first: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt}:{self.first}"
+
+
+def pop_extension() -> Extension | None:
+    """What this agent's job is for, according to its environment; None unless it is such a second job.
+
+    Raises LaunchError if the variable says something else.
+    """
+    text = take_variable(EXTENDS)
+    attempt, _, first = text.rpartition(":")
+    if not text:
+        return None
+    if split_attempt(attempt) is None or not first.isdecimal():
+        raise LaunchError(f"{EXTENDS} is {text!r}, which names no attempt; it is set by slurmtrain alone")
+    return Extension(attempt, int(first))
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Where a newcomer takes part: in a ``stage`` of an ``attempt``, as a ``node`` of it."""
+
+    attempt: AttemptDir
+    node: Node
+    stage: Stage
+
+
+def wait_for_admission(
+    submission: SubmissionDir, node: Node, extension: Extension, give_up: Callable[[], bool]
+) -> Admission | None:
+    """Announce this agent to the attempt that it could join, and wait until it is admitted. Raises PathError, OSError.
+
+    Args:
+        submission: The run's submission, which both jobs have in common.
+        node: This node of the second job.
+        extension: What that job is for.
+        give_up: Whether a signal has come.
+
+    Returns:
+        Where it takes part; None if nobody needs it.
+    """
+    job_id, restart = split_attempt(extension.attempt) or ("", 0)
+    attempt = submission.run.attempt(job_id, restart)
+    number = extension.first + node.index
+    newcomer = Newcomer(number=number, host=node.host, job_id=node.job_id, job_nodes=node.count)
+    heard, heard_at, count, announced_at = 0, time.monotonic(), 0, 0.0
+    try:
+        while not give_up() and _is_current(attempt, node.submission):
+            now = time.monotonic()
+            if now - announced_at >= _ANNOUNCE_S:
+                count, announced_at = count + 1, now
+                announce(attempt, newcomer, count)
+            stage, pulse = read_admission(attempt)
+            if stage is not None and stage.place_of(number) is not None:
+                own = replace(node, index=number, count=len(stage.roster), job_id=job_id, restart=restart)
+                return Admission(attempt, own, stage)
+            heard, heard_at = (pulse, now) if pulse != heard else (heard, heard_at)
+            if now - heard_at > _NODE_0_SILENCE_S:
+                return None
+            time.sleep(_ADMISSION_POLL_S)
+        return None
+    finally:
+        withdraw(attempt, number)
+
+
+def _is_current(attempt: AttemptDir, submission: int) -> bool:
+    """Whether the run goes on in this attempt of that submission."""
+    with contextlib.suppress(PathError):
+        return lease.holds(attempt) and lease.final_state(attempt.run, submission) is None
+    return False

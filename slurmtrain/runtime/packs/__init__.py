@@ -1,1 +1,0 @@
-"""The part of an agent whose run shares its job with others."""

@@ -1,0 +1,59 @@
+"""What the shell of ``setup`` runs of slurmtrain: ``python -m slurmtrain.runtime.setup.in_shell VERB ARGUMENT``.
+
+* ``directory SUBMISSION`` prints where the command of a run is to run. The shell asks this before there are agents; the
+  run's own copy of its code is made by then.
+* ``report HANDLE`` runs in the place of that shell, and writes what it has made of its variables and limits to the
+  descriptor ``HANDLE``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+
+def print_directory(path: str) -> None:
+    """Print the directory for the submission at this ``path``, or say why there is none."""
+    # Only here: a report needs nothing of this.
+    from slurmtrain.errors import SlurmtrainError
+    from slurmtrain.model.run.layout import SubmissionDir
+    from slurmtrain.runtime.environment.node import read_plan
+    from slurmtrain.runtime.job import lease
+
+    submission = SubmissionDir(Path(path))
+    run, number = submission.run, submission.number
+    try:
+        plan = read_plan(submission.plan)
+        if plan is None:
+            raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
+        place = plan.working_directory(run.code)
+        if plan.code is not None:
+            # A job whose run goes on elsewhere must not change the copy; its agents end at once.
+            if lease.granted_to(run) == number and lease.final_state(run, number) is None:
+                from slurmtrain.runtime.code.tree import make_tree
+
+                make_tree(run, plan.code)
+            place = place if place.is_dir() else run.path
+    except SlurmtrainError as error:
+        sys.exit(f"slurmtrain: {error}")
+    # As it is on disk, whatever PYTHONIOENCODING says.
+    sys.stdout.buffer.write(os.fsencode(place) + b"\n")
+
+
+def report(handle: int) -> None:
+    """Write the environment and the limits of this process as JSON. ``handle``: the descriptor."""
+    numbers = {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}
+    limits = {str(number): resource.getrlimit(number) for number in sorted(numbers)}
+    text = json.dumps({"environ": dict(os.environ), "limits": limits})
+    with os.fdopen(handle, "wb", closefd=False) as file:
+        file.write(text.encode())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "report":
+        report(int(sys.argv[2]))
+    else:
+        print_directory(sys.argv[2])

@@ -217,7 +217,7 @@ class RunHandle:
             UserError: It has not logged one of these metrics.
             RunUnreadable: A file cannot be read.
         """
-        from slurmtrain.ops.history import read_history
+        from slurmtrain.history import read_history
         from slurmtrain.ops.plot import describe_unknown
 
         chosen = [names] if isinstance(names, str) else names

@@ -17,7 +17,7 @@ from slurmtrain.cli.tables import GAP, Column, field_column, run_columns
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.divergence import Divergence
+    from slurmtrain.model.metrics.curves import Divergence
     from slurmtrain.model.query.comparison import Compared, SeedGroup
     from slurmtrain.ops.query.compare import Answer, RankedGroup
     from slurmtrain.ops.query.diff import CheckpointEquality, CodeDifference, RunDifference

@@ -111,7 +111,7 @@ def _serve(workspace: Workspace, address: tuple[str, int], labels: dict[str, str
     from slurmtrain.ops.monitoring.counters import Counters
     from slurmtrain.ops.monitoring.exposition import LatestCollection, serving
     from slurmtrain.ops.shared.interrupt import StopSignal
-    from slurmtrain.tracking.server import is_loopback
+    from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     host, port = address
     if not is_loopback(host):

@@ -73,7 +73,7 @@ def _present(page: Page, address: str, *, as_json: bool, opens: bool) -> None:
 
 def _check_host(host: str) -> None:
     """Warn if ``host`` is not an address of this machine alone."""
-    from slurmtrain.tracking.server import is_loopback
+    from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     if not is_loopback(host):
         output.warn([f"everybody who can connect to {host} can read and change what is in the store"])

@@ -9,8 +9,8 @@ from typing import Any
 from slurmtrain.errors import CheckpointError, UserError
 from slurmtrain.ops.export import Exported, ExportRequest, export
 from slurmtrain.ops.shared.current_plan import current_plan
-from slurmtrain.ops.shared.mirroring.targets import MLFLOW, targets_of
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.trackers import MLFLOW, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress
 from slurmtrain.runtime.checkpoint.files import new_hasher, read_manifest
@@ -57,7 +57,7 @@ def export_registered(
         TrackingError: The store cannot be reached, or takes no models.
         LockHeld: Another command sends for too long.
     """
-    from slurmtrain.ops.shared.mirroring.sending import RunSender, Trackers
+    from slurmtrain.ops.shared.mirroring import RunSender, Trackers
     from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
 
     run = observe_run(workspace, run_id, ask_slurm=False)

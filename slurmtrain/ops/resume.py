@@ -41,9 +41,9 @@ from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, up
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.start import check_executor, start
+from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
 from slurmtrain.runtime.environment.limits import make_room

@@ -24,7 +24,7 @@ from slurmtrain.ops.shared.chain.ending import end_blocked
 from slurmtrain.ops.shared.chain.jobs import BEGIN_TIME, move_late
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.mirroring.mirror import mirror_runs
+from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
 from slurmtrain.ops.shared.packs import is_needed_by_others
 from slurmtrain.ops.shared.start import check_executor, start

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, TrackingError
 from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.tracking import pages
-from slurmtrain.tracking.server import RunningServer, is_server, serve
+from slurmtrain.tracking.to_mlflow.server import RunningServer, is_server, page_address, run_page, runs_page, serve
 
 # How often a page that is open gets new points, in seconds.
 EVERY_S = 15.0
@@ -36,7 +35,7 @@ class Page:
     @property
     def address(self) -> str:
         """The page on a server that runs already; empty if the store has none."""
-        return pages.address(self.store, self.path) if is_server(self.store) else ""
+        return page_address(self.store, self.path) if is_server(self.store) else ""
 
 
 def mirror_new(workspace: Workspace) -> tuple[Observed, MirrorOutcome]:
@@ -72,12 +71,10 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     store = sent[newest].uri
     experiment, title = MlflowTracker({"uri": store}, workspace.root).experiment_of(ids[newest])
     if len(chosen) == 1:
-        return Page(store, pages.run_page(experiment, ids[newest]))
+        return Page(store, run_page(experiment, ids[newest]))
     if name in (None, title):
-        return Page(store, pages.runs_page(experiment))
-    return Page(
-        store, pages.runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store])
-    )
+        return Page(store, runs_page(experiment))
+    return Page(store, runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store]))
 
 
 def _choose(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
@@ -108,7 +105,7 @@ def show_page(
         TrackingError: The server does not start.
     """
     with serve(page.store, workspace.root, host, port, occupied) as server:
-        yield server, pages.address(server.uri, page.path)
+        yield server, page_address(server.uri, page.path)
 
 
 def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[str], None], stop: StopSignal) -> None:

@@ -92,7 +92,7 @@ def _runs(run_ids: Sequence[str]) -> str:
 
 def _goes_live(workspace: Workspace, plan: Plan, tracker: str) -> bool:
     """Whether a run sends its metrics to this tracker itself; if it could not, ``submit`` has said so."""
-    from slurmtrain.ops.shared.mirroring.targets import MLFLOW, mlflow_uri
+    from slurmtrain.ops.shared.trackers import MLFLOW, mlflow_uri
 
     return tracker == MLFLOW and mlflow_uri(workspace, plan).startswith(("http://", "https://"))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.next_start import with_next_start
-from slurmtrain.model.metrics.blocks import Block
+from slurmtrain.model.metrics.columns import Block
 from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent

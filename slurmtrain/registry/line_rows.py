@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from slurmtrain.model.metrics.blocks import Block
+from slurmtrain.model.metrics.columns import Block
+from slurmtrain.model.metrics.curves import start_of
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
-from slurmtrain.model.metrics.survival import start_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.rows import Row, RowFormat

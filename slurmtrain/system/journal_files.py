@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import PathError, RunUnreadable, UntrustedPath
-from slurmtrain.model.metrics.blocks import Block, block_of
-from slurmtrain.model.metrics.lines import read_plain_lines
+from slurmtrain.model.metrics.columns import Block, block_of, read_plain_lines
 from slurmtrain.model.run.events.values import is_text
 from slurmtrain.model.run.journal import Garbage, Reading, garbage_of, read_lines
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from slurmtrain.model.run.root import RunsRoot
-    from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
-    from slurmtrain.tracking.tracker import Tracker
+    from slurmtrain.tracking.tracker import FileTracker, Tracker, WrittenFiles
 
 GROUP = "slurmtrain.trackers"
 _OWN = {

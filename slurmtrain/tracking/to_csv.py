@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
 from slurmtrain.tracking.step_file import StepFile
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
+from slurmtrain.tracking.tracker import Begun, FileTracker, Start, TrackedPoint, TrackedRun, WrittenFiles
 
 
 class CsvTracker(FileTracker):

@@ -18,8 +18,7 @@ from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_atomically, write_json
 from slurmtrain.system.owned_files import open_regular
-from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
+from slurmtrain.tracking.tracker import Begun, FileTracker, Start, TrackedPoint, TrackedRun, WrittenFiles
 
 # What TensorBoard recognises event files by; they are read in the order of their names.
 _NAME = "events.out.tfevents.{:010d}.slurmtrain"

@@ -1,23 +1,21 @@
-"""The interface of a tracker: three calls that show a run.
-
-``begin`` finds or creates the remote run, ``log`` adds points to it, ``finish`` says how the run stands. They come in
-this order for each run with news, one run after the other. After a failure, or a kill at any time, they come again for
-the same run, with the points that are not known to be there.
-"""
+"""The interface of a tracker: three calls that show a run."""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from slurmtrain.errors import TrackingError
+from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.metrics.settled import Fate, Place
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.system.files import describe_os_error
 
 
 class NoAnswer(TrackingError):
@@ -121,3 +119,61 @@ class Tracker(ABC):
     @abstractmethod
     def finish(self, tracked: TrackedRun) -> None:
         """All points have been sent for now; ``run.state`` says whether the run has ended. Raises TrackingError."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """What a tracker has written of a run, which goes with the run's own files.
+
+    ``names``: files and folders in ``directory``; ``is_foreign``: whether a file in them, by its path relative to
+    ``directory``, was not written by the tracker.
+    """
+
+    directory: Path
+    names: Sequence[str]
+    is_foreign: Callable[[str], bool] = lambda _: False
+
+
+class FileTracker(Tracker):
+    """Shows runs in a directory. Its setting ``dir`` is relative to the runs root.
+
+    ``usual``: the value of ``dir`` where the spec has none; ``folder``: the folder that it makes there, if any;
+    ``kind``: the purpose of the directory, for messages.
+    """
+
+    truncates: ClassVar[bool] = True
+    usual: ClassVar[str]
+    folder: ClassVar[str] = ""
+    kind: ClassVar[str]
+
+    def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
+        """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""
+        super().__init__(settings, root)
+        self._directory = self._directory_of(settings, root)
+        self.uri = self._directory.absolute().as_uri()
+        self.label = f"the directory {self._directory} for {self.kind}"
+
+    @classmethod
+    @abstractmethod
+    def files_of(cls, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
+        """What there is of a run. Its package need not be installed any more.
+
+        Args:
+            settings: The tracker's section of the spec.
+            root: The runs root.
+            run_id: The run.
+        """
+
+    @classmethod
+    def _directory_of(cls, settings: Mapping[str, Any], root: RunsRoot) -> Path:
+        return root.path / Path(settings.get("dir") or cls.usual).expanduser() / cls.folder
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises TrackingError for what writing may raise."""
+        try:
+            yield
+        except OSError as error:
+            raise TrackingError(f"cannot write to {self._directory}: {describe_os_error(error)}") from error
+        except (PathError, ValueError) as error:
+            raise TrackingError(f"cannot write to {self._directory}: {error}") from error

@@ -34,8 +34,7 @@ from helpers.rare import rare
 from helpers.site import PATIENCE_S, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 
-from slurmtrain.tracking.to_mlflow.live.rest import RestServer
-from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
+from slurmtrain.tracking.to_mlflow.rest_client import RestClient
 
 # From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine. The
 # longest run has four times as many steps as the others.
@@ -99,7 +98,7 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
     # Node 0 has created it when training started; in later attempts it has used the same.
-    shown = RestClient(RestServer(proxy.upstream, {})).get_run(run["mlflow_run_id"])
+    shown = RestClient(proxy.upstream, {}).get_run(run["mlflow_run_id"])
     assert shown.info.start_time == int(events(site, run_id, "agent")[0]["t"] * 1000)
     assert proxy.requests["runs/create"] == 1
     sent = len(proxy.metrics)

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from slurmtrain.model.spec.values import check_param_name
 from slurmtrain.slurm.parse import QUEUE_FIELDS
-from slurmtrain.tracking.to_mlflow.names import legal_name
+from slurmtrain.tracking.to_mlflow.sending import legal_name
 from slurmtrain.tracking.to_wandb.names import refusal
 
 _A_RUN = 25

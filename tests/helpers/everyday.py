@@ -80,7 +80,7 @@ TESTS_OF = {
     "slurmtrain/api/": ("local/test_python_docs.py", "cluster/test_slurm_python.py"),
     "slurmtrain/cli/": ("local/test_tour.py", "local/test_docs_examples.py", "local/test_checkpoint_commands.py"),
     "slurmtrain/cli/top/": ("local/test_top.py",),
-    "slurmtrain/history/": ("local/test_script_metrics.py", "local/test_mlflow_server.py"),
+    "slurmtrain/history.py": ("local/test_script_metrics.py", "local/test_mlflow_server.py"),
     "slurmtrain/integrations/": ("local/test_trainers.py", "cluster/test_slurm_trainers.py"),
     "slurmtrain/local/": ("local/",),
     "slurmtrain/model/diagnosis/": ("local/test_hangs.py", "cluster/test_slurm_doctor.py"),
@@ -102,7 +102,7 @@ TESTS_OF = {
     "slurmtrain/runtime/data/": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
     "slurmtrain/runtime/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
-    "slurmtrain/runtime/script_output/": ("local/test_script_metrics.py", "local/test_stops.py"),
+    "slurmtrain/runtime/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
     "slurmtrain/runtime/setup/": (
         "local/test_node_helpers.py", "local/test_same_meaning.py", "cluster/test_slurm_node_helpers.py",
         "cluster/test_slurm_same_meaning.py",
@@ -110,7 +110,8 @@ TESTS_OF = {
     "slurmtrain/runtime/strategies/": (
         "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
     ),
-    "slurmtrain/runtime/system_metrics/": (),
+    "slurmtrain/runtime/node_notes.py": (),
+    "slurmtrain/runtime/separation.py": ("local/test_stops.py",),
     "slurmtrain/slurm/": ("cluster/",),
     "slurmtrain/snapshots/": ("local/test_code.py", "cluster/test_slurm_code.py"),
     "slurmtrain/specfile/": ("local/test_same_meaning.py", "local/test_tour.py"),

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from slurmtrain.model.metrics.curves import AttemptStart, Restart
 from slurmtrain.model.metrics.summary import MetricSummary
-from slurmtrain.model.metrics.survival import AttemptStart, Restart
 from slurmtrain.model.run.progress import Point
 
 Row = tuple[int, int, float, float]

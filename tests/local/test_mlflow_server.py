@@ -24,17 +24,15 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
 from slurmtrain.system.files import write_json
-from slurmtrain.tracking.to_mlflow.choices import Choices
-from slurmtrain.tracking.to_mlflow.live.live_sender import LiveSender
-from slurmtrain.tracking.to_mlflow.live.rest import RestError
-from slurmtrain.tracking.to_mlflow.live.rest_client import RestClient
-from slurmtrain.tracking.to_mlflow.names import flat_name
-from slurmtrain.tracking.to_mlflow.run import MlflowRuns
+from slurmtrain.tracking.to_mlflow.live_sender import LiveSender
+from slurmtrain.tracking.to_mlflow.rest_client import RestClient, RestError
+from slurmtrain.tracking.to_mlflow.runs import Choices, MlflowRuns
+from slurmtrain.tracking.to_mlflow.sending import flat_name
 
 STEPS = 160
 

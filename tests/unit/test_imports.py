@@ -189,9 +189,9 @@ def test_what_starts_a_local_job_imports_no_agent(tmp_path: Path) -> None:
 
 
 def test_what_sends_metrics_from_a_node_is_small(tmp_path: Path) -> None:
-    sender = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.tracking.to_mlflow.live.live_sender\n")
+    sender = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.tracking.to_mlflow.live_sender\n")
     _, imported = modules_loaded_by(sender, tmp_path)
-    assert "slurmtrain.tracking.to_mlflow.live.rest" in imported
+    assert "slurmtrain.tracking.to_mlflow.rest_client" in imported
     assert not imported & (HEAVY | {"sqlalchemy", "requests", "numpy", "omegaconf", "yaml"})
 
 

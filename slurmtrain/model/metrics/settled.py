@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from slurmtrain.model.metrics.survival import AttemptStart, Course
+from slurmtrain.model.metrics.curves import AttemptStart, Course
 from slurmtrain.model.run.progress import Point
 from slurmtrain.model.run.run import Checkpoint
 

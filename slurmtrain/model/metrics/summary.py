@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from slurmtrain.model.metrics.blocks import Block, is_increasing
-from slurmtrain.model.metrics.curves import columns_of
-from slurmtrain.model.metrics.survival import AttemptStart, Position, Restart, Segment, SurvivingLine
+from slurmtrain.model.metrics.columns import Block, is_increasing
+from slurmtrain.model.metrics.curves import AttemptStart, Position, Restart, Segment, SurvivingLine, columns_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
-from slurmtrain.ops.shared.mirroring.targets import Target, targets_of
+from slurmtrain.ops.shared.trackers import Target, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.tracking.plugins import files_of_tracker, writes_files

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
 from slurmtrain.model.environment.changes import Changes
 from slurmtrain.model.environment.environment import compare as compare_environments
-from slurmtrain.model.metrics.divergence import Divergence, find_divergence
+from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.query.tally import GPU_S, tally
@@ -248,7 +248,7 @@ def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str
 
 def _divergences(workspace: Workspace, runs: tuple[Run, Run], notes: list[str]) -> dict[str, Divergence]:
     """Where the metrics that both runs have logged begin to differ, the earliest first."""
-    from slurmtrain.ops.history import read_history
+    from slurmtrain.history import read_history
 
     names = [name for name in runs[0].metrics if name in runs[1].metrics]
     if not names:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, UserError
-from slurmtrain.model.metrics.survival import Segment
+from slurmtrain.history import read_rows
+from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.query.tally import mean_gpus
 from slurmtrain.model.run.events.agent import WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import RankMeasured
 from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.history import read_rows
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.query.select import select as select_runs
 from slurmtrain.ops.shared.find import choose_listed

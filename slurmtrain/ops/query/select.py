@@ -333,8 +333,8 @@ class _Curves:
 
     def points(self, run_id: str, metric: str) -> Points:
         """What survives of a metric; nothing if its files cannot be read."""
+        from slurmtrain.history import read_history
         from slurmtrain.model.metrics.curves import Points
-        from slurmtrain.ops.history import read_history
 
         run = self._load(self._batch_of[run_id]).get(run_id)
         try:

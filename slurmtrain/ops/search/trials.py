@@ -93,7 +93,7 @@ def _state(run: Run, value: float | None, *, is_pruned: bool) -> str:
 def _curve(workspace: Workspace, run: Run, metric: str) -> dict[int, float]:
     """A metric by step, without what was rolled back."""
     # Imported here: lists do without.
-    from slurmtrain.ops.history import read_history
+    from slurmtrain.history import read_history
 
     try:
         curve = read_history(run, workspace.root.run(run.id), [metric]).curves.get(metric)

@@ -62,9 +62,9 @@ from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, 
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
-from slurmtrain.ops.shared.mirroring.targets import mlflow_server
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.packs import shares_job
+from slurmtrain.ops.shared.trackers import mlflow_server
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.environment.surroundings import counting, of_sbatch, placed, telling

@@ -19,7 +19,7 @@ from slurmtrain.model.spec.command_files import NamedPath, paths_read
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.ops.shared.mirroring.targets import notes_on_trackers
+from slurmtrain.ops.shared.trackers import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
 from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script

@@ -24,9 +24,9 @@ from slurmtrain.model.spec.spec import Spec
 from slurmtrain.ops.shared.attempts import HeldRun, secret_values
 from slurmtrain.ops.shared.chain.alone import only_one
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.mirroring.targets import check_trackers
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import check_executor
+from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chain import Chain
 from slurmtrain.ops.submit.code import with_snapshots

@@ -18,7 +18,7 @@ from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.system.child_process import HelperProcess
 
-_PROCESS = "slurmtrain.tracking.to_mlflow.live.live_sender"
+_PROCESS = "slurmtrain.tracking.to_mlflow.live_sender"
 # How long the job may go on, once the ranks have ended, while what that has settled is sent.
 _LAST_S = 5.0
 _LAST_IN_GRACE_S = 1.0

@@ -23,10 +23,10 @@ from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, Suspic
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
+from slurmtrain.runtime.node_notes import LogSizes
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import CoordinatorGone
-from slurmtrain.runtime.script_output.log_sizes import LogSizes
-from slurmtrain.runtime.script_output.separation import Separation, SeparationConfig
+from slurmtrain.runtime.separation import Separation, SeparationConfig
 from slurmtrain.system.journal import Journal
 
 # How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.

@@ -42,7 +42,7 @@ from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
-from slurmtrain.runtime.script_output.script_metrics import read_script_metrics
+from slurmtrain.runtime.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
@@ -317,8 +317,7 @@ class Round:
         config = self._config
         if not config.spec.tracking.system_metrics:
             return contextlib.nullcontext()
-        from slurmtrain.runtime.system_metrics.gauges import Gauges
-        from slurmtrain.runtime.system_metrics.sampler import Sampler
+        from slurmtrain.runtime.node_notes import Gauges, Sampler
 
         path = config.attempt.system_metrics(config.number)
         return Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)

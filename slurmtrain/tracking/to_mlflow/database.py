@@ -1,10 +1,4 @@
-"""The database of an MLflow store without a server, which several runs roots, projects and accounts may share.
-
-MLflow makes the tables of a new store, and changes the tables of an old one, step by step and without a lock: two of
-its clients break each other's, and a killed client leaves half of them. Here a new SQLite store is made under another
-name and linked into place: all use the first one. On a PostgreSQL server, whoever makes one holds a lock in the same
-database. A store that others use too is never migrated.
-"""
+"""The database of an MLflow store without a server, which several runs roots, projects and accounts may share."""
 
 from __future__ import annotations
 
@@ -17,13 +11,32 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import create_private, fsync_directory, make_directory
-from slurmtrain.system.locks import has_record_locks
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.system.owned_files import account_name
-from slurmtrain.tracking.own_store import store_address
+
+
+def store_address(file: Path, *, locks: bool = True) -> str:
+    """The URL by which MLflow opens the store in a file, whose path may have any characters.
+
+    Args:
+        file: The SQLite file.
+        locks: Whether its file system has locks; otherwise the store is opened without.
+    """
+    from sqlalchemy import URL
+
+    # Versions of SQLAlchemy decode different parts of a URL: each reads the URLs that it has written itself.
+    if locks:
+        url = URL.create("sqlite", database=str(file))
+    else:
+        query = {"vfs": SQLITE_WITHOUT_LOCKS, "uri": "true"}
+        url = URL.create("sqlite", database=f"file:{quote(str(file))}", query=query)
+    return url.render_as_string(hide_password=False)
+
 
 _PREFIX = "sqlite:///"
 _LITTER_S = 86400.0

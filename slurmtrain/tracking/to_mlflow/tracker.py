@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,18 @@ from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.metrics.settled import Place
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.tracking.to_mlflow import model_registry
-from slurmtrain.tracking.to_mlflow.artifacts import send_artifacts
-from slurmtrain.tracking.to_mlflow.client_store import ClientStore
+from slurmtrain.model.run.run import Run
+from slurmtrain.system.owned_files import open_readable
 from slurmtrain.tracking.to_mlflow.database import cure, prepare
-from slurmtrain.tracking.to_mlflow.live.live_place import read_place
-from slurmtrain.tracking.to_mlflow.metrics import MetricLog
-from slurmtrain.tracking.to_mlflow.run import MlflowRuns
-from slurmtrain.tracking.to_mlflow.sender import first_line
-from slurmtrain.tracking.to_mlflow.system_metrics import send_system_metrics
+from slurmtrain.tracking.to_mlflow.live_sender import read_place
+from slurmtrain.tracking.to_mlflow.runs import ARTIFACTS, MlflowRuns
+from slurmtrain.tracking.to_mlflow.sending import Api, MetricLog, first_line, send_system_metrics
 from slurmtrain.tracking.tracker import Begun, NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
+
+_ARTIFACTS_TAG = "slurmtrain.artifacts"
+_MOST_BYTES = 4 << 20
+# What tells versions of a model apart: the same weights in another format, or another module of the same checkpoint.
+_IDENTITY = ("slurmtrain.hash", "slurmtrain.object", "slurmtrain.format")
 
 
 class MlflowTracker(Tracker):
@@ -45,15 +49,15 @@ class MlflowTracker(Tracker):
         for name in ("mlflow", "alembic"):
             # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
+        failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
         try:
             usable = prepare(self.uri, root, mlflow.MlflowClient)
             self._client = mlflow.MlflowClient(tracking_uri=usable)
-        except (*self._failure, PathError) as error:
+        except (MlflowException, OSError, SQLAlchemyError, PathError) as error:
             raise TrackingError(f"the MLflow store {self.uri} cannot be opened: {self._explain(error)}") from error
-        self._entities = entities
-        self._records = MlflowRuns(self._client, entities, self.uri, root, self._failure)
-        self.notes = self._records.notes
+        self._api = Api(self.uri, self._client, entities, failure)
+        self._runs = MlflowRuns(self._api, root)
+        self.notes = self._runs.notes
 
     def _explain(self, error: Exception) -> str:
         """What went wrong in the store, and what to do about it where that is known."""
@@ -63,16 +67,14 @@ class MlflowTracker(Tracker):
         """As :meth:`Tracker.begin`."""
         self._run_id = tracked.run.id
         with self._asking():
-            self._mlflow_id = self._records.open(tracked, start.remote_id, anew=start.anew)
-            store = ClientStore(self._client, self._entities)
-            self._metrics = MetricLog(store, self._mlflow_id, self._failure, start.refused)
+            self._mlflow_id = self._runs.open(tracked, start.remote_id, anew=start.anew)
+            self._metrics = MetricLog(self._api, self._mlflow_id, start.refused)
         return Begun(self._mlflow_id)
 
     def sent_elsewhere(self, directory: RunDir, remote_id: str) -> Place | None:
         """As :meth:`Tracker.sent_elsewhere`: from node 0 of the run."""
         live = read_place(directory)
-        is_same = live is not None and (live.uri, live.mlflow_run_id) == (self.uri, remote_id)
-        return live.place if live is not None and is_same else None
+        return live.place if live is not None and (live.uri, live.mlflow_run_id) == (self.uri, remote_id) else None
 
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
         """As :meth:`Tracker.log`."""
@@ -84,41 +86,73 @@ class MlflowTracker(Tracker):
         """As :meth:`Tracker.finish`."""
         with self._asking():
             shown = self._client.get_run(self._mlflow_id)
-            send_system_metrics(self._client, shown, tracked.run, tracked.directory)
-            if problem := send_artifacts(self._client, shown, tracked.run, tracked.directory):
-                self._note(f"the MLflow store {self.uri} does not take files of runs: {problem}")
-            self._records.describe(shown, tracked)
+            send_system_metrics(self._api, shown, tracked.run, tracked.directory)
+            self._send_artifacts(shown, _files_of(tracked.run, tracked.directory))
+            self._runs.describe(shown, tracked)
 
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
+    def _send_artifacts(self, shown: Any, files: Mapping[str, bytes]) -> None:
+        """Send the files of a run that its MLflow run does not have; a store without room for them is noted once."""
+        digest = hashlib.sha256()
+        for name, content in sorted(files.items()):
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        sent = digest.hexdigest()[:16]
+        if not files or shown.data.tags.get(_ARTIFACTS_TAG, "").startswith(sent):
+            return
+        outcome = "sent"
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in files.items():
+                    Path(folder, name).write_bytes(content)
+                self._client.log_artifacts(shown.info.run_id, folder, ARTIFACTS)
+        except Exception as error:  # noqa: BLE001 (clients of stores raise anything)
+            outcome = "refused"
+            note = f"the MLflow store {self.uri} does not take files of runs: {type(error).__name__}: "
+            note += (str(error).splitlines() or [""])[0]
+            if note not in self.notes:
+                self.notes.append(note)
+        self._client.set_tag(shown.info.run_id, _ARTIFACTS_TAG, f"{sent} {outcome}")
 
     def ensure_model(self, name: str) -> None:
         """Create a model in the store's registry unless there is one of this ``name``. Raises TrackingError."""
-        with contextlib.redirect_stdout(sys.stderr):
-            model_registry.ensure_model(self._client, name)
+        with _registering(f"the model registry of the MLflow store does not take the model {name!r}"):
+            try:
+                self._client.create_registered_model(name)
+            except self._api.failure as error:
+                if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS":
+                    raise
 
     def register(self, mlflow_id: str, file: Path, name: str, tags: Mapping[str, str]) -> str:
-        """Make a file a new version of a model that exists; returns the version. Raises TrackingError.
+        """Upload a file to an MLflow run, and make it a new version of a model that exists; returns the version.
+
+        What is registered again, by its hash, module and format, is the same version.
 
         Args:
             mlflow_id: The MLflow run.
             file: The exported model.
             name: The name of the model.
             tags: Of the version, among them its hash, module and format.
+
+        Raises:
+            TrackingError: The store takes neither files nor the version.
         """
-        with contextlib.redirect_stdout(sys.stderr):
-            return model_registry.register_file(self._client, mlflow_id, file, name, tags)
+        with _registering(f"the model registry of the MLflow store cannot be read for {name!r}"):
+            versions = self._client.search_model_versions(f"name = '{name}'")
+        identity = [tags[key] for key in _IDENTITY]
+        for version in versions:
+            if version.run_id == mlflow_id and [version.tags.get(key) for key in _IDENTITY] == identity:
+                return str(version.version)
+        folder = f"model/{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
+        with _registering(f"the MLflow store does not take the file {file.name}"):
+            self._client.log_artifact(mlflow_id, str(file), folder)
+        with _registering(f"the model registry of the MLflow store does not take the model {name!r}"):
+            source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/{folder}"
+            return str(self._client.create_model_version(name, source, mlflow_id, tags=dict(tags)).version)
 
     def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
         """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""
-        try:
+        with _registering(f"the MLflow store {self.uri} does not show run {mlflow_id}"):
             experiment = self._client.get_run(mlflow_id).info.experiment_id
             return str(experiment), str(self._client.get_experiment(experiment).name)
-        except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
-            raise TrackingError(
-                f"the MLflow store {self.uri} does not show run {mlflow_id}: {first_line(error)}"
-            ) from error
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
@@ -128,12 +162,44 @@ class MlflowTracker(Tracker):
                 yield
         except SlurmtrainError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
             if _is_no_answer(error):
                 raise NoAnswer(f"the MLflow store {self.uri} does not answer: {first_line(error)}") from error
             raise TrackingError(
                 f"the MLflow store {self.uri} did not take run {self._run_id}: {self._explain(error)}"
             ) from error
+
+
+@contextlib.contextmanager
+def _registering(problem: str) -> Iterator[None]:
+    """Raises TrackingError with this ``problem`` for whatever the client raises."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except Exception as error:  # as above
+        raise TrackingError(f"{problem}: {first_line(error)}") from error
+
+
+def _files_of(run: Run, directory: RunDir) -> Mapping[str, bytes]:
+    """The files of a run that are shown as artifacts, by their names in MLflow.
+
+    They are small, and have no secrets: secrets were removed when the files were written.
+    """
+    newest = run.newest
+    plan = directory.submission(newest.submission).plan if newest else directory.plan
+    paths = {
+        "spec.yaml": directory.spec,
+        "plan.json": plan if plan.exists() else directory.plan,
+        "code.diff": directory.code_difference,
+        "environment.txt": directory.environment,
+    }
+    files = {}
+    for name, path in paths.items():
+        with contextlib.suppress(OSError, PathError), open_readable(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+            if 0 < len(content) <= _MOST_BYTES:
+                files[name] = content
+    return files
 
 
 def _is_no_answer(error: BaseException | None) -> bool:

@@ -22,11 +22,10 @@ from urllib.parse import urlsplit
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_json
-from slurmtrain.tracking.file_tracker import FileTracker, WrittenFiles
 from slurmtrain.tracking.step_file import StepFile, files_named
 from slurmtrain.tracking.to_wandb.names import param_name, project_name, refusal
 from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
-from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun
+from slurmtrain.tracking.tracker import Begun, FileTracker, Start, TrackedPoint, TrackedRun, WrittenFiles
 
 _SERVER = "https://api.wandb.ai"
 # The mark that ``wandb sync`` leaves in a directory.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 
+from slurmtrain.history import read_history
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.history import read_history
 from slurmtrain.ops.shared.workspace import Workspace
 
 A = ("1", 0)

@@ -36,11 +36,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from slurmtrain.config import Config
 from slurmtrain.errors import NoCheckpoint, RunBusy
+from slurmtrain.history import read_history
 from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import cancel
-from slurmtrain.ops.history import read_history
 from slurmtrain.ops.prune import prune
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.resume import resume

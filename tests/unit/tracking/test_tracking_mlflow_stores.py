@@ -1,4 +1,4 @@
-"""MLflow stores that several runs roots, projects and accounts share, and those that other clients have broken."""
+"""MLflow stores that are opened, made and shared."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import mlflow
 import pytest
+import sqlalchemy as sa
 from helpers.accounts import ALICE, BOB, TEAM, needs_accounts, people
 from helpers.postgres_server import PostgresServer
 from helpers.rare import rare
@@ -20,7 +21,7 @@ from helpers.rare import rare
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.tracking.to_mlflow import database
-from slurmtrain.tracking.to_mlflow.database import artifacts_of, cure, sqlite_file
+from slurmtrain.tracking.to_mlflow.database import artifacts_of, cure, sqlite_file, store_address
 from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
 
 _SENDERS = 2
@@ -33,7 +34,7 @@ root = Path(sys.argv[1]); root.mkdir()
 try:
     tracker = MlflowTracker({"uri": sys.argv[2]}, RunsRoot(root))
     with tracker._asking():
-        experiment = tracker._records._experiment("shared")
+        experiment = tracker._runs._experiment("shared")
         run = tracker._client.create_run(experiment).info.run_id
         (root / "note.txt").write_text("x")
         tracker._client.log_artifact(run, str(root / "note.txt"))
@@ -80,7 +81,7 @@ def _open_at_once(index: int, folder: str, uri: str, barrier: Barrier, answers: 
         root = RunsRoot(Path(folder, f"runs-{index}"))
         root.path.mkdir()
         tracker = MlflowTracker({"uri": uri}, root)
-        answers.put(tracker._records._experiment("same"))
+        answers.put(tracker._runs._experiment("same"))
     except TrackingError as error:
         answers.put(str(error))
 
@@ -164,12 +165,12 @@ def test_a_broken_store_is_told_with_the_way_to_mend_it(
 
 def test_a_deleted_experiment_is_told_with_the_command_that_restores_it(store: Path) -> None:
     tracker = open_store(store)
-    identifier = tracker._records._experiment("digits")
+    identifier = tracker._runs._experiment("digits")
     tracker._client.delete_experiment(identifier)
     with pytest.raises(TrackingError, match=rf"was deleted: .* mlflow experiments restore -x {identifier}' restores"):
-        tracker._records._experiment("digits")
+        tracker._runs._experiment("digits")
     tracker._client.restore_experiment(identifier)
-    assert tracker._records._experiment("digits") == identifier
+    assert tracker._runs._experiment("digits") == identifier
 
 
 def test_artifacts_are_kept_beside_the_store_and_not_in_the_runs_root_that_is_first(store: Path) -> None:
@@ -203,3 +204,15 @@ def test_accounts_share_a_store_in_a_directory_that_both_can_write_to(whole: byt
         uri = f"sqlite:///{private / 'mlflow.db'}"
         completed = bob.run("python", "-c", OPEN, bob.home / "again", uri, cwd=bob.home)
         assert f"belongs to the account {ALICE} and has mode 0644" in completed.stderr
+
+
+@pytest.mark.parametrize("name", ["runs", "a?b", "a#b", "a%3Fb?c&d=e", "100% ünï", 'it\'s "x"; @:[1]'])
+def test_the_mlflow_store_is_in_the_runs_root_whatever_its_name(tmp_path: Path, name: str) -> None:
+    root = RunsRoot(tmp_path / name)
+    root.path.mkdir()
+    for number, locks in enumerate((True, False)):
+        engine = sa.create_engine(store_address(root.mlflow_db, locks=locks), poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE TABLE t{number} (x)")
+    assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == ["mlflow.db"]
+    assert root.mlflow_db.is_file()

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from slurmtrain.tracking.to_mlflow.live.rest import RestError, RestServer
-from slurmtrain.tracking.to_mlflow.live.rest_client import Metric, RestClient
+from slurmtrain.tracking.to_mlflow.rest_client import Metric, RestClient, RestError
 
 LOSS = [Metric("loss", 0.5, 1000, 3)]
 
@@ -76,13 +75,13 @@ def test_who_sends_is_known_from_where_mlflow_itself_looks(
     if written:
         (tmp_path / ".mlflow").mkdir()
         (tmp_path / ".mlflow" / "credentials").write_text(written)
-    RestClient(RestServer(f"http://{place}/", {"HOME": str(tmp_path), **environ})).log_batch("m", LOSS)
+    RestClient(f"http://{place}/", {"HOME": str(tmp_path), **environ}).log_batch("m", LOSS)
     assert Answers.headers_of[0]["Authorization"] == expected
 
 
 def test_values_that_json_does_not_have_are_sent_as_text(place: str) -> None:
     values = [LOSS[0]._replace(value=value) for value in (0.5, math.nan, math.inf, -math.inf)]
-    RestClient(RestServer(f"http://{place}", {})).log_batch("m", values)
+    RestClient(f"http://{place}", {}).log_batch("m", values)
     assert [each["value"] for each in Answers.bodies[0]["metrics"]] == [0.5, "NaN", "Infinity", "-Infinity"]
 
 
@@ -102,11 +101,11 @@ def test_an_answer_that_is_not_mlflows_consent_is_an_error(
     monkeypatch.setattr(Answers, "status", status)
     monkeypatch.setattr(Answers, "content", content)
     with pytest.raises(RestError, match=message) as raised:
-        RestClient(RestServer(f"http://{place}", {"MLFLOW_TRACKING_TOKEN": "t0ken"})).log_batch("m", LOSS)
+        RestClient(f"http://{place}", {"MLFLOW_TRACKING_TOKEN": "t0ken"}).log_batch("m", LOSS)
     assert raised.value.error_code == code
     assert len(Answers.bodies) == 1
 
 
 def test_an_answer_of_something_else_than_mlflow_is_an_error(place: str) -> None:
     with pytest.raises(RestError, match="not MLflow's: it has no 'run'"):
-        RestClient(RestServer(f"http://{place}", {})).create_run("0", None, {}, "digits")
+        RestClient(f"http://{place}", {}).create_run("0", None, {}, "digits")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.blocks import Block, block_of
-from slurmtrain.model.metrics.lines import read_plain_lines
+from slurmtrain.model.metrics.columns import Block, block_of, read_plain_lines
 from slurmtrain.model.run.journal import read_lines
 from slurmtrain.model.run.progress import Progress, points_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.curves import CurveBuilder
+from slurmtrain.model.metrics.curves import AttemptStart, CurveBuilder, Restart
 from slurmtrain.model.metrics.settled import (
     Attempted,
     Decided,
@@ -20,7 +20,6 @@ from slurmtrain.model.metrics.settled import (
     covered_until,
     start_over,
 )
-from slurmtrain.model.metrics.survival import AttemptStart, Restart
 from slurmtrain.model.run.progress import Point
 from slurmtrain.model.run.run import Checkpoint
 

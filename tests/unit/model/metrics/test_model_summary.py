@@ -9,10 +9,9 @@ from helpers.metric_lines import Lines, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.blocks import block_of
-from slurmtrain.model.metrics.curves import CurveBuilder
+from slurmtrain.model.metrics.columns import block_of
+from slurmtrain.model.metrics.curves import AttemptStart, CurveBuilder, Restart
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
-from slurmtrain.model.metrics.survival import AttemptStart, Restart
 from slurmtrain.model.run.progress import Point
 
 A, B = AttemptStart(1, 0), AttemptStart(2, 3)

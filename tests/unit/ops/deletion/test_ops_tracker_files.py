@@ -15,7 +15,7 @@ from slurmtrain.ops.deletion import delete as verb
 from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.deletion.tree_removal import Removal
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import write_json

@@ -10,11 +10,11 @@ import pytest
 from helpers.queried_runs import SWEEP, write_run, write_sweep
 from helpers.workspaces import make_workspace
 
+from slurmtrain import history
 from slurmtrain.cli import main
 from slurmtrain.errors import QueryError
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.fields import value_of
-from slurmtrain.ops import history
 from slurmtrain.ops.query import best
 from slurmtrain.ops.query.compare import Ranking, compare, rank
 from slurmtrain.ops.query.select import Question, select

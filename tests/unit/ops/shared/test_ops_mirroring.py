@@ -13,7 +13,7 @@ from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent

@@ -22,7 +22,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import sync as sync_module
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared import observe as observing
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome
+from slurmtrain.ops.shared.mirroring import MirrorOutcome
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.views import runs_json
 from slurmtrain.ops.shared.workspace import Workspace

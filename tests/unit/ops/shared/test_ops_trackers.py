@@ -17,10 +17,10 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
-from slurmtrain.ops.shared.mirroring.targets import check_trackers, notes_on_trackers
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import show_json
+from slurmtrain.ops.shared.trackers import check_trackers, notes_on_trackers
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.tracking.step_file import StepFile

@@ -19,7 +19,7 @@ from slurmtrain.cli.status import status
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.mirroring.mirror import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 

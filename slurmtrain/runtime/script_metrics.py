@@ -1,0 +1,337 @@
+"""Metrics of scripts that do not report them, read from their output by a process of its own.
+
+Node 0's agent starts it, since Python searches for a regular expression without letting any other thread run: a pattern
+that takes for ever on some line must not keep the agent from its ranks. It is the one writer of the attempt's metrics,
+and of a journal. Its orders are a line of JSON on standard input; when that ends, it reads what is left, and ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
+from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.spec.tracking import ScriptMetricsSpec
+from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.environment.variables import environment_of_helper
+from slurmtrain.runtime.job.logged_lines import logged_step
+from slurmtrain.runtime.job.metrics import MetricsFile
+from slurmtrain.system.child_process import HelperProcess
+from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.inherited import PRIVATE
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.owned_files import open_readable
+
+_PROCESS = "slurmtrain.runtime.script_metrics"
+# How long what is left may be read for, once the ranks have ended: in a grace, the job still has to be requeued.
+_END_S = 5.0
+_END_IN_GRACE_S = 1.0
+_POLL_MS = 250
+_CHUNK_BYTES = 1 << 20
+# Of a line that never ends, only so much is kept.
+_LONGEST_LINE = 1 << 16
+# A line may take this long, in seconds of processor time, and so many lines may take longer.
+_LINE_S = 0.1
+_SLOW_LINES = 3
+# What is left when the ranks have ended is read for so long.
+_LAST_S = 4.0
+# A file is recognised by this many bytes before the place where reading stopped: a script may have written it anew.
+_COMPARED_BYTES = 256
+# A script that says something else each time does not fill the journal.
+_MOST_TOTALS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What to read.
+
+    ``spec``: the section of the spec, as plain data. ``attempt`` and ``round``: whose metrics these are. ``path``: the
+    file. ``begin``: where to begin reading, in bytes; ``before``: the last bytes before that, as text in Latin-1.
+    ``counted``: how many steps were finished before, if lines are counted.
+    """
+
+    spec: dict[str, str | int | None]
+    attempt: str
+    round: int
+    path: str
+    begin: int
+    before: str
+    counted: int
+
+    @classmethod
+    def begin_now(cls, spec: ScriptMetricsSpec, attempt: AttemptDir, path: Path, counted: int) -> Orders:
+        """Orders to read what is added from now on to the file at ``path``, as the ``spec`` says.
+
+        ``attempt``: whose metrics these are. ``counted``: as the field.
+        """
+        begin, before = 0, b""
+        with contextlib.suppress(OSError), open_readable(path) as file:
+            begin = file.seek(0, os.SEEK_END)
+            file.seek(max(0, begin - _COMPARED_BYTES))
+            before = file.read(_COMPARED_BYTES)
+        return cls(asdict(spec), str(attempt.path), attempt.round, str(path), begin, before.decode("latin-1"), counted)
+
+    def to_line(self) -> bytes:
+        """The line on standard input."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class GrowingFile:
+    """A file of lines that a script appends to, or that it writes anew with more lines."""
+
+    def __init__(self, path: str, begin: int, before: bytes) -> None:
+        """``path``: the file. ``begin``: where to begin, in bytes; ``before``: the last bytes before that."""
+        self._path = path
+        self._offset = begin
+        self._before = before
+        self._rest = b""
+        self.restarts = 0
+        """How often the file was written anew."""
+
+    def first_line(self) -> str:
+        """The first line, whole or not; empty if there is none yet."""
+        try:
+            with open_readable(self._path) as file:
+                return file.readline(_LONGEST_LINE).decode(errors="replace").strip("\r\n")
+        except OSError:
+            return ""
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        """Further lines; with ``last`` also one that is not finished. Progress bars end lines with carriage returns."""
+        try:
+            file = open_readable(self._path)
+        except OSError:
+            return
+        with file:
+            self._notice_restart(file.fileno())
+            file.seek(self._offset)
+            while chunk := file.read(_CHUNK_BYTES):
+                self._offset += len(chunk)
+                self._before = (self._before + chunk)[-_COMPARED_BYTES:]
+                *whole, rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
+                self._rest = rest[:_LONGEST_LINE]
+                yield from (line.decode(errors="replace") for line in whole if line)
+        if last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""
+
+    def _notice_restart(self, handle: int) -> None:
+        """Begin anew if the file is another one, or shorter, than what was read of it."""
+        if os.pread(handle, len(self._before), self._offset - len(self._before)) != self._before:
+            self._offset, self._before, self._rest = 0, b"", b""
+            self.restarts += 1
+
+
+class TooSlow(Exception):
+    """A line takes too long."""
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise TooSlow
+
+
+def read_in_time(reader: LineReader, line: str) -> OutputRow | None:
+    """What a ``line`` says. Raises TooSlow if finding that out takes longer than a line may take."""
+    # Python looks for signals while it searches; processor time, since this process may have to wait for a processor.
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LINE_S)
+    try:
+        return reader.read(line)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+class OutputReader:
+    """Reads lines, and writes metrics."""
+
+    def __init__(self, orders: Orders) -> None:
+        """``orders``: what to read."""
+        self._spec = ScriptMetricsSpec(**orders.spec)  # type: ignore[arg-type]
+        self._attempt = AttemptDir(Path(orders.attempt), orders.round)
+        self._file = GrowingFile(orders.path, orders.begin, orders.before.encode("latin-1"))
+        self._reader = reader_of(self._spec)
+        self._counter = StepCounter(orders.counted)
+        self._begin = orders.begin
+        self._journal = Journal(self._attempt.script_journal)
+        self._metrics: MetricsFile | None = None
+        self._step = 0
+        self._total: int | None = None
+        self._totals = 0
+        self._restarts = 0
+        # Rows of a file that is written anew again and again have been read up to here.
+        self._rows = self._rows_before = 0
+        self._slow = 0
+        signal.signal(signal.SIGVTALRM, _interrupt)
+
+    def read(self, *, last: bool) -> bool:
+        """Read what is new; ``last``: the script has ended. Returns whether it makes sense to go on."""
+        if self._spec.file is not None and self._begin and not self._restarts:
+            # The present rows were written by an earlier attempt; their header is this one's too.
+            self._reader.read(self._file.first_line())
+            self._begin = 0
+        give_up_at = time.monotonic() + _LAST_S
+        for line in self._file.lines(last=last):
+            if self._file.restarts != self._restarts:
+                self._start_over()
+            if not self._read_line(line) or (last and time.monotonic() > give_up_at):
+                return False
+        return not self._speaks_for_itself()
+
+    def close(self) -> None:
+        """Journal the last step, and close the files."""
+        if self._metrics is not None:
+            self._journal.write(ScriptProgressed(last_step=self._step, total_steps=self._spec.total or self._total))
+            self._metrics.close()
+        self._journal.close()
+
+    def _start_over(self) -> None:
+        """The file was written anew, with the rows that were read already, unless none were."""
+        self._restarts = self._file.restarts
+        self._reader = reader_of(self._spec)
+        self._rows_before, self._rows = max(self._rows_before, self._rows), 0
+
+    def _read_line(self, line: str) -> bool:
+        try:
+            row = read_in_time(self._reader, line)
+        except TooSlow:
+            self._slow += 1
+            if self._slow < _SLOW_LINES:
+                return True
+            return self._give_up(f"the pattern of tracking.metrics takes longer than {_LINE_S:g} s for a line")
+        if self._reader.problem:
+            return self._give_up(f"{self._spec.file}: {self._reader.problem}")
+        if row is None:
+            return True
+        self._rows += 1
+        if self._rows <= self._rows_before:
+            return True
+        return self._write(row)
+
+    def _write(self, row: OutputRow) -> bool:
+        placed = self._counter.place(row)
+        self._note_total(row.total)
+        if placed is None:
+            return True
+        self._step, metrics = placed
+        if self._metrics is None:
+            if self._speaks_for_itself():
+                return False
+            self._metrics = MetricsFile(self._attempt.metrics)
+            self._journal.write(
+                ScriptProgressed(step=max(0, self._step - 1), total_steps=self._spec.total or self._total)
+            )
+        self._metrics.write(self._step, metrics)
+        return True
+
+    def _note_total(self, total: int | None) -> None:
+        if total is None or total == self._total or self._spec.total is not None or self._totals >= _MOST_TOTALS:
+            return
+        self._total = total
+        self._totals += 1
+        # The first one is part of the event about the first step.
+        if self._metrics is not None:
+            self._journal.write(ScriptProgressed(total_steps=total))
+
+    def _speaks_for_itself(self) -> bool:
+        """Whether the script reports its metrics itself: they have one writer."""
+        if not self._attempt.rank_journal(0).exists():
+            return False
+        return not self._give_up("the script reports its metrics itself: tracking.metrics is not needed")
+
+    def _give_up(self, why: str) -> bool:
+        self._journal.write(ScriptUnread(why=f"its metrics are not read from its output: {why}"))
+        return False
+
+
+class ScriptMetrics:
+    """The process that reads the metrics of one round on node 0, where rank 0 runs."""
+
+    def __init__(self, metrics: ScriptMetricsSpec, path: Path, attempt: AttemptDir, counted: int) -> None:
+        """Start it. ``metrics``: what to read, from this ``path``.
+
+        ``attempt`` names the round. ``counted``: how many steps were finished before, if lines are counted.
+        """
+        orders = Orders.begin_now(metrics, attempt, path, counted)
+        # Like the agent, it ignores signals to all processes of the job: the last metrics come after them.
+        self._process = HelperProcess(_PROCESS, orders.to_line(), environment_of_helper(), IGNORED)
+
+    def end(self, *, in_grace: bool) -> None:
+        """Let it read what is left, after the ranks have ended. ``in_grace``: the job is about to be ended."""
+        self._process.end(_END_IN_GRACE_S if in_grace else _END_S)
+
+
+def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> ScriptMetrics | None:
+    """Read the metrics of the ranks that are about to start on node 0; None if they report them themselves.
+
+    Args:
+        spec: The spec.
+        attempt: The attempt, which names the round. Its ranks run in the current directory.
+        resumed_at: When the checkpoint that they resume from was saved, in seconds since 1970; None: there is none.
+    """
+    metrics = spec.tracking.metrics
+    if metrics is None:
+        return None
+    if metrics.file is None:
+        path = attempt.node_log(0) if spec.per_node else attempt.rank_log(0)
+    else:
+        path = Path.cwd() / _fill(metrics.file, attempt.run)
+    counted = None
+    if metrics.may_count and resumed_at is not None:
+        counted = logged_step(attempt.run, resumed_at)
+    try:
+        return ScriptMetrics(metrics, path, attempt, counted or 0)
+    except OSError as error:
+        # Ranks train without it.
+        print(f"slurmtrain: metrics of the script are not read: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def _fill(file: str, run: RunDir) -> str:
+    filled = file.replace("{run_dir}", str(run.path)).replace("{checkpoint_dir}", str(run.checkpoints))
+    return os.path.expanduser(filled)  # noqa: PTH111 (a home directory may be unknown)
+
+
+def main() -> None:
+    """Read until standard input ends, and then what is left."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    # The agent started this process with these signals blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    os.umask(PRIVATE)
+    reader = OutputReader(Orders(**json.loads(_first_line())))
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    try:
+        while reader.read(last=False) and not poll.poll(_POLL_MS):
+            pass
+        reader.read(last=True)
+    except OSError as error:
+        print(f"slurmtrain: metrics of the script cannot be kept: {describe_os_error(error)}", file=sys.stderr)
+    finally:
+        reader.close()
+
+
+def _first_line() -> bytes:
+    """The first line of standard input; not one byte more, so that its end can be waited for."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise SystemExit(0)
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What scripts print and write: reading metrics from it, and noting how long their logs were at what time."""

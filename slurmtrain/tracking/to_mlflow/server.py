@@ -1,0 +1,346 @@
+"""An MLflow server of our own, which shows a store in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import re
+import shlex
+import socket
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from slurmtrain.errors import NotAvailable, TrackingError
+from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.system.child_process import ProcessGroup
+from slurmtrain.system.locks import has_record_locks
+from slurmtrain.tracking.to_mlflow.database import store_address
+
+_MENU = "workflowType=machine_learning"
+_CHART = "compareRunsMode=CHART"
+# With more, an address would get longer than browsers and terminals take.
+_FILTERED = 50
+
+
+def run_page(experiment: str, run: str) -> str:
+    """The page of a run with its curves.
+
+    Args:
+        experiment: The id of its experiment.
+        run: Its id in MLflow.
+    """
+    return f"#/experiments/{quote(experiment)}/runs/{quote(run)}/model-metrics?{_MENU}"
+
+
+def runs_page(experiment: str, runs: Sequence[str] = ()) -> str:
+    """The list of an experiment's runs, with their curves.
+
+    Args:
+        experiment: The id of the experiment.
+        runs: The MLflow ids of the runs to show, unless there are too many for an address; by default all runs.
+    """
+    page = f"#/experiments/{quote(experiment)}/runs?{_MENU}&{_CHART}"
+    if not 0 < len(runs) <= _FILTERED:
+        return page
+    condition = f"attributes.run_id IN ({', '.join(repr(run) for run in runs)})"
+    return f"{page}&searchFilter={quote(condition)}"
+
+
+def page_address(server: str, page: str) -> str:
+    """The address of a page, for a browser.
+
+    Args:
+        server: The URI of the MLflow server. A name and password in it are left out: addresses are printed.
+        page: The page on it.
+    """
+    parts = urlsplit(server)
+    place = parts._replace(netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/"), query="", fragment="")
+    return f"{urlunsplit(place)}/{page}"
+
+
+_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+_ESTABLISHED = "01"
+# What a socket has that no process has any more: the kernel may give such a one to root.
+_NO_INODE = "0"
+_CHUNK = 1 << 16
+_LAST_WORDS_S = 1.0
+_REFUSAL = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n\r\nthis page is for another account of this machine\n"
+Endpoint = tuple[str, int]
+
+
+@contextlib.contextmanager
+def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[None]:
+    """Pass connections on to the socket at ``target``, as long as this context lasts.
+
+    Args:
+        listener: The socket where they arrive; it is closed at the end.
+        target: A socket in a directory that only this account can enter; it need not exist yet.
+        only_own: Refuse connections that this account has not opened on this machine.
+    """
+    with listener:
+        threading.Thread(target=_accept_all, args=(listener, target, only_own), daemon=True).start()
+        try:
+            yield
+        finally:
+            # This ends the accept() of the thread, which closing alone does not.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+
+
+def _accept_all(listener: socket.socket, target: Path, only_own: bool) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve, args=(connection, target, only_own), daemon=True).start()
+
+
+def _serve(connection: socket.socket, target: Path, only_own: bool) -> None:
+    with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
+        if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _lines()):
+            connection.sendall(_REFUSAL)
+            connection.shutdown(socket.SHUT_WR)
+            # What is closed before it was read is reset, and the refusal may be lost.
+            connection.settimeout(_LAST_WORDS_S)
+            connection.recv(_CHUNK)
+            return
+        server.connect(str(target))
+        answers = threading.Thread(target=_copy, args=(server, connection), daemon=True)
+        answers.start()
+        _copy(connection, server)
+        answers.join()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(_CHUNK):
+            target.sendall(chunk)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def is_own(peer: Endpoint, own: Endpoint, lines: Iterable[str]) -> bool:
+    """Whether a process of this account has the other end of a connection.
+
+    Args:
+        peer: The other end, an address and a port.
+        own: This end.
+        lines: Lines of the kernel's tables of connections.
+    """
+    for line in lines:
+        # sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ...
+        fields = line.split()
+        if len(fields) < 10 or not (_has_port(fields[1], peer) and _has_port(fields[2], own)):
+            continue
+        if (_address(fields[1]), _address(fields[2])) == (_plain(peer[0]), _plain(own[0])):
+            return fields[3] == _ESTABLISHED and int(fields[7]) == os.geteuid() and fields[9] != _NO_INODE
+    return False
+
+
+def _lines() -> Iterator[str]:
+    for table in _TABLES:
+        # There is no such file where IPv6 is switched off.
+        with contextlib.suppress(OSError):
+            yield from Path(table).read_text(encoding="utf-8").splitlines()[1:]
+
+
+def _has_port(field: str, endpoint: Endpoint) -> bool:
+    return field.endswith(f":{endpoint[1]:04X}")
+
+
+def _address(field: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The address in a field such as ``0100007F:1388``: words of four bytes, in the order of this machine."""
+    words = bytes.fromhex(field.partition(":")[0])
+    if sys.byteorder == "little":
+        words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    return _plain(words)
+
+
+def _plain(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address; of IPv4 if it is one of IPv4 on a socket for IPv6."""
+    parsed = ipaddress.ip_address(address)
+    return getattr(parsed, "ipv4_mapped", None) or parsed
+
+
+# Importing MLflow takes seconds, and minutes on a cold network file system.
+_START_S = 300.0
+_POLL_S = 0.1
+_LAST_PORT = 65535
+# Where browsers open no page, since they would talk to other services (https://fetch.spec.whatwg.org/#port-blocking).
+_BLOCKED = frozenset(
+    (1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, *range(6665, 6670), 6679, 6697, 10080)
+)
+_LONGEST_PLACE = 80
+# Settings of servers that the user runs elsewhere.
+_OTHERS_SETTINGS = (
+    "MLFLOW_ARTIFACTS_", "MLFLOW_DEFAULT_ARTIFACT_ROOT", "MLFLOW_EXPOSE_PROMETHEUS", "MLFLOW_GUNICORN_OPTS",
+    "MLFLOW_HOST", "MLFLOW_PORT", "MLFLOW_REGISTRY_STORE_URI", "MLFLOW_SERVER_", "MLFLOW_STATIC_PREFIX",
+    "MLFLOW_UVICORN_OPTS", "MLFLOW_WORKERS", "GUNICORN_", "UVICORN_",
+)  # fmt: skip
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def is_server(uri: str) -> bool:
+    """Whether a tracking URI names a server, rather than a store that needs one to be shown."""
+    return uri.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """An MLflow server on this machine: where it listens, its processes, and their output."""
+
+    host: str
+    port: int
+    _group: ProcessGroup
+    _output: IO[bytes]
+
+    @property
+    def place(self) -> str:
+        """Where it listens, as in a URI."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """Its tracking URI."""
+        return f"http://{self.place}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._group.ended
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it has printed."""
+        self._output.seek(0)
+        lines = _COLOURS.sub("", self._output.read().decode(errors="replace")).strip().splitlines()
+        return lines[-1] if lines else "it has printed nothing"
+
+    def becomes_ready(self) -> bool:
+        """Wait until it answers; False if it ends instead, or takes too long."""
+        until = time.monotonic() + _START_S
+        while not self.ended and time.monotonic() < until:
+            if _answers(self.uri):
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+
+@contextlib.contextmanager
+def serve(
+    uri: str, root: RunsRoot, host: str, port: int, occupied: Callable[[int, int], None]
+) -> Iterator[RunningServer]:
+    """Show a store on this machine, until the context or this process ends.
+
+    Args:
+        uri: The store.
+        root: The runs root, where the server runs.
+        host: The address to listen on.
+        port: The port to listen on. If it is in use, or browsers refuse it, the next free one is taken.
+        occupied: Called with ``port`` and the one that is taken instead.
+
+    Raises:
+        NotAvailable: No such store can be shown.
+        TrackingError: The server does not start.
+    """
+    _check_store(uri, root)
+    listener = _listen(host, port)
+    number = int(listener.getsockname()[1])
+    with contextlib.ExitStack() as stack:
+        # MLflow asks nobody who they are. On this machine only the user of this process is served; who names another
+        # address wants to serve others.
+        place = Path(stack.enter_context(_private_directory()), "server")
+        stack.enter_context(gate(listener, place, only_own=is_loopback(host)))
+        server = stack.enter_context(_start(uri, root, place, (host, number)))
+        if not server.becomes_ready():
+            raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
+        if number != port:
+            occupied(port, number)
+        yield server
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is an address of this machine alone."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory that only this account can enter, for a socket."""
+    prefix = "slurmtrain-ui-"
+    # The path of a socket has at most 107 bytes (unix(7)).
+    place = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_PLACE else "/tmp"  # noqa: S108
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+
+
+def _check_store(uri: str, root: RunsRoot) -> None:
+    """Raise NotAvailable if a server cannot show this store."""
+    if uri.startswith(("databricks", "uc:")):
+        raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
+    if uri == root.mlflow_uri and not has_record_locks(root.tracking_lock):
+        raise NotAvailable(
+            f"{root.mlflow_db} is on a file system without locks, where a server cannot read it while runs are "
+            "mirrored: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
+        )
+
+
+def _listen(host: str, first: int) -> socket.socket:
+    """Listen on the first port from ``first`` on that is free, and that browsers open. Raises NotAvailable."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(first, _LAST_PORT + 1):
+        if port in _BLOCKED:
+            continue
+        try:
+            return socket.create_server((host, port), family=family)
+        except PermissionError as error:
+            raise NotAvailable(
+                f"port {port} of {host} cannot be used: {error.strerror}; choose one above 1023"
+            ) from error
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NotAvailable(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+    raise NotAvailable(f"all ports of {host} from {first} on are in use")
+
+
+@contextlib.contextmanager
+def _start(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Iterator[RunningServer]:
+    """Start a server that listens at the path ``place``, and is ``shown`` at an address and a port."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_SETTINGS)}
+    environ |= {
+        # Not an argument, which every user of this machine can read: it may have a password.
+        "MLFLOW_BACKEND_STORE_URI": store_address(root.mlflow_db) if uri == root.mlflow_uri else uri,
+        "MLFLOW_ARTIFACTS_DESTINATION": str(root.mlflow_artifacts),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Neither processes that work in the background nor a line for each request.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "UVICORN_LOG_LEVEL": "warning",
+        # What is in the current directory is no module.
+        "PYTHONSAFEPATH": "1",
+    }
+    options = ["--workers", "1", "--uvicorn-opts", shlex.join(["--uds", str(place)])]
+    command = [sys.executable, "-m", "mlflow", "server", *options]
+    # A file without a name: it ends with the server, whoever is killed.
+    with (
+        tempfile.TemporaryFile() as output,
+        ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
+    ):
+        yield RunningServer(*shown, group, output)
+
+
+def _answers(uri: str) -> bool:
+    # Whatever proxy the environment names, it is not asked.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with contextlib.suppress(OSError), opener.open(f"{uri}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False

@@ -1,0 +1,149 @@
+"""The process that reads a script's metrics from what it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.spec.tracking import ScriptMetricsSpec
+from slurmtrain.runtime.environment.variables import environment_of_helper
+from slurmtrain.runtime.job.logged_lines import logged_step
+from slurmtrain.runtime.script_metrics import Orders, OutputReader
+
+CSV = {"file": "m.csv", "step": "step"}
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    """An attempt whose rank 0 has started."""
+    attempt = RunDir(tmp_path / "run").attempt("7", 0)
+    attempt.logs.mkdir(parents=True)
+    return attempt
+
+
+@contextmanager
+def reader(attempt: AttemptDir, path: Path, spec: dict[str, Any]) -> Iterator[OutputReader]:
+    """Reads what is added to the file from now on."""
+    each = OutputReader(Orders.begin_now(ScriptMetricsSpec(**spec), attempt, path, 0))
+    yield each
+    each.close()
+
+
+def written(attempt: AttemptDir) -> list[tuple[int, dict[str, float]]]:
+    if not attempt.metrics.exists():
+        return []
+    records = map(json.loads, attempt.metrics.read_text().splitlines())
+    return [(record["step"], record.get("metrics", {})) for record in records]
+
+
+def journal(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in attempt.script_journal.read_text().splitlines()]
+
+
+def test_lines_are_read_once_and_those_of_progress_bars_too(attempt: AttemptDir) -> None:
+    log = attempt.rank_log(0)
+    with reader(attempt, log, {"pattern": r"(?P<step>\d+)/9 loss=(?P<loss>\S+)"}) as each:
+        assert each.read(last=False)
+        log.write_bytes(b"0/9 loss=4\r1/9 loss=3\r2/9 lo")
+        each.read(last=False)
+        each.read(last=False)
+        with log.open("ab") as file:
+            file.write(b"ss=2\r\n3/9 loss=1")
+        each.read(last=False)
+        assert written(attempt) == [(0, {"loss": 4.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0})]
+        each.read(last=True)
+    assert written(attempt)[3:] == [(3, {"loss": 1.0})]
+    assert [{**event, "t": 0} for event in journal(attempt)] == [
+        {"t": 0, "kind": "script_steps", "step": 0, "total_steps": None},
+        {"t": 0, "kind": "script_steps", "last_step": 3, "total_steps": None},
+    ]
+
+
+def test_rows_of_an_earlier_attempt_are_not_read_again_and_their_header_holds(
+    attempt: AttemptDir, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("step,loss\n1,3\n2,2\n")
+    with reader(attempt, path, CSV) as each:
+        each.read(last=False)
+        with path.open("a") as file:
+            file.write("3,1\n")
+        each.read(last=False)
+    assert written(attempt) == [(3, {"loss": 1.0})]
+
+
+@pytest.mark.parametrize("shorter", [True, False])
+def test_a_file_that_an_attempt_begins_anew_is_read_from_its_start(
+    attempt: AttemptDir, tmp_path: Path, shorter: bool
+) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("step,loss\n1,3\n2,2\n")
+    with reader(attempt, path, CSV) as each:
+        path.write_text("step,loss\n1,5\n" + ("" if shorter else "2,4\n3,3\n"))
+        each.read(last=False)
+    assert written(attempt)[0] == (1, {"loss": 5.0})
+    assert len(written(attempt)) == (1 if shorter else 3)
+
+
+def test_a_logger_that_writes_its_file_anew_with_another_column_doubles_no_row(
+    attempt: AttemptDir, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.csv"
+    with reader(attempt, path, CSV) as each:
+        path.write_text("step,loss\n1,3\n2,2\n")
+        each.read(last=False)
+        path.write_text("step,loss,acc\n1,3,\n2,2,\n3,1,0.5\n")
+        each.read(last=False)
+    assert written(attempt) == [(1, {"loss": 3.0}), (2, {"loss": 2.0}), (3, {"loss": 1.0, "acc": 0.5})]
+
+
+def test_a_pattern_that_takes_for_ever_is_given_up(attempt: AttemptDir) -> None:
+    log = attempt.rank_log(0)
+    with reader(attempt, log, {"pattern": r"(?P<loss>(a+)+)$|loss=(?P<acc>.)"}) as each:
+        log.write_text(("a" * 40 + "!\n") * 9 + "loss=1\n")
+        assert not each.read(last=False)
+    [event] = journal(attempt)
+    assert event["why"].endswith("the pattern of tracking.metrics takes longer than 0.1 s for a line")
+
+
+def test_a_missing_column_is_told(attempt: AttemptDir, tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    with reader(attempt, path, CSV) as each:
+        path.write_text("iter,loss\n1,3\n")
+        assert not each.read(last=False)
+    assert "m.csv: there is no column 'step', but iter, loss" in journal(attempt)[0]["why"]
+
+
+def test_a_script_that_reports_its_metrics_itself_is_left_alone(attempt: AttemptDir) -> None:
+    with reader(attempt, attempt.rank_log(0), {"pattern": r"loss=(?P<loss>\S+)"}) as each:
+        attempt.rank_log(0).write_text("loss=1\n")
+        attempt.rank_journal(0).write_text("")
+        assert not each.read(last=False)
+    assert written(attempt) == []
+
+
+def test_the_process_reads_what_is_left_when_its_agent_is_gone(attempt: AttemptDir) -> None:
+    attempt.rank_log(0).write_text("loss=1\nloss=2")
+    spec = ScriptMetricsSpec(pattern=r"loss=(?P<loss>\S+)")
+    orders = Orders(asdict(spec), str(attempt.path), 0, str(attempt.rank_log(0)), 0, "", 5)
+    command = [sys.executable, "-P", "-m", "slurmtrain.runtime.script_metrics"]
+    subprocess.run(command, input=orders.to_line(), env=environment_of_helper(), check=True, timeout=60)
+    assert written(attempt) == [(6, {"loss": 1.0}), (7, {"loss": 2.0})]
+
+
+def test_counting_goes_on_from_the_step_at_which_the_checkpoint_was_saved(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for restart, lines in enumerate([[(1, 10.0), (2, 20.0), (3, 30.0)], [(3, 40.0)]]):
+        path = run.attempt("7", restart).metrics
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(json.dumps({"t": time, "step": step}) + "\n" for step, time in lines))
+    assert [logged_step(run, saved_at) for saved_at in (5.0, 20.0, 25.0, 99.0)] == [None, 2, 2, 3]

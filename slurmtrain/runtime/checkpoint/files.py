@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,23 +133,11 @@ def read_manifest(directory: Path) -> Manifest:
     if digest != _digest(data) or checkpoint_step(directory.name) not in (None, data.get("step")):
         raise CheckpointError(f"{directory / MANIFEST} is not what was written")
     try:
-        return Manifest(
-            step=int(data["step"]),
-            world_size=int(data["world_size"]),
-            saved_at=float(data["saved_at"]),
-            seconds=float(data["seconds"]),
-            stall_s=float(data["stall_s"]),
-            plan_hash=data["plan_hash"],
-            attempt=str(data["attempt"]),
-            why=str(data["why"]),
-            files={_plain(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()},
-            mesh=tuple(data["mesh"]),
-            versions=dict(data["versions"]),
-            params=dict(data["params"]),
-            metrics={str(name): float(value) for name, value in data["metrics"].items()},
-            objects={str(name): dict(kind) for name, kind in data["objects"].items()},
-        )
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        # Its hash says that the values are what was written.
+        listed = {_plain(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()}
+        values = {each.name: data[each.name] for each in fields(Manifest) if each.name != "files"}
+        return Manifest(**values, files=listed)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{directory / MANIFEST} is not a manifest ({error!r})") from error
 
 

@@ -76,11 +76,12 @@ class Publisher:
     """Publishes what all ranks have written. The writer does the work; its answers go to :meth:`take`."""
 
     def __init__(
-        self, attempt: AttemptDir, policy: PublishPolicy, world_size: int, writer: ShardWriter, journal: Journal
+        self, attempt: AttemptDir, policy: PublishPolicy, world_size: int, writer: ShardWriter, journal: Journal | None
     ):
         """Publish what ``world_size`` ranks of ``attempt`` have written, following the ``policy``.
 
-        ``writer``: rank 0's writer, which does the work. ``journal``: where the results are recorded.
+        ``writer``: rank 0's writer, which does the work. ``journal``: where the results are recorded; None on other
+        ranks, whose publishers do nothing.
         """
         self._attempt = attempt
         self._policy = policy
@@ -188,6 +189,8 @@ class Publisher:
 
     def give_up(self, save: Save, reason: str) -> None:
         """Clean up after a failed save and journal why; earlier checkpoints are unaffected."""
+        if self._journal is None:
+            return
         files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).discard()
         self.failed(save, reason)
 
@@ -218,8 +221,9 @@ class Publisher:
 
     def _write(self, event: Payload) -> None:
         # A full disk must not end training, and checkpoints are found on disk even if no event mentions them.
-        with contextlib.suppress(OSError):
-            self._journal.write(event)
+        if self._journal is not None:
+            with contextlib.suppress(OSError):
+                self._journal.write(event)
 
 
 def versions() -> dict[str, str]:

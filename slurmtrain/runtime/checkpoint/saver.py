@@ -90,7 +90,8 @@ class Saver:
         self._sharding = Sharding(ranks)
         self._split = SplitObjects(ranks)
         self._writer = ShardWriter(inherited=[self._directory.handle])
-        self._publisher = Publisher(self._attempt, policy, ranks.world_size, self._writer, journal) if journal else None
+        self._leads = journal is not None
+        self._publisher = Publisher(self._attempt, policy, ranks.world_size, self._writer, journal)
         self._save: Save | None = None
         self._proved = False
         self._framed: tuple[torch.Tensor, RankLayout] | None = None
@@ -153,7 +154,7 @@ class Saver:
         failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
             reason = self._raise_if_final(captured)
-            self._failed(save, reason)
+            self._publisher.failed(save, reason)
             return reason
         if changed:
             try:
@@ -163,7 +164,7 @@ class Saver:
         # Only rank 0 checks and prunes: the disk is shared, and two ranks that prune at once disagree on what is left.
         full = self._ranks.broadcast(self._no_room())
         if full:
-            self._failed(save, full)
+            self._publisher.failed(save, full)
             return full
         save.mesh, save.places = meshes(captured.tensors), self._sharding.places_of(captured.values)
         self._save = save
@@ -216,7 +217,7 @@ class Saver:
         return reason
 
     def _no_room(self) -> str:
-        if self._publisher is None:
+        if not self._leads:
             return ""
         return self._publisher.no_room(
             self._sharding.layout.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
@@ -300,7 +301,7 @@ class Saver:
             save.stall_s += time.monotonic() - began if stalls else 0.0
             outcome = self._all_written(save)
         if outcome is None:
-            if self._publisher is not None:
+            if self._leads:
                 self._take_answers(until=lambda: save.publication is not Publication.NONE)
             outcome = self._over(save, Publication(self._ranks.greatest(save.publication)[0]))
         return outcome
@@ -319,17 +320,12 @@ class Saver:
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         save = self._save
-        if self._publisher is not None:
-            self._publisher.take(answer)
+        self._publisher.take(answer)
         if save is None or answer["number"] != save.order:
             return
-        if save.publishing:
-            self._take_publication(save, answer)
-        else:
+        if not save.publishing:
             save.written = answer
-
-    def _take_publication(self, save: Save, answer: Mapping[str, Any]) -> None:
-        if "saved" in answer:
+        elif "saved" in answer:
             save.publication, save.seconds = Publication.PUBLISHED, float(answer["saved"]["seconds"])
         elif "fenced" in answer:
             save.publication, save.problem = Publication.FENCED, str(answer["fenced"])
@@ -342,7 +338,7 @@ class Saver:
             return
         if not save.publishing:
             save.written = save.written or {"error": reason}
-        elif self._publisher is not None and save.publication is Publication.NONE:
+        elif self._leads and save.publication is Publication.NONE:
             seconds = self._publisher.recover(save)
             if seconds is None:
                 self._not_published(save, reason)
@@ -350,7 +346,6 @@ class Saver:
                 save.publication, save.seconds = Publication.PUBLISHED, seconds
 
     def _not_published(self, save: Save, reason: str) -> None:
-        assert self._publisher is not None
         save.publication, save.problem = Publication.FAILED, f"rank 0: {reason}"
         self._publisher.give_up(save, save.problem)
 
@@ -358,32 +353,21 @@ class Saver:
         """All ranks have written, or failed to: publish, or give up."""
         assert save.written is not None
         parts = self._ranks.gather((save.written, save.places))
-        failed = _problems_by_rank([str(answer.get("error", "")) for answer, _ in parts])
-        if failed:
-            if self._publisher is not None:
-                self._publisher.give_up(save, failed)
+        answers = [answer for answer, _ in parts]
+        save.problem = _problems_by_rank([str(answer.get("error", "")) for answer in answers])
+        if save.problem:
+            self._publisher.give_up(save, save.problem)
             self._save = None
-            save.problem = failed
             return save
         # Pickled values have the same types in every save: if the first can be loaded, so can all later ones.
         self._proved = save.publishing = True
-        if self._publisher is not None:
-            self._publish(save, parts)
+        if self._leads:
+            placed = {name: (rank, *place) for rank, (_, places) in enumerate(parts) for name, place in places.items()}
+            try:
+                save.order = self._publisher.order(save, answers, self._sharding.index(placed), self._split.kinds)
+            except WriterGone as error:
+                self._lost_writer(str(error))
         return None
-
-    def _publish(self, save: Save, parts: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
-        """Order the publication of ``parts``: for each rank, its writer's answer and the places of its values."""
-        assert self._publisher is not None
-        placed = {name: (rank, *place) for rank, (_, places) in enumerate(parts) for name, place in places.items()}
-        answers, index = [answer for answer, _ in parts], self._sharding.index(placed)
-        try:
-            save.order = self._publisher.order(save, answers, index, self._split.kinds)
-        except WriterGone as error:
-            self._lost_writer(str(error))
-
-    def _failed(self, save: Save, reason: str) -> None:
-        if self._publisher is not None:
-            self._publisher.failed(save, reason)
 
     def _over(self, save: Save, publication: Publication) -> Save:
         self._save = None

@@ -86,24 +86,29 @@ class _Memory:
         """Write the first ``bytes`` of the memory to a file, durably. Returns their hash."""
         size, path = int(order["bytes"]), Path(order["path"])
         make_directory(path.parent)
-        hasher = files.new_hasher()
         began = time.monotonic()
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-        try:
-            with mmap.mmap(self._handle, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
-                for start in range(0, size, _CHUNK):
-                    with view[start : start + _CHUNK] as chunk:
-                        hasher.update(chunk)
-                        _write_all(handle, chunk)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        return {"bytes": size, "xxh3_128": hasher.hexdigest(), "seconds": time.monotonic() - began}
+        with mmap.mmap(self._handle, size, prot=mmap.PROT_READ) as memory:
+            digest = _write(path, memory)
+        return {"bytes": size, "xxh3_128": digest, "seconds": time.monotonic() - began}
 
 
-def _write_all(handle: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
+def _write(path: Path, content: mmap.mmap | bytes) -> str:
+    """Write a file, durably; returns its hash."""
+    hasher = files.new_hasher()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with memoryview(content) as view:
+            for start in range(0, len(view), _CHUNK):
+                with view[start : start + _CHUNK] as chunk:
+                    hasher.update(chunk)
+                    written = 0
+                    while written < len(chunk):
+                        with chunk[written:] as rest:
+                            written += os.write(handle, rest)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return hasher.hexdigest()
 
 
 def publish(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,26 +122,14 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
     try:
         names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
         name, content = order["index"]
-        names[name] = _write_small(staging.path / name, base64.b64decode(content))
+        index = base64.b64decode(content)
+        names[name] = len(index), _write(staging.path / name, index)
         manifest = files.Manifest(
             **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
         )
         return {"saved": manifest.describe(staging.publish(manifest))}
     finally:
         _call_oneself(_NAME)
-
-
-def _write_small(path: Path, content: bytes) -> tuple[int, str]:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    try:
-        with memoryview(content) as view:
-            _write_all(handle, view)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    hasher = files.new_hasher()
-    hasher.update(content)
-    return len(content), hasher.hexdigest()
 
 
 def prune(order: Mapping[str, Any]) -> dict[str, Any]:

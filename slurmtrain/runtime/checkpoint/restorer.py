@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,12 +107,17 @@ class Restorer:
             problem, manifest = self._check(directory)
             if manifest is not None and not problem:
                 try:
-                    restored = self._load(directory, manifest)
+                    index, unfit = self._load_shared(directory, manifest)
                 except _Unreadable as error:
                     problem = str(error)
                 else:
+                    work = partial(self._load_own, index, manifest)
+                    rng_states, rederived = self._together(work, CheckpointError, unfit)
                     self._reject(problems)
-                    return self._note(directory, manifest, restored, checkpoints[0], began)
+                    lost_steps = _step(checkpoints[0]) - manifest.step
+                    restored = Restored(manifest.step, rng_states, lost_steps, rederived)
+                    self._note(directory, manifest, restored, began)
+                    return restored
             problems[directory] = problem
         if problems and of_another_run:
             raise CheckpointError(f"the checkpoint that the run begins with cannot be used: {problem}")
@@ -165,12 +170,6 @@ class Restorer:
             took_s = round(time.monotonic() - began, 6)
             self._journal.write(WeightsLoaded(path=files.relative_path(directory), step=manifest.step, took_s=took_s))
         return Restored(0, None)
-
-    def _load(self, directory: Path, manifest: files.Manifest) -> Restored:
-        """Load a verified checkpoint. Raises _Unreadable if its files cannot be read in spite of that."""
-        index, unfit = self._load_shared(directory, manifest)
-        own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
-        return Restored(manifest.step, own, rederived=rederived)
 
     def _load_shared(self, directory: Path, manifest: files.Manifest) -> tuple[Index, str]:
         """Load what ranks share; returns the index, and what to say if the rest does not fit."""
@@ -299,13 +298,10 @@ class Restorer:
             return True
         return False
 
-    def _note(
-        self, directory: Path, manifest: files.Manifest, restored: Restored, newest: Path, began: float
-    ) -> Restored:
-        """Journal what training continues from, and how many steps that loses relative to the newest checkpoint."""
+    def _note(self, directory: Path, manifest: files.Manifest, restored: Restored, began: float) -> None:
+        """Journal what training continues from."""
         if RNG in restored.rederived:
             rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)
-        restored = replace(restored, lost_steps=_step(newest) - manifest.step)
         if self._journal is not None:
             self._journal.write(
                 CheckpointRestored(
@@ -317,7 +313,6 @@ class Restorer:
                     took_s=round(time.monotonic() - began, 6),
                 )
             )
-        return restored
 
 
 class _Unreadable(CheckpointError):

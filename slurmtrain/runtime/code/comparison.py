@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.code import LINK, CodeFile, Difference, compare
@@ -44,17 +44,14 @@ def differing_lines(run: RunDir, earlier: str, later: str, difference: Differenc
     after = _texts(run, later, {*difference.changed, *difference.added})
     lines: list[str] = []
     for path in sorted({*before, *after}):
-        lines += _of_file(path, before.get(path, []), after.get(path, []))
+        one, other = before.get(path, []), after.get(path, [])
+        if one is None or other is None:
+            lines.append(f"{path} differs: it is no text, or larger than 1 MiB")
+        else:
+            lines += difflib.unified_diff(one, other, f"a/{path}", f"b/{path}", lineterm="")
         if len(lines) > _MOST_LINES:
             return [*lines[:_MOST_LINES], f"(and more: these are the first {_MOST_LINES} lines)"]
     return lines
-
-
-def _of_file(path: str, before: Sequence[str] | None, after: Sequence[str] | None) -> Iterator[str]:
-    if before is None or after is None:
-        yield f"{path} differs: it is no text, or larger than 1 MiB"
-        return
-    yield from difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm="")
 
 
 def _texts(run: RunDir, name: str, paths: Collection[str]) -> dict[str, list[str] | None]:

@@ -1,24 +1,40 @@
-"""Processes by identity."""
+"""Processes by identity, and what /proc shows of them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from slurmtrain.system.process import (
+    Entry,
     Process,
     block_signals,
+    descend,
     descendants,
+    established,
+    has_loaded,
     identify,
+    marked,
+    name_of,
+    pipe_of,
     processes_with_argument,
+    program_of,
+    read_entry,
+    read_table,
+    sockets_of,
     this_process,
+    variable_of,
+    was_connected,
 )
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
@@ -126,3 +142,107 @@ def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_proce
         mask = int(subprocess.run(look, capture_output=True, text=True, check=True).stdout, 16)
     assert mask & 1 << (signal.SIGUSR1 - 1)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+# Says that it is ready, and ends when its standard input does, so that it never outlives the test.
+NOBODY = 2**30
+
+
+@pytest.fixture
+def marked_child() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", WAIT]
+    environment = {**os.environ, "MARK_OF_THIS_TEST": "a=b\nc"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+def entry(pid: int, parent: int) -> Entry:
+    return Entry(pid, parent, session=1, start=pid, ended=False)
+
+
+def test_a_process_is_seen_with_its_parent_and_its_session(marked_child: subprocess.Popen[bytes]) -> None:
+    child_entry = read_table()[marked_child.pid]
+    assert (child_entry.parent, child_entry.session, child_entry.ended) == (os.getpid(), marked_child.pid, False)
+    assert child_entry == read_entry(marked_child.pid)
+
+
+def test_a_process_that_has_ended_is_there_until_its_parent_has_looked(marked_child: subprocess.Popen[bytes]) -> None:
+    marked_child.kill()
+    os.waitid(os.P_PID, marked_child.pid, os.WEXITED | os.WNOWAIT)
+    child_entry = read_entry(marked_child.pid)
+    assert child_entry is not None
+    assert (child_entry.ended, child_entry.session) == (True, marked_child.pid)
+    marked_child.wait()
+    assert read_entry(marked_child.pid) is None
+
+
+def test_descendants_come_after_their_parents() -> None:
+    table = {each.pid: each for each in (entry(9, 5), entry(5, 2), entry(7, 5), entry(2, 1), entry(3, 1))}
+    assert [each.pid for each in descend(table, 1)] == [2, 3, 5, 9, 7]
+    assert descend(table, 9) == []
+
+
+def test_processes_are_found_by_a_variable_that_they_were_started_with(marked_child: subprocess.Popen[bytes]) -> None:
+    assert marked(["MARK_OF_THIS_TEST"]) == {marked_child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
+
+
+def test_a_process_is_described_by_its_program_and_its_streams(marked_child: subprocess.Popen[bytes]) -> None:
+    assert marked_child.stdout is not None
+    assert program_of(marked_child.pid) == Path(sys.executable).resolve().name
+    assert name_of(marked_child.pid)
+    assert pipe_of(marked_child.pid, 1) == str(Path(f"/proc/self/fd/{marked_child.stdout.fileno()}").readlink())
+    assert pipe_of(marked_child.pid, 1) != pipe_of(marked_child.pid, 0)
+    assert (read_entry(NOBODY), program_of(NOBODY), name_of(NOBODY), pipe_of(NOBODY, 0)) == (None, "", "", None)
+
+
+def test_both_ends_of_a_connection_are_seen_as_each_others() -> None:
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as listener:
+            listener.bind((address, 0))
+            listener.listen()
+            with socket.create_connection(listener.getsockname()[:2]) as client:
+                served, _ = listener.accept()
+                with served:
+                    connections, own = established(os.getpid()), sockets_of(os.getpid())
+                    ends = [connections[os.fstat(each.fileno()).st_ino] for each in (client, served)]
+                    assert {os.fstat(each.fileno()).st_ino for each in (client, served, listener)} <= own
+                    assert ends[0] == ends[1][::-1]
+                    assert os.fstat(listener.fileno()).st_ino not in connections
+
+
+def test_a_socket_of_both_families_is_compared_as_one_of_ipv4() -> None:
+    with (
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as client,
+        listener.accept()[0] as served,
+    ):
+        connections = established(os.getpid())
+        ends = [connections[os.fstat(each.fileno()).st_ino] for each in (client, served)]
+        assert ends[0] == ends[1][::-1]
+
+
+def test_a_connection_is_remembered_for_a_while_and_a_listener_is_none() -> None:
+    with contextlib.ExitStack() as listeners:
+        # One of several: a connection of another test to the same port may be remembered still.
+        several = [listeners.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(9)]
+        listener = next(each for each in several if not was_connected(each.getsockname()[1]))
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as served:
+            assert was_connected(port)
+            client.close()
+            served.close()
+    assert was_connected(port)
+
+
+def test_what_cannot_be_seen_is_nothing() -> None:
+    gone = 2**22 + 1
+    assert (established(gone), sockets_of(gone), has_loaded(gone, ["lib"]), variable_of(gone, "A")) == (
+        {}, set(), False, None,
+    )  # fmt: skip
+    assert has_loaded(os.getpid(), ["/libc.so", os.path.basename(sys.executable)])  # noqa: PTH119
+    assert variable_of(os.getpid(), "PATH")

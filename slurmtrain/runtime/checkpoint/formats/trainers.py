@@ -226,7 +226,9 @@ def _accelerate_problems(tree: FileTree, ranks: int) -> Iterator[str]:
         if problem := tag_problem(tree.below(tag), ranks):
             yield f"in {tag}, {problem}"
     if not tags:
-        if (has_weights(tree) or not _own_weights(tree)) and (problem := weights_problem(tree)):
+        # A hook of the script may have saved the weights, as hooks of diffusers do.
+        by_hook = any(name.endswith(_WEIGHTS) and not _ACCELERATE_STATE.fullmatch(name) for name in tree.sizes)
+        if (has_weights(tree) or not by_hook) and (problem := weights_problem(tree)):
             yield problem
         if not any(_OPTIMIZER.fullmatch(name) for name in tree.top) and not _optimizer_folders(tree):
             yield "optimizer.bin is missing"
@@ -253,12 +255,6 @@ def numbering_problems(tree: FileTree, pattern: re.Pattern[str], name: str, *, a
     for number in range(max([at_least - 1, *numbers], default=-1) + 1):
         if problem := file_problem(tree, name.format(number)):
             yield problem
-
-
-def _own_weights(tree: FileTree) -> bool:
-    """Whether there are weights that a hook of the script has saved, as hooks of diffusers do."""
-    states = {name for name in tree.top if _ACCELERATE_STATE.fullmatch(name)}
-    return any(name.endswith(_WEIGHTS) for name in tree.sizes if name not in states)
 
 
 _META = "meta.pt"

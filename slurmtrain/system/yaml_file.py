@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
     Raises SpecError if ``text`` is not a YAML mapping; lesser mistakes are listed in the document.
     """
     try:
-        loader = _file_loader()(text)
+        loader = FileLoader(text)
         root = loader.get_single_node()
         document = YamlDocument(name, {})
         data = _Reader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
@@ -127,7 +126,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
 def _first_mistake(text: str) -> int | None:
     """The line of the first mistake of a text that is to be YAML, from 0; None if there is none."""
     try:
-        _file_loader()(text).get_single_node()
+        FileLoader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         return mark.line if mark else 0
@@ -185,10 +184,10 @@ def parse_value(raw: str) -> Any:
     Raises ValueError with a message for the user.
     """
     try:
-        loader = _command_line_loader()(raw)
+        loader = FileLoader(raw)
         node = loader.get_single_node()
         document = YamlDocument("", {})
-        value = None if node is None else _Reader(loader, document).read(node, ())
+        value = None if node is None else _Reader(loader, document, times=False).read(node, ())
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
     except SpecError as error:
@@ -207,7 +206,9 @@ def write_yaml(data: Any, *, flow: bool = False) -> str:
         data: The data.
         flow: Whether lists and mappings are written as in ``[1, 2]``.
     """
-    return yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
+    return yaml.dump(
+        data, Dumper=FileDumper, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow
+    )
 
 
 def _cut_value(node: yaml.ScalarNode) -> str:
@@ -256,8 +257,7 @@ class FileLoader(yaml.SafeLoader):
         return node
 
 
-class CommandLineLoader(FileLoader):
-    """A :class:`FileLoader` without numbers in base 60."""
+FileLoader.add_implicit_resolver(*_SHORT_FLOAT)
 
 
 class FileDumper(yaml.SafeDumper):
@@ -278,48 +278,20 @@ class FileDumper(yaml.SafeDumper):
         return self.represent_scalar(f"tag:yaml.org,2002:{kind}", data.written)
 
 
-# Resolvers are class attributes that PyYAML's own methods modify, so they are set up once, when first needed.
-@cache
-def _file_loader() -> type[FileLoader]:
-    FileLoader.add_implicit_resolver(*_SHORT_FLOAT)
-    return FileLoader
-
-
-@cache
-def _dumper() -> type[FileDumper]:
-    FileDumper.add_implicit_resolver(*_SHORT_FLOAT)
-    FileDumper.add_representer(str, FileDumper.represent_str)
-    for kind in (WrittenInt, WrittenFloat):
-        FileDumper.add_representer(kind, FileDumper.represent_written)
-    return FileDumper
-
-
-@cache
-def _command_line_loader() -> type[CommandLineLoader]:
-    CommandLineLoader.yaml_implicit_resolvers = {
-        first: [(tag, _WithoutColon(rule)) for tag, rule in rules]
-        for first, rules in _file_loader().yaml_implicit_resolvers.items()
-    }
-    return CommandLineLoader
-
-
-@dataclass(frozen=True, slots=True)
-class _WithoutColon:
-    """The pattern of a resolver, but without matches that contain a colon."""
-
-    pattern: re.Pattern[str]
-
-    def match(self, value: str) -> re.Match[str] | None:
-        """Like ``re.Pattern.match``, the only method that PyYAML calls."""
-        return None if ":" in value else self.pattern.match(value)
+FileDumper.add_implicit_resolver(*_SHORT_FLOAT)
+FileDumper.add_representer(str, FileDumper.represent_str)
+for _kind in (WrittenInt, WrittenFloat):
+    FileDumper.add_representer(_kind, FileDumper.represent_written)
 
 
 class _Reader:
     """Converts YAML nodes to plain data, and records in the document where each is and what is wrong with it."""
 
-    def __init__(self, loader: yaml.SafeLoader, document: YamlDocument) -> None:
+    def __init__(self, loader: yaml.SafeLoader, document: YamlDocument, *, times: bool = True) -> None:
+        """``times``: whether values with colons are what YAML makes of them, and not text."""
         self._loader = loader
         self._document = document
+        self._times = times
         self._count = 0
 
     def read(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...] = ()) -> Any:
@@ -385,6 +357,10 @@ class _Reader:
         return self.read(node, at, above)
 
     def _scalar(self, node: yaml.Node, at: KeyPath) -> Any:
+        # Only unquoted values: YAML too reads a quoted 12:00:00 as text.
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        if plain and not self._times and ":" in node.value:
+            node.tag = "tag:yaml.org,2002:str"
         try:
             value = self._loader.construct_object(node)
             if isinstance(value, str):
@@ -394,8 +370,6 @@ class _Reader:
             reason = " ".join(str(error).split())[:200]
             self._report(node, at, f"this value cannot be read: {type(error).__name__}: {reason}")
             return None
-        # Only unquoted values: YAML too reads a quoted 12:00:00 as text.
-        plain = isinstance(node, yaml.ScalarNode) and node.style is None
         if plain and isinstance(value, int | float) and SEXAGESIMAL.fullmatch(node.value):
             quoted = f'put it in quotes: "{node.value}"'
             self._report(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")

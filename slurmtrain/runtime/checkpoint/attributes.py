@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from slurmtrain.runtime.checkpoint import rng
+
 # Values that torch.load(weights_only=True) does not accept, or not as they were, are saved as a dict with this key.
 _MARK = "slurmtrain"
 _DEVICE, _GENERATOR, _ARRAY = "tensor on a device", "numpy.random.RandomState", "numpy.ndarray"
@@ -90,8 +92,7 @@ def _marked(value: Any) -> dict[str, Any] | None:
     """A generator or an array of NumPy as plain values; None for anything else."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if kind == "numpy.random.mtrand.RandomState":
-        name, keys, *rest = value.get_state()
-        return {_MARK: _GENERATOR, "value": [str(name), torch.from_numpy(keys.copy()), *map(float, rest)]}
+        return {_MARK: _GENERATOR, "value": rng.numpy_state(value)}
     if kind == "numpy.ndarray" and value.dtype.kind in "biufc":
         return {_MARK: _ARRAY, "value": torch.from_numpy(value.copy())}
     return None
@@ -111,9 +112,8 @@ def _value(plain: Any) -> Any:
     if kind == _GENERATOR:
         import numpy
 
-        name, keys, position, has_gauss, cached = plain["value"]
         generator = numpy.random.RandomState()
-        generator.set_state((name, keys.numpy(), int(position), int(has_gauss), cached))
+        rng.set_numpy_state(generator, plain["value"])
         return generator
     return {key: _value(value) for key, value in plain.items()}
 

@@ -15,8 +15,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
-        name, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [str(name), torch.from_numpy(keys.copy()), int(position), int(has_gauss), float(cached)]
+        states["numpy"] = numpy_state(sys.modules["numpy"].random)
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return states
@@ -28,10 +27,21 @@ def restore(states: dict[str, Any], device: torch.device) -> None:
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(states["torch"])
     if "numpy" in states and "numpy" in sys.modules:
-        name, keys, position, has_gauss, cached = states["numpy"]
-        sys.modules["numpy"].random.set_state((name, keys.numpy(), position, has_gauss, cached))
+        set_numpy_state(sys.modules["numpy"].random, states["numpy"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def numpy_state(generator: Any) -> list[Any]:
+    """The state of a ``generator`` of NumPy, or of its global one, as data that ``weights_only`` loading accepts."""
+    name, keys, position, has_gauss, cached = generator.get_state()
+    return [str(name), torch.from_numpy(keys.copy()), int(position), int(has_gauss), float(cached)]
+
+
+def set_numpy_state(generator: Any, state: list[Any]) -> None:
+    """Set a ``generator`` of NumPy to a ``state`` that :func:`numpy_state` has returned."""
+    name, keys, position, has_gauss, cached = state
+    generator.set_state((name, keys.numpy(), int(position), int(has_gauss), cached))
 
 
 def reseed(plan_hash: str | None, step: int, rank: int) -> None:

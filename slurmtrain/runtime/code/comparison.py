@@ -44,11 +44,11 @@ def differing_lines(run: RunDir, earlier: str, later: str, difference: Differenc
     after = _texts(run, later, {*difference.changed, *difference.added})
     lines: list[str] = []
     for path in sorted({*before, *after}):
-        one, other = before.get(path, []), after.get(path, [])
-        if one is None or other is None:
+        old, new = before.get(path, []), after.get(path, [])
+        if old is None or new is None:
             lines.append(f"{path} differs: it is no text, or larger than 1 MiB")
         else:
-            lines += difflib.unified_diff(one, other, f"a/{path}", f"b/{path}", lineterm="")
+            lines += difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", lineterm="")
         if len(lines) > _MOST_LINES:
             return [*lines[:_MOST_LINES], f"(and more: these are the first {_MOST_LINES} lines)"]
     return lines

@@ -168,7 +168,7 @@ class Registry:
             SlurmtrainError: Nothing was submitted.
         """
         from slurmtrain.ops.submit import load_all, merge_specs, submit_specs
-        from slurmtrain.ops.submit.submitted_before import find_recent
+        from slurmtrain.ops.submit.entrances import find_recent
 
         with calling(self._config) as call:
             sources = [spec] if isinstance(spec, str | os.PathLike | Mapping) else spec

@@ -280,7 +280,7 @@ def best(
     """
     from slurmtrain.ops.query.compare import rank
     from slurmtrain.ops.query.select import Question
-    from slurmtrain.ops.search.summary import summarize
+    from slurmtrain.ops.search.trials import summarize
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import SCHEMA
 

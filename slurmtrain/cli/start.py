@@ -157,7 +157,7 @@ def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]
 
 
 def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:
-    from slurmtrain.ops.submit.preview import preview
+    from slurmtrain.ops.submit.notes import preview
 
     previewed = preview(spec, executor)
     output.warn(previewed.notes)
@@ -170,7 +170,7 @@ def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:
 
 def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
     """Whether a large sweep is to be submitted: asked on a terminal. Raises UserError where nobody can be asked."""
-    from slurmtrain.ops.submit.preview import large_sweep
+    from slurmtrain.ops.submit.notes import large_sweep
 
     large = large_sweep(workspace.config, spec)
     if not large:
@@ -182,7 +182,7 @@ def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
 
 def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
     """Whether a plan that was submitted a moment ago is to be submitted again: asked on a terminal, else assumed."""
-    from slurmtrain.ops.submit.submitted_before import find_recent
+    from slurmtrain.ops.submit.entrances import find_recent
 
     recent = find_recent(workspace, spec)
     if recent is None:

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.query.select import Selection
-    from slurmtrain.ops.search.summary import SearchSummary
+    from slurmtrain.ops.search.trials import SearchSummary
 
 
 @options.command(
@@ -105,7 +105,7 @@ def _searches(workspace: Workspace, names: Sequence[str], selection: Selection) 
     searches = [name for name in names if name in sweeps]
     if not searches:
         return []
-    from slurmtrain.ops.search.summary import summarize
+    from slurmtrain.ops.search.trials import summarize
 
     return summarize(workspace, searches)
 

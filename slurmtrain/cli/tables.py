@@ -18,7 +18,7 @@ from slurmtrain.model.query.fields import differing, flattened, is_time, value_o
 from slurmtrain.model.written import plain_numbers
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.submit.preview import Preview
+    from slurmtrain.ops.submit.notes import Preview
 
 STATE_STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",

@@ -126,7 +126,7 @@ def cancel(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: 
     any machine of the cluster.
     """
     from slurmtrain.ops.cancel import cancel
-    from slurmtrain.ops.shared.chain.waiting import describe_blocked, open_dependents
+    from slurmtrain.ops.shared.family import describe_blocked, open_dependents
 
     run_ids, before = _choose(workspace, names, all_runs=all_runs)
     if len(run_ids) > len(names) and not yes and output.can_ask():

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import submitit
 
-from slurmtrain.local.task import run_node
-from slurmtrain.runtime.task import command
+from slurmtrain.runtime.task import command, run_local_node
 from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import identify
@@ -52,7 +51,7 @@ def main() -> None:
     errors = os.dup(2)
     os.dup2(log, 2)
     try:
-        job = executor.submit(run_node, request["submission"])
+        job = executor.submit(run_local_node, request["submission"])
     except Exception as error:  # noqa: BLE001 (the submitter prints whatever submitit raises)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)

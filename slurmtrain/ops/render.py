@@ -17,7 +17,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code import with_snapshots
-from slurmtrain.ops.submit.preview import Preview, preview
+from slurmtrain.ops.submit.notes import Preview, preview
 from slurmtrain.runtime.environment import surroundings
 from slurmtrain.runtime.setup.script import local_script
 from slurmtrain.slurm.request import make_request
@@ -90,7 +90,10 @@ def render(
     for planned, plan in zip(spec.runs, with_code, strict=True):
         if script_for == "local":
             script = _local_script(plan, run.submission(1), plan.working_directory(run.code))
-            notes += _refused_here(plan)
+            try:
+                check(plan)
+            except NotAvailable as error:
+                notes.append(str(error))
         else:
             script = make_request(surroundings.placed(planned.plan), run.submission(1)).script
         directory, sources = plan.working_directory(run.code), partial(spec.sources, planned)
@@ -109,12 +112,3 @@ def _local_script(plan: Plan, submission: SubmissionDir, directory: Path) -> str
     program = plan.python if words[0] == "python" else words[0]
     setup = local_script(plan, submission, "JOB-ID") if plan.spec.setup else "# no setup\n"
     return f"{setup}# {times}:\ncd {shlex.quote(str(directory))}\n{shlex.join([program, *words[1:]])}\n"
-
-
-def _refused_here(plan: Plan) -> list[str]:
-    """Why submit would refuse a plan with the local executor."""
-    try:
-        check(plan)
-    except NotAvailable as error:
-        return [str(error)]
-    return []

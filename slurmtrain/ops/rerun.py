@@ -23,8 +23,7 @@ from slurmtrain.ops.shared.find import find_all, is_pattern
 from slurmtrain.ops.shared.observe import check_readable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
-from slurmtrain.ops.submit.code import with_code_of_now
-from slurmtrain.ops.submit.provenance import describe_git, describe_revision
+from slurmtrain.ops.submit.code import describe_git, describe_revision, with_code_of_now
 from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.code.packages import read_software
 from slurmtrain.slurm.command import read_options

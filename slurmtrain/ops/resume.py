@@ -36,13 +36,12 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
-from slurmtrain.ops.shared.chain.alone import claim_name
-from slurmtrain.ops.shared.chain.ending import dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.start import check_executor, start
+from slurmtrain.ops.shared.start_order import claim_name, dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code import with_code_of_now
@@ -144,7 +143,7 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
     claim_name(workspace, plan.spec, run.id, locks)
     if not attempt.from_start and _may_have_trained(directory, run):
-        _check_checkpoint(directory, run, plan)
+        check_checkpoint(directory, run, plan)
     check_executor(workspace, run.executor, [plan])
     check_trackers([plan])
     if attempt.from_start:
@@ -192,7 +191,7 @@ def _check_state(run: Run, overrides: Sequence[str], *, goes_back: bool) -> None
         )
 
 
-def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
+def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     """Raise NoCheckpoint if a run has none to continue from.
 
     Args:
@@ -279,7 +278,7 @@ def _damage(checkpoint: Path) -> str:
 def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
     """Move checkpoints aside that are later than the ``step`` to go on from.
 
-    Call it once no process of the run is left, and :func:`_check_checkpoint` has published what was complete: a
+    Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
     checkpoint whose publisher was killed before the rename is a later one, too.
     """
     from slurmtrain.runtime.checkpoint.files import published, relative_path
@@ -434,7 +433,7 @@ def _next_attempts(
             attempt = _next_attempt(workspace, each, run, overrides, deadline)
             claim_name(workspace, attempt.plan.spec, run.id, locks, names)
             try:
-                _check_checkpoint(each.directory, run, attempt.plan)
+                check_checkpoint(each.directory, run, attempt.plan)
             except NoCheckpoint:
                 fresh.append(run.id)
         except (PathError, RunBusy, NotAvailable) as error:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from slurmtrain.ops.shared.chain.waiting import open_upstreams
+from slurmtrain.ops.shared.family import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.choice.listed import Listed

@@ -23,6 +23,14 @@ def command(python: str, folder: str) -> str:
     return f"{python} -u -m {ENTRY} {folder}"
 
 
+def run_local_node(submission: str) -> None:
+    """Run an agent on this machine, as a task of submitit. ``submission``: the submission's directory."""
+    # Imported here, as what submits the task needs this function but no agent.
+    from slurmtrain.runtime.agent.agent import run_node
+
+    run_node(submission)
+
+
 def main() -> None:
     """Run the task in the folder that is the first argument."""
     collect_rarely()

@@ -19,7 +19,6 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import submitit
 from submitit.core.utils import FailedJobError
@@ -58,31 +57,23 @@ def main() -> None:
         executor = _Executor(Path(sys.argv[1]), request["script"])
         job = executor.submit(getattr(task, request["task"]), request["argument"])
     except Exception as error:  # noqa: BLE001 (whatever it is, the command must know whether there may be a job)
-        _fail(_kind_of(error, has_called=executor is not None and executor.has_called), error)
+        failure = _failure(error, has_called=executor is not None and executor.has_called)
+        print(json.dumps({"failure": failure, "problem": str(error) or repr(error)}), flush=True)
+        sys.exit(1)
     print(json.dumps({"job_id": job.job_id}), flush=True)
 
 
-def _kind_of(error: Exception, *, has_called: bool) -> str:
+def _failure(error: Exception, *, has_called: bool) -> str:
     """The failure that this error is. ``has_called``: whether sbatch may have been started."""
-    if not has_called or _is_of_exec(error):
+    # There is no sbatch, or the system has no room for it or its arguments.
+    is_of_exec = isinstance(error, OSError) and (
+        error.filename == "sbatch" or error.errno in (errno.EAGAIN, errno.ENOMEM)
+    )
+    if not has_called or is_of_exec:
         return "failed"
-    # sbatch may have accepted the job before any other error.
-    return "refused" if isinstance(error, FailedJobError) and _has_answered(error) else "unsure"
-
-
-def _is_of_exec(error: Exception) -> bool:
-    """Whether sbatch could not be started: there is none, or the system has no room for it or its arguments."""
-    return isinstance(error, OSError) and (error.filename == "sbatch" or error.errno in (errno.EAGAIN, errno.ENOMEM))
-
-
-def _has_answered(error: FailedJobError) -> bool:
-    """Whether sbatch exited normally: if it was killed (negative code), it may have submitted the job already."""
-    return isinstance(error.__cause__, subprocess.CalledProcessError) and error.__cause__.returncode > 0
-
-
-def _fail(failure: str, error: Exception) -> NoReturn:
-    print(json.dumps({"failure": failure, "problem": str(error) or repr(error)}), flush=True)
-    sys.exit(1)
+    # sbatch may have accepted the job before any error but its own. If it was killed (negative code), it may have, too.
+    cause = error.__cause__ if isinstance(error, FailedJobError) else None
+    return "refused" if isinstance(cause, subprocess.CalledProcessError) and cause.returncode > 0 else "unsure"
 
 
 if __name__ == "__main__":

@@ -190,18 +190,15 @@ def _undecidable(options: Mapping[str, str]) -> str | None:
 def _fits(node: NodeInfo, plan: Plan, options: Mapping[str, str]) -> bool:
     """Whether a node may get a task of this plan, as far as can be determined without Slurm."""
     resources = plan.spec.resources
-    if not _has_features(node.features, options.get("constraint", "")):
+    constraint = options.get("constraint", "")
+    required = set(re.findall(_FEATURE, constraint))
+    if not (required & node.features if "|" in constraint else required <= node.features):
         return False
     if node.cpus is not None and node.cpus < resources.cpus_per_node:
         return False
     if node.memory is not None and node.memory < (resources.mem or 0):
         return False
     return node.usable and _gpus_for(node, resources) >= resources.gpus_per_node
-
-
-def _has_features(features: frozenset[str], constraint: str) -> bool:
-    required = set(re.findall(_FEATURE, constraint))
-    return bool(required & features) if "|" in constraint else required <= features
 
 
 def _named_partitions(plan: Plan, partitions: Partitions) -> Sequence[str]:
@@ -214,7 +211,8 @@ def _named_partitions(plan: Plan, partitions: Partitions) -> Sequence[str]:
 def _excess(plan: Plan, name: str, fields: Mapping[str, str]) -> str | None:
     """What a plan requests that a partition can never provide; None if there is no such thing."""
     resources = plan.spec.resources
-    nodes = _least(fields.get("TotalNodes"), fields.get("MaxNodes"))
+    counts = (fields.get("TotalNodes"), fields.get("MaxNodes"))
+    nodes = min((int(count) for count in counts if count and count.isdigit()), default=None)
     least = resources.allocated.min
     if nodes is not None and least > nodes:
         return f"resources.nodes: partition {name} gives a job {nodes} nodes at most, not {least}"
@@ -228,7 +226,3 @@ def _excess(plan: Plan, name: str, fields: Mapping[str, str]) -> str | None:
     if limit is not None and resources.time is not None and resources.time > limit and not own_qos:
         return f"resources.time: partition {name} lets a job run for {fields['MaxTime']} at most"
     return None
-
-
-def _least(*counts: str | None) -> int | None:
-    return min((int(count) for count in counts if count and count.isdigit()), default=None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from slurmtrain.model.run.job_state import base
@@ -193,7 +193,10 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             if base(last.state) in ("FAILED", "COMPLETED"):
                 starts[job_id][-1] = replace(last, state="OUT_OF_MEMORY")
     # Sorting is stable, so starts without a time keep sacct's order.
-    return {job_id: sorted(rows, key=_start_order) for job_id, rows in starts.items()}
+    return {
+        job_id: sorted(rows, key=lambda job: float("inf") if job.starts_at is None else job.starts_at)
+        for job_id, rows in starts.items()
+    }
 
 
 def read_partitions(text: str) -> dict[str, dict[str, str]]:
@@ -322,10 +325,6 @@ def _indices(text: str) -> tuple[range, ...]:
     return tuple(range(int(first), int(last or first) + 1, max(1, int(step or 1))) for first, last, step in parts)
 
 
-def _start_order(job: Job) -> float:
-    return job.starts_at if job.starts_at is not None else float("inf")
-
-
 def _exit_code(text: str) -> tuple[int | None, int | None]:
     """``1:0`` is exit code 1, ``0:9`` signal 9; squeue of 22.05 prints the status of wait(2), a plain number."""
     code, colon, signal = text.partition(":")
@@ -363,18 +362,15 @@ def read_duration(text: str) -> float | None:
         whole_days = int(days)
     except ValueError:
         return None
-    if not 1 <= len(numbers) <= 3:
+    if len(numbers) > 3:
         return None
-    hours, minutes, seconds = _hms(numbers, with_days=bool(dash))
+    if dash:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 1:
+        hours, minutes, seconds = 0, numbers[0], 0
+    else:
+        hours, minutes, seconds = [0, *numbers][-3:]
     return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _hms(numbers: Sequence[int], *, with_days: bool) -> Iterable[int]:
-    if with_days:
-        return [*numbers, 0, 0][:3]
-    if len(numbers) == 1:
-        return 0, numbers[0], 0
-    return [0] * (3 - len(numbers)) + list(numbers)
 
 
 def bare_reason(code: str) -> str:

@@ -13,8 +13,8 @@ from helpers.site import Site
 KILLED = """
 import os, signal, sys
 from slurmtrain.cli import main
-from slurmtrain.ops.submit import job_starts
-job_starts.start = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from slurmtrain.ops.submit import submission
+submission.start = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

@@ -181,7 +181,7 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
 def test_what_starts_a_local_job_imports_no_agent(tmp_path: Path) -> None:
     launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.local.launcher\n")
     _, imported = modules_loaded_by(launcher, tmp_path)
-    assert "slurmtrain.local.task" in imported
+    assert "slurmtrain.runtime.task" in imported
     assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy"})
     assert not [
         name for name in imported if name.startswith(("slurmtrain.runtime.agent", "slurmtrain.runtime.preflight"))

@@ -24,7 +24,7 @@ from slurmtrain.ops.shared.environments import newest_environment
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.views import SCHEMA, run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.provenance import describe_revision
+from slurmtrain.ops.submit.code import describe_revision
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run

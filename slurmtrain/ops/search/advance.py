@@ -1,6 +1,7 @@
-"""Taking searches further: runs that a pruner ends, and the next ones.
+"""Searches: submitting one, and taking it further with runs that a pruner ends, and the next ones.
 
-A search has no state of its own: its trials, and their results, are read from the runs, each of which carries the
+A search has no state of its own but its record, what it was submitted with, in ``searches/`` of the runs root until all
+of its trials have been asked for. Its trials, and their results, are read from the runs, each of which carries the
 number of its trial since the moment that it can be seen. All of this happens under the search's lock, so that no number
 is given twice, and a command that is killed anywhere leaves a whole search: a run that it has created is started like
 any other, and a run that it has not created is asked for again, with the same values.
@@ -13,23 +14,165 @@ import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from slurmtrain.errors import SlurmtrainError, SubmitFailed
+from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
 from slurmtrain.model.run.chain.upstreams import ids_by_name
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
-from slurmtrain.ops.search.record import SearchRecord, forget, lock_of, read, under_way
-from slurmtrain.ops.search.study import Study
+from slurmtrain.ops.search.study import Study, check_methods
 from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
-from slurmtrain.ops.shared.chain.waiting import upstreams_of
+from slurmtrain.ops.shared.family import upstreams_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.submission import submit_sweeps
+from slurmtrain.ops.submit.code import with_snapshots
+from slurmtrain.ops.submit.creation import new_sweep
+from slurmtrain.ops.submit.submission import Submission, submit_sweeps
 from slurmtrain.slurm.command import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
+from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 
 # After so many trials without a value, none is asked for any more: the metric may not exist.
 _WITHOUT_VALUE = 5
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """A search.
+
+    ``sweep``: the id of its sweep. ``executor``: ``slurm`` or ``local``. ``plan``: plan of its runs, with examples of
+    the values that are searched. ``overrides``: from the command line. ``text``: the spec, without secrets.
+    ``spec_file``: its path, if it has one. ``host``: the machine of a search whose runs are local; None: any.
+    """
+
+    sweep: str
+    search: SearchSpec
+    executor: str
+    plan: Plan
+    overrides: Sequence[str]
+    text: str
+    spec_file: str | None
+    host: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON."""
+        return {
+            "schema": 1,
+            "sweep": self.sweep,
+            "search": self.search.to_dict(),
+            "executor": self.executor,
+            "plan": self.plan.to_json(),
+            "overrides": list(self.overrides),
+            "text": self.text,
+            "spec_file": self.spec_file,
+            "host": self.host,
+        }
+
+
+def under_way(workspace: Workspace) -> list[str]:
+    """The ids of the sweeps that search, in order of submission."""
+    try:
+        return sorted(path.stem for path in workspace.root.searches.iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+
+
+def lock_of(workspace: Workspace, sweep: str) -> Path:
+    """Held while the trials of a search are read, ended or asked for."""
+    return workspace.root.searches / f"{sweep}.lock"
+
+
+def store(workspace: Workspace, record: SearchRecord) -> None:
+    """Write a record. Raises PathError."""
+    try:
+        make_directory(workspace.root.searches)
+        write_json(_path(workspace, record.sweep), record.to_dict())
+    except OSError as error:
+        raise PathError(f"cannot write to {workspace.root.searches}: {describe_os_error(error)}") from error
+
+
+def read(workspace: Workspace, sweep: str) -> SearchRecord | None:
+    """The record of a search; None if it is over. Raises PathError if it cannot be read."""
+    path = _path(workspace, sweep)
+    data = read_json(path)
+    if data is None:
+        return None
+    try:
+        return SearchRecord(
+            sweep=sweep,
+            search=SearchSpec.from_dict(data["search"]),
+            executor=str(data["executor"]),
+            plan=Plan.from_json(data["plan"]),
+            overrides=tuple(map(str, data["overrides"])),
+            text=str(data["text"]),
+            spec_file=data["spec_file"],
+            host=data.get("host"),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise PathError(f"{path} is not the record of a search ({error}); without it, the search is over") from error
+
+
+def forget(workspace: Workspace, sweep: str) -> None:
+    """Remove a record: nothing is asked any more. The caller holds the search's lock.
+
+    Its file goes too: whoever has opened it and gets the lock finds no record, and does nothing.
+    """
+    with contextlib.suppress(OSError):
+        _path(workspace, sweep).unlink(missing_ok=True)
+        lock_of(workspace, sweep).unlink(missing_ok=True)
+
+
+def _path(workspace: Workspace, sweep: str) -> Path:
+    return workspace.root.searches / f"{sweep}.json"
+
+
+# --- submitting ------------------------------------------------------------------------------------------------------
+
+
+def begin(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
+    """Submit a search. From the moment that its record is there, every ``sync`` takes it further.
+
+    Args:
+        workspace: where the runs go.
+        spec: the spec, whose only run is an example.
+        executor: ``slurm`` or ``local``.
+
+    Raises:
+        SlurmtrainError: as :func:`slurmtrain.ops.submit.submit_spec`; or Optuna is not installed.
+    """
+    assert spec.search is not None
+    check_methods(spec.search)
+    [example] = spec.runs
+    workspace.prepare()
+    [plan], notes = with_snapshots(workspace, [example.plan])
+    record = SearchRecord(
+        sweep=new_sweep(workspace),
+        search=spec.search,
+        executor=executor,
+        plan=plan,
+        overrides=tuple(override.text for override in spec.inputs.overrides) if spec.inputs is not None else (),
+        text=spec.text,
+        spec_file=str(spec.path) if spec.path is not None else None,
+        host=socket.gethostname() if executor == "local" else None,
+    )
+    make_directory(workspace.root.searches)
+    advanced = Advance(notes=[*map(str, spec.warnings), *notes])
+    with locked_search(workspace, record.sweep, wait=True):
+        store(workspace, record)
+        try:
+            advance(workspace, record, advanced, is_new=True)
+        except BaseException as error:
+            # Whoever created no run has submitted nothing.
+            if not (advanced.runs or isinstance(error, SubmitFailed)):
+                forget(workspace, record.sweep)
+            raise
+    if advanced.problems:
+        raise SubmitFailed("; ".join(advanced.problems), advanced.runs)
+    return Submission(advanced.runs, advanced.notes, record.sweep)
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
-from slurmtrain.ops.shared.chain.family import lineage_json
-from slurmtrain.ops.shared.chain.waiting import chain_json
 from slurmtrain.ops.shared.environments import describe_changes
+from slurmtrain.ops.shared.family import chain_json, lineage_json
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan

@@ -57,13 +57,17 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import write_requeue
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.attempts import NewAttempt
-from slurmtrain.ops.shared.chain.alone import jobs_of_namesakes
-from slurmtrain.ops.shared.chain.jobs import earlier_elements, move_dependents, unfinished_upstream_jobs
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.packs import shares_job
+from slurmtrain.ops.shared.start_order import (
+    earlier_elements,
+    jobs_of_namesakes,
+    move_dependents,
+    unfinished_upstream_jobs,
+)
 from slurmtrain.ops.shared.trackers import mlflow_server
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Launch

@@ -157,7 +157,7 @@ def _reason(workspace: Workspace, listed: Listed) -> str:
         return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
     if listed.state not in ("pending", "requeued"):
         return reason
-    from slurmtrain.ops.shared.chain.waiting import describe_waits
+    from slurmtrain.ops.shared.family import describe_waits
 
     if waits := describe_waits(workspace, listed):
         # It says more than Slurm's 'Dependency', and than an earlier start that came too soon.

@@ -10,9 +10,9 @@ from slurmtrain.errors import RunNotFound, UserError
 from slurmtrain.model.run.chain.upstreams import Upstream, describe_failure
 from slurmtrain.model.spec.chain import Dependency, creation_order, dependencies_of, find_cycle, references_of
 from slurmtrain.model.spec.sbatch import is_singleton
-from slurmtrain.ops.shared.chain.alone import active_namesakes
 from slurmtrain.ops.shared.find import choose_all_listed
 from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.start_order import active_namesakes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, SpecFile
 

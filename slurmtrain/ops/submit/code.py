@@ -1,16 +1,28 @@
-"""Snapshots of the code that runs execute: taken at submission, and again where a run is to execute newer code."""
+"""The code of runs: the snapshots that they execute, and what they are submitted from.
+
+Snapshots are taken at submission, and again where a run is to execute newer code. A run comes from the revision in git,
+what differs from that, and the packages of its Python.
+
+A file that a filter of git would change counts as modified if its bytes are not those of the commit: the filter is a
+program that the repository names. Only what git-lfs keeps is recognized, by the pointer in the commit, which has the
+SHA-256 and the size of the content (git-lfs-spec, "The Pointer").
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmtrain.errors import NoSnapshot, PathError
+from slurmtrain.model.diagnosis.redact import redact_code
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
@@ -18,8 +30,9 @@ from slurmtrain.model.spec.code import SNAPSHOT, CodeSnapshot, CodeSpec, compare
 from slurmtrain.model.spec.command_files import result_places
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.provenance import describe_git
 from slurmtrain.ops.submit.script import find_program
+from slurmtrain.runtime.code.git import NoGit, run_git, without_filters
+from slurmtrain.runtime.code.packages import read_software
 
 if TYPE_CHECKING:
     from slurmtrain.snapshots.selection import CodeSource
@@ -29,6 +42,15 @@ _OF_SYSTEM = frozenset({"/bin", "/sbin", "/usr/bin", "/usr/sbin"})
 _READERS = frozenset({"python", "make"})
 # What is neither an option nor a number.
 _OPERAND = re.compile(r"(?!-|[\d.]+$)")
+# The revision is useful but not required: git on a slow file system is not worth a longer wait.
+_GIT_TIMEOUT_S = 10.0
+# More is data or generated, not what somebody has changed to try something.
+_MOST_BYTES = 1 << 20
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\nsize (\d+)\n"
+)
+# A diff of what a filter would change shows nothing that somebody has written; one of very many files is not read.
+_MOST_EXCLUDED = 500
 
 
 def with_snapshots(
@@ -191,3 +213,161 @@ def _live_paths(plan: Plan) -> Iterator[str]:
     for line in plan.spec.setup:
         if f"{root}/" in line:
             yield f"{line!r} in 'setup' names {root}, which it uses as it is by then, not as in the snapshot"
+
+
+# --- where it comes from ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a run is submitted from.
+
+    ``git``: ``commit``, ``dirty`` and ``branch``; None outside a checkout. ``difference``: what ``git diff HEAD``
+    prints of files that no filter applies to, without secrets; empty if there is none, or it is too long.
+    ``environment``: Python and its packages, the text of a :class:`~slurmtrain.model.environment.software.Software`.
+    """
+
+    git: dict[str, Any] | None
+    difference: bytes
+    environment: bytes
+
+
+def find_provenance(workdir: Path, python: str) -> Provenance:
+    """What runs that are submitted now come from.
+
+    Args:
+        workdir: Where their commands run.
+        python: What the word ``python`` in their commands stands for.
+    """
+    git, difference = _git_facts(workdir)
+    return Provenance(git, _without_secrets(difference), read_software(Path(python)).to_text().encode())
+
+
+def _git_facts(directory: Path) -> tuple[dict[str, Any] | None, bytes]:
+    """The revision of the code that runs, if it is in git, and how the code differs from that."""
+    commit = _ask_git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None, b""
+    try:
+        changed = changed_files(directory, timeout_s=_GIT_TIMEOUT_S)
+    except (NoGit, subprocess.TimeoutExpired):
+        changed = ChangedFiles((), b"")
+    modified = len(changed.paths)
+    facts = {"commit": commit, "dirty": modified > 0, "modified": modified}
+    branch = _ask_git(directory, "symbolic-ref", "--quiet", "--short", "HEAD")
+    return ({**facts, "branch": branch} if branch else facts), changed.difference
+
+
+def describe_git(directory: Path) -> str:
+    """The revision of the code in a directory in a few words; empty if it is not in git."""
+    return describe_revision(_git_facts(directory)[0])
+
+
+def describe_revision(git: Mapping[str, Any] | None) -> str:
+    """A revision in a few words; empty if there is none.
+
+    Args:
+        git: ``commit``, ``branch``, and how many files were modified, as a run keeps it.
+    """
+    if not git or not git.get("commit"):
+        return ""
+    state = f"{git.get('modified', 'some')} modified" if git.get("dirty") else "clean"
+    return ", ".join(filter(None, (str(git["commit"])[:12], git.get("branch"), state)))
+
+
+def _without_secrets(difference: bytes) -> bytes:
+    text = difference.decode(errors="replace").strip()
+    safe = "".join(f"{redact_code(line)}\n" for line in text.splitlines()).encode()
+    return safe if len(safe) <= _MOST_BYTES else b""
+
+
+def _ask_git(directory: Path, *arguments: str) -> str | None:
+    try:
+        return run_git(directory, *arguments, timeout_s=_GIT_TIMEOUT_S).decode(errors="replace").strip()
+    except (NoGit, subprocess.TimeoutExpired):
+        return None
+
+
+# --- changes since the commit ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFiles:
+    """What has changed in a work tree since its commit.
+
+    ``paths``: files and submodules, relative to the work tree. ``difference``: what ``git diff HEAD`` prints, of files
+    without a filter.
+    """
+
+    paths: Sequence[str]
+    difference: bytes
+
+
+def changed_files(directory: Path, *, timeout_s: float) -> ChangedFiles:
+    """What has changed in the work tree that a directory is in.
+
+    Args:
+        directory: In the work tree.
+        timeout_s: How long each command of git may take.
+
+    Raises:
+        NoGit: There is no work tree, or git fails.
+        subprocess.TimeoutExpired: It takes longer.
+    """
+    root = Path(os.fsdecode(run_git(directory, "rev-parse", "--show-toplevel", timeout_s=timeout_s)).removesuffix("\n"))
+
+    def ask(*arguments: str, stdin: bytes = b"") -> bytes:
+        return run_git(root, *arguments, timeout_s=timeout_s, stdin=stdin)
+
+    plain = without_filters(root, timeout_s=timeout_s)
+    # Submodules have filters of their own, and git would ask them with these options only.
+    status = ask(
+        *plain, "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames"
+    )
+    listed = [os.fsdecode(line[3:]) for line in status.split(b"\0") if line]
+    filtered = _filtered(listed, ask)
+    paths = [path for path in listed if path not in filtered or not _is_kept_by_lfs(root, path, ask)]
+    submodules = [path for path in _submodules(root, ask) if path not in paths and _is_changed(root / path, timeout_s)]
+    difference = b""
+    if paths and len(filtered) <= _MOST_EXCLUDED:
+        excluded = [f":(top,exclude,literal){path}" for path in filtered]
+        # Neither programs that are configured for git nor colours.
+        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", "--submodule=short")
+        difference = ask(*plain, "diff", *options, "HEAD", "--", ":(top)", *excluded)
+    return ChangedFiles([*paths, *submodules], difference)
+
+
+def _is_changed(submodule: Path, timeout_s: float) -> bool:
+    try:
+        return (submodule / ".git").exists() and bool(changed_files(submodule, timeout_s=timeout_s).paths)
+    except NoGit:
+        return False
+
+
+def _submodules(root: Path, ask: Callable[..., bytes]) -> list[str]:
+    if not (root / ".gitmodules").exists():
+        return []
+    entries = (entry.partition(b"\t") for entry in ask("ls-files", "-s", "-z").split(b"\0"))
+    return [os.fsdecode(path) for facts, _, path in entries if facts.startswith(b"160000")]
+
+
+def _filtered(paths: Sequence[str], ask: Callable[..., bytes]) -> set[str]:
+    """Those of the paths that have a filter: git's attributes are read, and nothing is run."""
+    stdin = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    words = ask("check-attr", "-z", "--stdin", "filter", stdin=stdin).split(b"\0") if paths else []
+    triples = zip(words[::3], words[2::3], strict=False)
+    return {os.fsdecode(path) for path, value in triples if value not in (b"unspecified", b"unset")}
+
+
+def _is_kept_by_lfs(root: Path, path: str, ask: Callable[..., bytes]) -> bool:
+    """Whether a file has the content that a pointer in the commit stands for."""
+    try:
+        if int(ask("cat-file", "-s", f"HEAD:{path}")) > 1024:
+            return False
+        pointer = _POINTER.match(ask("cat-file", "blob", f"HEAD:{path}"))
+        if pointer is None or os.lstat(root / path).st_size != int(pointer[2]):
+            return False
+        with (root / path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest().encode() == pointer[1]
+    except (NoGit, OSError, ValueError):
+        return False

@@ -19,7 +19,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.attempts import HeldRun
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.ops.submit.provenance import Provenance, find_provenance
+from slurmtrain.ops.submit.code import Provenance, find_provenance
 from slurmtrain.ops.submit.start_points import StartPoints
 from slurmtrain.runtime.chain import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile

@@ -1,4 +1,7 @@
-"""Notes on what may go wrong with runs that are being submitted: a line each, once for all runs of a sweep."""
+"""What a person is told before runs are created: what may go wrong with them, what they are, and what they may cost.
+
+A note is a line, once for all runs of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,40 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
 
-from slurmtrain.errors import PathError
+from slurmtrain.config import Config
+from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import directories_of, relative_to_root
-from slurmtrain.model.spec.command_files import NamedPath, paths_read
+from slurmtrain.model.spec.code import CodeSnapshot, directories_of, relative_to_root
+from slurmtrain.model.spec.command_files import NamedPath, paths_read, paths_written
+from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
-from slurmtrain.model.spec.sweep import Pack
+from slurmtrain.model.spec.sweep import Pack, SweepCost, cost_of
+from slurmtrain.model.spec.sweep_values import SearchSpec
+from slurmtrain.ops.shared.attempts import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.outputs import shared_by_runs, shared_with_others
-from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script
-from slurmtrain.ops.submit.shell_scripts import notes_on_scripts
+from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script, notes_on_scripts
 from slurmtrain.runtime.environment import surroundings
 from slurmtrain.slurm.command import read_options
+from slurmtrain.specfile import PlannedRun, SpecFile
+from slurmtrain.system.files import read_json
 from slurmtrain.system.locks import mount_of
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+# How many of the newest live runs are compared with: each costs reading its plan.
+_MOST = 200
+# How a pattern of checkpoints is shown, before it.
+_PATTERN = "checkpoint.glob"
 
 
 def notes_on(workspace: Workspace, plans: Sequence[Plan], executor: str) -> list[str]:
@@ -192,3 +205,153 @@ def _not_shared(root: Path) -> list[str]:
         f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "
         "shared directory with --runs or SLURMTRAIN_RUNS"
     ]
+
+
+# --- directories and files that two runs would write to at once ------------------------------------------------------
+
+
+def shared_by_runs(plans: Sequence[Plan]) -> list[str]:
+    """Notes on where runs of these plans would write what others of them write."""
+    counts = _counts(plans)
+    return [f"{n} runs write to the same {named}; {_cure(named)}" for (_, named), n in counts.items() if n > 1]
+
+
+def shared_with_others(workspace: Workspace, plans: Sequence[Plan]) -> list[str]:
+    """A note if a run of these plans would write what an earlier one writes that has not ended.
+
+    What the plans share is left out: it is a mistake of its own, with the same cure.
+    """
+    by_path = {path: named for (path, named), n in _counts(plans).items() if n == 1}
+    if not by_path:
+        return []
+    try:
+        index = observe(workspace, ask_slurm=False).runs.index
+    except (SlurmtrainError, OSError):  # what is only noted must not keep a run from starting
+        return []
+    live = [run_id for run_id, row in index.items() if not row.ended][-_MOST:]
+    used = {path: run_id for run_id in live for path in _outputs_in(workspace, run_id) & by_path.keys()}
+    if not used:
+        return []
+    path = next(path for path in by_path if path in used)
+    named, more = by_path[path], len(used) - 1
+    likewise = f", and likewise {more} more" if more else ""
+    return [f"run {used[path]}, which has not ended, writes to the same {named}{likewise}; {_cure(named)}"]
+
+
+def _counts(plans: Sequence[Plan]) -> Counter[tuple[str, NamedPath]]:
+    """How many of the plans write to each path."""
+    return Counter(output for plan in plans for output in dict(_outputs_of(plan)).items())
+
+
+def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:
+    """The absolute paths to which a run writes; none if its plan cannot be read."""
+    with contextlib.suppress(PathError, ValueError, KeyError, TypeError):
+        plan = read_json(workspace.root.run(run_id).plan) or {}
+        spec = plan["spec"]
+        outputs = _outputs(split_command(spec["command"]), spec["checkpoint"], plan["workdir"])
+        code = CodeSnapshot.from_dict(plan["code"]) if plan.get("code") else None
+        return {path for path, named in outputs if _is_shared(path, named, code)}
+    return set()
+
+
+def _outputs_of(plan: Plan) -> Iterator[tuple[str, NamedPath]]:
+    outputs = _outputs(plan.words, {"glob": plan.spec.checkpoint.glob}, plan.workdir)
+    return (output for output in outputs if _is_shared(*output, plan.code))
+
+
+def _is_shared(path: str, named: NamedPath, code: CodeSnapshot | None) -> bool:
+    """Whether what is written leaves a run's own copy of its code, if it has one: also by links to directories."""
+    in_directory = named.option != _PATTERN or "/" in named.path
+    return code is None or in_directory or code.stays(path)
+
+
+def _outputs(words: Sequence[str], checkpoint: Mapping[str, Any], workdir: str) -> Iterator[tuple[str, NamedPath]]:
+    """Absolute paths that a command writes to, with how they are written."""
+    paths = {os.path.normpath(Path(workdir, named.path)): named for named in paths_written(words)}
+    yield from paths.items()
+    pattern = checkpoint["glob"]
+    if pattern is None or "{" in pattern:
+        return
+    pattern_path = os.path.normpath(Path(workdir, pattern))
+    # One mistake, one note: a pattern in the directory of an option.
+    if not any(pattern_path.startswith(f"{path}/") for path in paths):
+        yield pattern_path, NamedPath(_PATTERN, pattern)
+
+
+def _cure(named: NamedPath) -> str:
+    """How to keep the runs apart, as half a sentence."""
+    name = PurePath(named.path).name
+    if named.option == _PATTERN:
+        return f"write '{{checkpoint_dir}}/{name}' there, and {{checkpoint_dir}} in the command"
+    return f"'{{run_dir}}/{name}' keeps them apart"
+
+
+# --- previews --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec.
+
+    ``search``: what chooses the values of runs, of which the only one here is an example.
+    """
+
+    runs: Sequence[PlannedRun]
+    keys: Sequence[str]
+    cost: SweepCost
+    notes: Sequence[str]
+    search: SearchSpec | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``submit --dry-run --json`` prints."""
+        runs = [
+            {
+                "name": run.plan.spec.name,
+                "plan_hash": run.plan.hash,
+                "varies": dict(run.varies),
+                "overrides": list(run.overrides),
+            }
+            for run in self.runs
+        ]
+        search = {"search": self.search.to_dict()} if self.search is not None else {}
+        return {"schema": 1, "runs": runs, **search, "cost_per_attempt": cost_json(self.cost)}
+
+
+def preview(spec: SpecFile, executor: str) -> Preview:
+    """What submitting all runs of ``spec`` would be; ``executor``: what would start them, for the notes."""
+    plans = [run.plan for run in spec.runs]
+    keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
+    notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
+    return Preview(spec.runs, keys, cost_of_runs(spec), notes, spec.search)
+
+
+def cost_of_runs(spec: SpecFile) -> SweepCost:
+    """What all runs of a spec may cost."""
+    # The runs of a search are all like its example.
+    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
+    if spec.pack is None:
+        return cost_of(run.plan.spec.resources for run in runs)
+    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
+    keyed = ((request_key(run.plan, run.secrets), run.plan.spec.resources) for run in runs)
+    groups = split_groups(keyed, len(runs), spec.pack.runs)
+    return sum((cost_of(group, pack_of_group(spec.pack, len(group))) for group in groups), cost_of(()))
+
+
+def cost_json(cost: SweepCost) -> dict[str, Any]:
+    """A cost in JSON; sums that nothing bounds are null."""
+    bounded = not cost.without_limit
+    return {
+        "runs": cost.runs,
+        "node_hours": cost.node_hours if bounded else None,
+        "gpu_hours": cost.gpu_hours if bounded else None,
+        "runs_without_limit": cost.without_limit,
+    }
+
+
+def large_sweep(config: Config, spec: SpecFile) -> str:
+    """Why a sweep should be confirmed before it is submitted, as a sentence without a full stop; empty if not."""
+    if len(spec.runs) == 1 and spec.search is None:
+        return ""
+    cost = cost_of_runs(spec)
+    excess = cost.excess(config.sweep_confirm_runs, config.sweep_confirm_gpu_hours)
+    return f"this sweep is {cost}: {excess}" if excess else ""

@@ -22,8 +22,7 @@ from slurmtrain.cli.status import status
 from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.search import advance as advancing
-from slurmtrain.ops.search.advance import Advance, advance_all
-from slurmtrain.ops.search.record import read, store, under_way
+from slurmtrain.ops.search.advance import Advance, advance_all, read, store, under_way
 from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -19,7 +19,7 @@ from slurmtrain.errors import LaunchError, PathError, RequestRefused, Slurmtrain
 from slurmtrain.model.run.events.command import Submitted
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import creation, job_starts, submission, submit
+from slurmtrain.ops.submit import creation, submission, submit
 from slurmtrain.registry.store import Store
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import DiskSpace
@@ -50,7 +50,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Non
             calls.append(1)
             return event() if len(calls) == 2 else start_module.start(*arguments, **more)
 
-        monkeypatch.setattr(job_starts, "start", start)
+        monkeypatch.setattr(submission, "start", start)
 
     return install
 

@@ -121,7 +121,7 @@ def test_runs_that_cannot_be_read_keep_no_other_from_starting(
     def fail(*_: object, **__: object) -> None:
         raise RegistryNewer("a newer registry")
 
-    monkeypatch.setattr("slurmtrain.ops.submit.outputs.observe", fail)
+    monkeypatch.setattr("slurmtrain.ops.submit.notes.observe", fail)
     assert notes(workspace, spec, "bash -c pass --output_dir out") == []
 
 

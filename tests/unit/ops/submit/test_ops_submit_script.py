@@ -13,8 +13,7 @@ from helpers.simulated_run import make_test_plan
 
 from slurmtrain.errors import NotAvailable, PathError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.submit.script import check_script, note_script
-from slurmtrain.ops.submit.shell_scripts import check_shell_script, notes_on_scripts
+from slurmtrain.ops.submit.script import check_script, check_shell_script, note_script, notes_on_scripts
 
 ABSENT = "zz_absent_package"
 

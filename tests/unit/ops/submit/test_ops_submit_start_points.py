@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
-from slurmtrain.runtime.checkpoint import start_point
+from slurmtrain.runtime.checkpoint import files as checkpoint_files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import replan
 
@@ -52,7 +52,7 @@ def test_a_run_begins_with_links_to_the_newest_checkpoint_or_to_that_of_a_step(
     assert {path.name: path.stat().st_ino for path in start.iterdir()} == {
         path.name: path.stat().st_ino for path in source.iterdir()
     }
-    assert start_point.start_point(child) == start
+    assert checkpoint_files.start_point(child) == start
     shutil.rmtree(parent.checkpoints)
     assert (start / MANIFEST).read_bytes()
 
@@ -221,6 +221,6 @@ def test_a_rerun_of_a_run_that_waited_for_its_checkpoint_begins_with_the_same(
     first = workspace.root.run(run_id)
     assert not list(first.start.glob("*"))
     # As its first attempt does.
-    start_point.link_checkpoint(parent.checkpoints / "step-30", first)
+    checkpoint_files.link_checkpoint(parent.checkpoints / "step-30", first)
     [run_id] = rerun(workspace, first.id).run_ids
     assert [path.name for path in workspace.root.run(run_id).start.iterdir()] == ["step-30"]

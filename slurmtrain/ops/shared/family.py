@@ -1,4 +1,4 @@
-"""The view that people have of runs that start after others: the runs that they wait for, and that wait for them."""
+"""What people see of runs that belong together: those that one waits for, or that wait for it, and its lineage."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slurmtrain.model.run.chain.tree import tree_order
 from slurmtrain.model.run.chain.upstreams import UPSTREAM, Upstream, describe_failure, describe_wait
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
-from slurmtrain.ops.shared.chain.ending import dependents
 from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.start_order import dependents
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.registry.choice.listed import Listed
 
-# How many runs of a chain are listed.
+# How many runs of a chain, or of a family, are listed.
 _MOST_RUNS = 100
 # The states of a run that may wait for others.
 WAITING = frozenset({"created", "pending", "requeued"})
@@ -158,3 +158,49 @@ def describe_blocked(workspace: Workspace, run_ids: Sequence[str]) -> Iterator[s
         for run_id, listed in observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids).items():
             if listed.row["cause"] == UPSTREAM:
                 yield f"run {run_id} is {listed.state}: {listed.reason}"
+
+
+# --- lineage ---------------------------------------------------------------------------------------------------------
+
+
+def lineage_json(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
+    """The family of a run in the order of a tree, as ``show --json`` has it; empty if it has none.
+
+    Each has its ``depth``, and in ``parents`` how it comes from others; if there are too many, only the nearest are
+    there.
+
+    Args:
+        workspace: Where the runs are.
+        run_id: The run.
+    """
+    family = _family(workspace, run_id)
+    if len(family) < 2:
+        return []
+    above = {
+        each: [parent["run"] for parent in _parents(run) if parent["run"] in family] for each, run in family.items()
+    }
+    return [_describe_relative(each, family[each], depth) for each, depth in tree_order(above, [run_id]).items()]
+
+
+def _family(workspace: Workspace, run_id: str) -> dict[str, Listed | None]:
+    """A run and all related to it, at most a hundred; None for a run that is not known any more."""
+    family: dict[str, Listed | None] = {}
+    queue = [run_id]
+    while queue:
+        listed = workspace.store.listed(queue)
+        family |= {each: listed.get(each) for each in queue}
+        related: dict[str, None] = {}
+        for each in queue:
+            related |= dict.fromkeys(parent["run"] for parent in _parents(family[each]))
+            related |= dict.fromkeys(workspace.store.children(each))
+        queue = [each for each in related if each not in family][: max(0, _MOST_RUNS - len(family))]
+    return family
+
+
+def _parents(listed: Listed | None) -> list[dict[str, Any]]:
+    return [] if listed is None else [parent for parent in listed.parents if isinstance(parent.get("run"), str)]
+
+
+def _describe_relative(run_id: str, listed: Listed | None, depth: int) -> dict[str, Any]:
+    facts = {"name": None, "state": None} if listed is None else {"name": listed.name, "state": listed.state}
+    return {"id": run_id, **facts, "depth": depth, "parents": _parents(listed)}

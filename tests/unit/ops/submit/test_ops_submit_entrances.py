@@ -1,4 +1,4 @@
-"""Idempotency keys: what was submitted with a key is submitted once, whatever happened the first time."""
+"""Submitting again: with the same idempotency key, or by mistake a moment later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
+from slurmtrain.model.run.events.command import CancelRequested, Unstarted
+from slurmtrain.model.run.ids import created_ms, run_id
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import job_starts, load, submit_spec
+from slurmtrain.ops.submit import load, submission, submit, submit_spec
+from slurmtrain.ops.submit.entrances import RecentRun, find_recent
 from slurmtrain.ops.submit.submission import Submission
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
 # Each run requests something else, and so is a job of its own.
 SWEEP = ("resources.cpus_per_proc=1,2,3",)
+pytestmark = pytest.mark.usefixtures("slurm")
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 
 def submit_with(workspace: Workspace, spec: Path, key: str, *sweep: str, executor: str = "slurm") -> Submission:
@@ -90,7 +98,7 @@ def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
         return start_module.start(*arguments, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(job_starts, "start", start)
+        patch.setattr(submission, "start", start)
         with pytest.raises(SubmitFailed) as raised:
             submit_with(workspace, spec, "k", *SWEEP)
     created = list(raised.value.run_ids)
@@ -177,3 +185,37 @@ def test_commands_with_the_same_key_at_the_same_time_submit_one_run(
     assert [command.returncode for command in commands] == [0, 0, 0]
     assert [[run["id"] for run in answer["runs"]] for answer in printed] == [runs(workspace)] * 3
     assert len(slurm.calls("sbatch")) == 1
+
+
+# --- by mistake ------------------------------------------------------------------------------------------------------
+
+
+def found_for(workspace: Workspace, spec: Path, *overrides: str) -> RecentRun | None:
+    return find_recent(Workspace(workspace.config), load(spec, overrides, ()))
+
+
+def test_a_run_of_the_same_plan_is_found_and_one_of_another_is_not(workspace: Workspace, spec: Path) -> None:
+    assert found_for(workspace, spec) is None
+    run_ids, *_ = submit(workspace, spec, sweep=["params.a=1,2"], executor="slurm")
+    recent = found_for(workspace, spec, "params.a=2")
+    assert (recent.id, recent.seconds < 60) == (run_ids[1], True)
+    assert found_for(workspace, spec, "params.a=3") is None
+
+
+def test_one_that_has_ended_is_not_meant(workspace: Workspace, spec: Path) -> None:
+    [submitted], *_ = submit(workspace, spec, executor="slurm")
+    with workspace.journal(workspace.root.run(submitted), "cancel") as journal:
+        journal.write(CancelRequested())
+        journal.write(Unstarted(submission=1, reason="cancelled before"))
+    assert found_for(workspace, spec) is None
+
+
+def test_one_of_more_than_a_minute_ago_is_not_meant(workspace: Workspace, spec: Path) -> None:
+    [submitted], *_ = submit(workspace, spec, executor="slurm")
+    earlier = run_id(time.time_ns() // 1_000_000 - 61_000, 0)
+    workspace.root.run(submitted).path.rename(workspace.root.run(earlier).path)
+    assert found_for(workspace, spec) is None
+
+
+def test_the_time_in_an_id_is_that_of_its_creation() -> None:
+    assert created_ms(run_id(1_800_000_000_123, 31)) == 1_800_000_000_123

@@ -1,1 +1,0 @@
-"""Runs that start after others: their jobs, and what ends them."""

@@ -18,13 +18,12 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.model.passwords import check_tracking_uri
-from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
+from slurmtrain.model.spec.kinds import Amount, Positive, Section, choice, finite_number, text
 from slurmtrain.model.spec.sweep import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
@@ -42,55 +41,27 @@ NODE_EXPIRY_H = 24.0
 class Settings:
     """The keys of ``slurmtrain.yaml``. Paths in a file are relative to its directory."""
 
-    runs: str | None = declare_key(
-        None,
-        Nullable(kinds.text("directory")),
-        "The directory of all runs; by default `runs` next to the nearest slurmtrain.yaml or in the current directory.",
-    )
-    shared: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(*SHARING)),
-        "Who shares the directory of all runs: none, or its group; then everybody's runs are in `<runs>/<user>`.",
-    )
-    executor: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(*EXECUTORS)),
-        "What starts runs; by default slurm if sbatch is available, else local.",
-    )
-    registry: str | None = declare_key(
-        None,
-        Nullable(kinds.text("file or URL")),
-        "The registry's SQLite file, by default `registry.db` in the runs root, or a database on a PostgreSQL server: "
-        "`postgresql+psycopg://user@host/database`.",
-    )
-    slurm_interval: float | None = declare_key(
-        None,
-        Nullable(kinds.finite_number(10)),
-        "Seconds between two queries of Slurm by a command that waits; by default 30, at least 10.",
-    )
-    node_expiry_hours: float | None = declare_key(
-        None,
-        Nullable(kinds.finite_number(0)),
-        "Hours for which submissions exclude a node that failed a preflight; by default 24; 0: never.",
-    )
-    mlflow_uri: str | None = declare_key(
-        None,
-        Nullable(kinds.text("URI", check_tracking_uri)),
-        "MLflow tracking URI, without a password; by default `mlflow.db` in the runs root.",
-    )
-    sweep_max_runs: int | None = declare_key(
-        None, Nullable(kinds.whole_number(1)), "How many runs a sweep may have; by default 10000."
-    )
-    sweep_confirm_runs: int | None = declare_key(
-        None,
-        Nullable(kinds.whole_number(1)),
-        "`submit` asks before it submits a sweep of more runs than this; by default 1000.",
-    )
-    sweep_confirm_gpu_hours: float | None = declare_key(
-        None,
-        Nullable(kinds.finite_number(0)),
-        "`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000.",
-    )
+    runs: Annotated[str, text("directory")] | None = None
+    """The directory of all runs; by default `runs` next to the nearest slurmtrain.yaml or in the current directory."""
+    shared: Annotated[str, choice(*SHARING)] | None = None
+    """Who shares the directory of all runs: none, or its group; then everybody's runs are in `<runs>/<user>`."""
+    executor: Annotated[str, choice(*EXECUTORS)] | None = None
+    """What starts runs; by default slurm if sbatch is available, else local."""
+    registry: Annotated[str, text("file or URL")] | None = None
+    """The registry's SQLite file, by default `registry.db` in the runs root, or a database on a PostgreSQL server:
+    `postgresql+psycopg://user@host/database`."""
+    slurm_interval: Annotated[float, finite_number(10)] | None = None
+    """Seconds between two queries of Slurm by a command that waits; by default 30, at least 10."""
+    node_expiry_hours: Amount | None = None
+    """Hours for which submissions exclude a node that failed a preflight; by default 24; 0: never."""
+    mlflow_uri: Annotated[str, text("URI", check_tracking_uri)] | None = None
+    """MLflow tracking URI, without a password; by default `mlflow.db` in the runs root."""
+    sweep_max_runs: Positive | None = None
+    """How many runs a sweep may have; by default 10000."""
+    sweep_confirm_runs: Positive | None = None
+    """`submit` asks before it submits a sweep of more runs than this; by default 1000."""
+    sweep_confirm_gpu_hours: Amount | None = None
+    """`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000."""
 
 
 @dataclass(frozen=True, slots=True)

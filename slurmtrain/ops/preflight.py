@@ -12,7 +12,9 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.spec.checkpoint import CheckpointSpec
 from slurmtrain.model.spec.code import NONE, CodeSpec
 from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
+from slurmtrain.model.spec.restarts import RequeueSpec
+from slurmtrain.model.spec.spec import Spec, write_spec
+from slurmtrain.model.spec.tracking import MlflowSpec, TrackingSpec
 from slurmtrain.model.spec.values import Nodes, read_node_count
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python

@@ -168,8 +168,7 @@ def _merges(path: KeyPath) -> bool:
     if path[0] == "sweep":
         return len(path) == 1
     for length in range(1, len(path) + 1):
-        declared = SCHEMA.get(path[:length])
-        kind = declared.metadata["kind"] if declared is not None else None
+        kind = SCHEMA.get(path[:length])
         if isinstance(kind, Entries):
             return True
         if kind is not None and not isinstance(kind, Section):

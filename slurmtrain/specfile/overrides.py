@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, hint_for_unknown_key, suggestion
-from slurmtrain.model.spec.spec import walk_keys
+from slurmtrain.model.spec.kinds import Entries, Scalar, Section, hint_for_unknown_key, suggestion, walk_keys
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import WORDS
 from slurmtrain.model.spec.sweep_values import is_expression
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 KeyPath = tuple[str, ...]
-# The declaration of each key of a spec.
-SCHEMA = dict(walk_keys())
+# The kind of each key of a spec.
+SCHEMA = {path: key.kind for path, key in walk_keys(Spec)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,9 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     if path[0] == "sweep":
         raise ValueError("a sweep is varied with --sweep key=value,value")
     for length in range(1, len(path) + 1):
-        field = SCHEMA.get(path[:length])
-        if field is None:
+        kind = SCHEMA.get(path[:length])
+        if kind is None:
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint(path[:length], data)}")
-        kind = field.metadata["kind"]
         # Below a mapping with free names any key is allowed: names are checked when the spec is read.
         if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
@@ -89,7 +88,7 @@ def _hint(path: KeyPath, data: Mapping[str, Any]) -> str:
     if len(path) == 1 and isinstance(params, Mapping) and path[0] in params:
         return f"; did you mean 'params.{path[0]}'?"
     siblings = [key[-1] for key in SCHEMA if key[:-1] == path[:-1]]
-    return str(hint_for_unknown_key(path, siblings))
+    return hint_for_unknown_key(path, siblings).text
 
 
 def _parse_all(
@@ -161,7 +160,7 @@ def _takes_one(path: KeyPath, value: str, values: Sequence[object]) -> bool:
     """Whether a key of the schema cannot have this value, but any of these."""
     if path not in SCHEMA:
         return False
-    kind = SCHEMA[path].metadata["kind"]
+    kind = SCHEMA[path]
 
     def is_right(each: object) -> bool:
         mistakes: list[str] = []
@@ -203,8 +202,8 @@ def whole_value(override: Override) -> tuple[KeyPath, Any]:
     A key that is not a section has one value as a whole: ``{steps: 5}`` must not be merged with ``{minutes: 3}``.
     """
     for length in range(1, len(override.path)):
-        field = SCHEMA.get(override.path[:length])
-        if field is not None and not isinstance(field.metadata["kind"], Section | Entries):
+        kind = SCHEMA.get(override.path[:length])
+        if kind is not None and not isinstance(kind, Section | Entries):
             value = override.value
             for key in reversed(override.path[length:]):
                 value = {key: value}
@@ -217,9 +216,9 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     *parents, last = path
     for length, key in enumerate(parents, 1):
         inside = data.get(key)
-        field = SCHEMA.get(path[:length])
-        if field is not None and isinstance(field.metadata["kind"], ShorthandSection):
-            inside = field.metadata["kind"].expand(inside)
+        kind = SCHEMA.get(path[:length])
+        if isinstance(kind, Section):
+            inside = kind.expand(inside)
         data[key] = dict(inside) if isinstance(inside, Mapping) else {}
         data = data[key]
     data[last] = value

@@ -10,10 +10,9 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, default_of
+from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value
@@ -159,9 +158,9 @@ def _examples(at: KeyPath) -> Iterator[object]:
     if item in _EXAMPLES:
         yield _EXAMPLES[item]
     if at in SCHEMA:
-        yield from _examples_of(SCHEMA[at].metadata["kind"])
+        yield from _examples_of(SCHEMA[at])
     elif len(at) > 1 and at[:-1] in SCHEMA:
-        kind = SCHEMA[at[:-1]].metadata["kind"]
+        kind = SCHEMA[at[:-1]]
         yield from _examples_of(kind.kind) if isinstance(kind, Items | Entries) else ()
     yield from ("text", 1)
 
@@ -179,10 +178,10 @@ def _examples_of(kind: Any) -> Iterator[object]:
         yield from ({"name": each} for each in _examples_of(kind.kind))
         yield {}
     elif isinstance(kind, Section):
-        for field in fields(kind.cls):
-            if not field.metadata["required"]:
-                yield {field.name: field.metadata["kind"].write(default_of(field))}
-            yield from ({field.name: each} for each in _examples_of(field.metadata["kind"]))
+        for name, key in keys_of(kind.cls).items():
+            if not key.required:
+                yield {name: key.kind.write(key.default)}
+            yield from ({name: each} for each in _examples_of(key.kind))
 
 
 _ABSENT = object()

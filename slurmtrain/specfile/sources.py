@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.spec.kinds import ShorthandSection
+from slurmtrain.model.spec.kinds import Section
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, write_spec
 from slurmtrain.model.spec.sweep import Point
@@ -104,9 +104,8 @@ def _written(value: Any, at: KeyPath, path: KeyPath) -> KeyPath:
         return at
     if isinstance(value, Mapping):
         return _written(value[inside[0]], (*at, inside[0]), path) if inside[0] in value else ()
-    field = SCHEMA.get(at)
-    kind = field.metadata["kind"] if field is not None else None
-    if isinstance(kind, ShorthandSection):
+    kind = SCHEMA.get(at)
+    if isinstance(kind, Section):
         expanded = kind.expand(value)
         return at if isinstance(expanded, Mapping) and inside[0] in expanded else ()
     return at if value is not None else ()

@@ -13,7 +13,7 @@ from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Newest
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
+from slurmtrain.model.spec.restarts import RequeueSpec, write_requeue
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.agent.finish import AttemptFinish, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Section
+from slurmtrain.model.spec.kinds import Section, walk_keys
 from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.spec import walk_keys
+from slurmtrain.model.spec.spec import Spec
 
 # Kinds describe the words that they take like this.
 _WORD = re.compile(r"`([^`]+)`")
@@ -40,8 +40,8 @@ def _step(parts: Sequence[str], depth: int) -> str:
 def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:
     """All dotted keys that can be set, each with the words that it takes, if these are few."""
     keys = {}
-    for path, declared in walk_keys():
-        kind = declared.metadata["kind"]
+    for path, key in walk_keys(Spec):
+        kind = key.kind
         if not isinstance(kind, Section):
             keys[".".join(path)] = ["true", "false"] if "true or false" in kind.text else _WORD.findall(kind.text)
     keys |= {f"slurm.{option.replace('-', '_')}": [] for option in PASSED}

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import (
+    REQUIRED,
     Conflict,
-    Nullable,
-    NullableSection,
+    Positive,
     Scalar,
-    Section,
-    ShorthandSection,
-    declare_key,
+    choice,
     nearest,
     suggestion,
+    text,
+    whole_number,
 )
 from slurmtrain.model.spec.launcher import split_command
-from slurmtrain.model.spec.values import POSITIVE, parse_size, write_size
+from slurmtrain.model.spec.values import parse_size, write_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +209,11 @@ BEST = "best"
 _WORDS = re.compile(r"(?P<run>[^:\s]+)(?::(?P<step>[^:\s]+))?")
 
 
+def _check_run(name: str) -> None:
+    if re.search(r"[:\s]", name):
+        raise ValueError(f"{name!r} is not RUN, RUN:STEP or RUN:best")
+
+
 def _read_step(value: object) -> int | str:
     """A step, or the word for the best one. Raises ValueError."""
     if isinstance(value, str) and value.isdecimal():
@@ -222,53 +227,25 @@ def _read_step(value: object) -> int | str:
 class StartFromSpec:
     """The checkpoint of another run that a run begins with. `start_from: RUN:STEP` is short for its keys."""
 
-    run: str = declare_key("", kinds.text("run"), "The run: its id, the beginning of it, or its name.", required=True)
-    step: int | str | None = declare_key(
-        None,
-        Nullable(Scalar("step, or `best`", _read_step)),
-        "The step of the checkpoint; `best`: the best one by the run's `checkpoint.keep.best`. null: the newest.",
-    )
-    load: str = declare_key(
-        WHOLE,
-        kinds.choice(WHOLE, WEIGHTS),
-        "`everything`: the run goes on where the checkpoint is. `weights`: it begins at step 0, with the weights of "
-        "the checkpoint's modules.",
-    )
+    run: Annotated[str, text("run", _check_run), REQUIRED] = ""
+    """The run: its id, the beginning of it, or its name."""
+    step: Annotated[int | str, Scalar("step, or `best`", _read_step)] | None = None
+    """The step of the checkpoint; `best`: the best one by the run's `checkpoint.keep.best`. null: the newest."""
+    load: Annotated[str, choice(WHOLE, WEIGHTS)] = WHOLE
+    """`everything`: the run goes on where the checkpoint is. `weights`: it begins at step 0, with the weights of the
+    checkpoint's modules."""
+
+    @staticmethod
+    def expand(value: object) -> object:
+        """The keys that `RUN`, `RUN:STEP` or `RUN:best` stands for; another ``value`` unchanged."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return value
+        match = _WORDS.fullmatch(str(value))
+        return match.groupdict() if match else {"run": str(value)}
 
     def __str__(self) -> str:
         """The run and the step, as on a command line."""
         return self.run if self.step is None else f"{self.run}:{self.step}"
-
-
-@dataclass(frozen=True, slots=True)
-class StartFromSection(Section):
-    """The section, which may be written as `RUN`, `RUN:STEP` or `RUN:best`, or be null."""
-
-    cls: type = StartFromSpec
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return "`RUN`, `RUN:STEP`, `RUN:best`, section, or null"
-
-    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> StartFromSpec | None:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        if value is None:
-            return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
-        if isinstance(value, str):
-            match = _WORDS.fullmatch(value)
-            if match is None:
-                report(at, f"{value!r} is not RUN, RUN:STEP or RUN:best")
-                return None
-            value = match.groupdict()
-        spec: StartFromSpec = Section.read(self, value, at, report)
-        return spec
-
-    def write(self, value: StartFromSpec | None) -> object:
-        """As :meth:`Kind.write`."""
-        return None if value is None else Section.write(self, value)
 
 
 VERIFY = ("hashes", "sizes")
@@ -285,76 +262,52 @@ _UP_TO_THE_SCRIPT = {
 class BestSpec:
     """The best checkpoints by a metric, by its last value in `run.log` before the save."""
 
-    metric: str = declare_key("", kinds.text("name of a metric"), "The name of the metric in `run.log`.", required=True)
-    mode: str = declare_key(
-        "min", kinds.choice("min", "max"), "Whether lower (`min`) or higher (`max`) values are better."
-    )
-    n: int = declare_key(1, POSITIVE, "How many to keep; of equal ones, the later ones.")
+    metric: Annotated[str, text("name of a metric"), REQUIRED] = ""
+    """The name of the metric in `run.log`."""
+    mode: Annotated[str, choice("min", "max")] = "min"
+    """Whether lower (`min`) or higher (`max`) values are better."""
+    n: Positive = 1
+    """How many to keep; of equal ones, the later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSpec:
     """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
 
-    last: int = declare_key(
-        3,
-        kinds.whole_number(1, why="a run resumes from its newest checkpoint, which must be kept"),
-        "How many of the newest; with 1, there is no fallback if it is damaged.",
-    )
-    every_steps: int | None = declare_key(
-        None,
-        Nullable(POSITIVE),
-        "Keep the first checkpoint at or after each multiple of this number of steps; null: none.",
-    )
-    best: BestSpec | None = declare_key(
-        None, NullableSection(BestSpec), "The best checkpoints by a metric; null: none."
-    )
+    SHORTHAND: ClassVar = "last"
+    last: Annotated[int, whole_number(1, why="a run resumes from its newest checkpoint, which must be kept")] = 3
+    """How many of the newest; with 1, there is no fallback if it is damaged."""
+    every_steps: Positive | None = None
+    """Keep the first checkpoint at or after each multiple of this number of steps; null: none."""
+    best: BestSpec | None = None
+    """The best checkpoints by a metric; null: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """When to save checkpoints, and which to keep."""
 
-    every: Every = declare_key(
-        EveryAuto(),
-        Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict()),
-        "When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk.",
-    )
-    keep: KeepSpec = declare_key(
-        KeepSpec(),
-        ShorthandSection(KeepSpec, "last"),
-        "Which checkpoints to keep; a number N: the newest N.",
-    )
-    verify: str = declare_key(
-        "hashes",
-        kinds.choice(*VERIFY),
-        "How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file.",
-    )
-    quota: int | None = declare_key(
-        None,
-        Nullable(Scalar("amount with a unit, such as `100GB`", parse_size, write_size)),
-        "Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints "
-        "that `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit.",
-    )
-    glob: str | None = declare_key(
-        None,
-        Nullable(kinds.text("pattern of file names")),
-        "Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the "
-        "newest complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
-    )
-    format: str = declare_key(
-        AUTO,
-        kinds.choice(*FORMATS),
-        "The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script "
-        "finds its checkpoints itself, and none is passed to it.",
-    )
-    step: str | None = declare_key(
-        None,
-        Nullable(kinds.text("regular expression, or key", check_step)),
-        "A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the "
-        "key of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the "
-        "checkpoint under a usual name, else in its name.",
-    )
+    every: Annotated[
+        Every, Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict())
+    ] = EveryAuto()
+    """When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk."""
+    keep: KeepSpec = KeepSpec()
+    """Which checkpoints to keep; a number N: the newest N."""
+    verify: Annotated[str, choice(*VERIFY)] = "hashes"
+    """How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file."""
+    quota: Annotated[int, Scalar("amount with a unit, such as `100GB`", parse_size, write_size)] | None = None
+    """Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints that
+    `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit."""
+    glob: Annotated[str, text("pattern of file names")] | None = None
+    """Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the newest
+    complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM."""
+    format: Annotated[str, choice(*FORMATS)] = AUTO
+    """The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script
+    finds its checkpoints itself, and none is passed to it."""
+    step: Annotated[str, text("regular expression, or key", check_step)] | None = None
+    """A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the key
+    of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the checkpoint under
+    a usual name, else in its name."""
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""

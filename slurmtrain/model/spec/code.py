@@ -8,10 +8,9 @@ import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.kinds import Conflict, Items, Scalar, declare_key
+from slurmtrain.model.spec.kinds import Conflict, Items, Scalar, choice, text
 from slurmtrain.model.spec.values import parse_size, write_size
 
 _HEX = frozenset("0123456789abcdef")
@@ -330,32 +329,24 @@ SNAPSHOT = "snapshot"
 NONE = "none"
 
 
+Patterns = Annotated[tuple[str, ...], Items(text("pattern"), "list of patterns")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSpec:
     """Which code a run executes. `code: none` is short for `code: {mode: none}`."""
 
-    mode: str = declare_key(
-        SNAPSHOT,
-        kinds.choice(SNAPSHOT, NONE),
-        "`snapshot`: the files as they are when the run is submitted, also after a requeue. `none`: whatever is in "
-        "`workdir` when an attempt starts. Written out, a snapshot is required; by default there is none where "
-        "`workdir` is no project's, which `submit` says.",
-    )
-    include: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("pattern"), "list of patterns"),
-        "Files that git ignores and the code needs, such as `src/**/*.so`, relative to the repository.",
-    )
-    exclude: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("pattern"), "list of patterns"),
-        "Files that are no code, in the syntax of .gitignore; a `.slurmtrainignore` says the same for all specs.",
-    )
-    max_size: int = declare_key(
-        100 << 20,
-        Scalar("amount with a unit, such as `100MB`", parse_size, write_size),
-        "How large a snapshot may be, in units of 1024, before it is compressed.",
-    )
+    SHORTHAND: ClassVar = "mode"
+    mode: Annotated[str, choice(SNAPSHOT, NONE)] = SNAPSHOT
+    """`snapshot`: the files as they are when the run is submitted, also after a requeue. `none`: whatever is in
+    `workdir` when an attempt starts. Written out, a snapshot is required; by default there is none where `workdir` is
+    no project's, which `submit` says."""
+    include: Patterns = ()
+    """Files that git ignores and the code needs, such as `src/**/*.so`, relative to the repository."""
+    exclude: Patterns = ()
+    """Files that are no code, in the syntax of .gitignore; a `.slurmtrainignore` says the same for all specs."""
+    max_size: Annotated[int, Scalar("amount with a unit, such as `100MB`", parse_size, write_size)] = 100 << 20
+    """How large a snapshot may be, in units of 1024, before it is compressed."""
 
     @property
     def has_snapshot(self) -> bool:

@@ -1,52 +1,59 @@
 """The kinds of values a spec can hold: how each is read, and how the reference names it.
 
+A section is a dataclass: its fields are its keys, each annotated with its kind and followed by its text in the
+reference, as a docstring. ``Annotated[int, whole_number(0)] | None`` is a number or null; ``bool`` and the dataclass of
+another section need nothing else. A section may have
+
+- ``SHORTHAND``: the key that a single value stands for: ``3`` for ``{last: 3}`` if it is `last`; or a static method
+  ``expand`` that returns the mapping which a value stands for, and any other value unchanged;
+- ``require``: a static method that raises ValueError for a mapping, as written, which says too little;
+- ``conflicts``: a method that yields keys which contradict each other, and why.
+
 A kind never raises for a user's mistake: it calls ``report(path, message)`` and continues, so that one reading finds
 all mistakes of a file.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_type_hints
 
 from slurmtrain.model.written import plain_numbers
 
-_KEYS = {
-    "command": ("cmd", "script", "run", "entrypoint", "program"),
-    "params": ("args", "arguments", "parameters", "hyperparameters", "hparams"),
-    "name": ("job_name", "job-name", "jobname"),
-    "env": ("environment", "environ", "env_vars", "variables"),
-    "setup": ("modules", "prolog", "prologue", "setup_commands"),
-    "workdir": ("cwd", "chdir", "directory", "working_dir", "working_directory"),
-    "sweep": ("grid", "sweeps", "array"),
-    "slurm": ("sbatch", "sbatch_options"),
-    "slurm.partition": ("queue", "partitions"),
-    "resources.nodes": ("node", "num_nodes", "n_nodes", "nnodes"),
-    "resources.gpus_per_node": ("gpu", "gpus", "num_gpus", "n_gpus", "ngpus", "gpus_per_task", "gres"),
-    "resources.procs_per_node": (
-        "procs", "processes", "tasks", "ntasks", "nproc", "nproc_per_node", "tasks_per_node", "ntasks_per_node",
-    ),
-    "resources.cpus_per_proc": ("cpu", "cpus", "cores", "num_cpus", "cpus_per_task", "cpus-per-task"),
-    "resources.mem": ("memory", "ram", "mem_per_node"),
-    "resources.time": ("walltime", "timeout", "time_limit", "timelimit", "time-limit"),
-    "strategy": ("parallel", "parallelism", "parallelize", "ddp", "fsdp", "hsdp"),
-    "strategy.mixed_precision": ("precision", "amp", "param_dtype"),
-    "resources.accumulation": ("gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    "requeue.max_failures": ("retries", "max_retries", "max_restarts"),
-}  # fmt: skip
-
-OTHER_NAMES = {name: tuple(key.split(".")) for key, names in _KEYS.items() for name in names}
-
-
+# What other programs call keys of a spec: for a hint to who writes one of these names.
+_OTHER_NAMES = {
+    "command": "cmd script run entrypoint program",
+    "params": "args arguments parameters hyperparameters hparams",
+    "name": "job_name job-name jobname",
+    "env": "environment environ env_vars variables",
+    "setup": "modules prolog prologue setup_commands",
+    "workdir": "cwd chdir directory working_dir working_directory",
+    "sweep": "grid sweeps array",
+    "slurm": "sbatch sbatch_options",
+    "slurm.partition": "queue partitions",
+    "resources.nodes": "node num_nodes n_nodes nnodes",
+    "resources.gpus_per_node": "gpu gpus num_gpus n_gpus ngpus gpus_per_task gres",
+    "resources.procs_per_node": "procs processes tasks ntasks nproc nproc_per_node tasks_per_node ntasks_per_node",
+    "resources.cpus_per_proc": "cpu cpus cores num_cpus cpus_per_task cpus-per-task",
+    "resources.mem": "memory ram mem_per_node",
+    "resources.time": "walltime timeout time_limit timelimit time-limit",
+    "strategy": "parallel parallelism parallelize ddp fsdp hsdp",
+    "strategy.mixed_precision": "precision amp param_dtype",
+    "resources.accumulation": "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches",
+    "requeue.max_failures": "retries max_retries max_restarts",
+}
+OTHER_NAMES = {name: tuple(key.split(".")) for key, names in _OTHER_NAMES.items() for name in names.split()}
 # A key of the file with the keys of the sections around it, outermost first.
 KeyPath = tuple[str, ...]
 # Called for each mistake, with the key and a sentence.
 Report = Callable[[KeyPath, str], None]
 # A key of a section that contradicts another one, and why.
 Conflict = tuple[str, str]
+# Marks a key in its annotation: a file without it has a mistake.
+REQUIRED = object()
 
 
 class Kind(Protocol):
@@ -79,32 +86,32 @@ def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), None)
 
 
+_TYPES = {bool: "true/false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a mapping"}
+
+
 def type_name(value: object) -> str:
     """The type of a value in words that a YAML user knows."""
-    if value is None:
-        return "nothing (null)"
-    names = {
-        bool: "true/false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "a mapping",
-    }
-    return names.get(type(value), type(value).__name__)
+    return "nothing (null)" if value is None else _TYPES.get(type(value), type(value).__name__)
+
+
+def expected(right: str, value: object, cure: str = "") -> ValueError:
+    """The error about a ``value`` of the wrong type; ``right``: what it should be; ``cure``: what to write instead."""
+    return ValueError(f"expected {right}, found {type_name(value)} ({value!r}){cure}")
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """A kind that ``parse`` reads and ``write`` writes; ``parse`` raises ValueError with a sentence.
 
-    ``is_text``: whether a number becomes text, which is then what the user wrote: ``0123`` and not 83.
+    ``is_text``: whether a number becomes text, which is then what the user wrote: ``0123`` and not 83. ``schema``: what
+    JSON Schema says of it.
     """
 
     text: str
-    parse: Callable[[object], Any]
+    parse: Callable[[Any], Any]
     write: Callable[[Any], object] = lambda value: value
     is_text: bool = False
+    schema: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def read(self, value: object, at: KeyPath, report: Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
@@ -122,12 +129,13 @@ def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Sca
     def parse(value: object) -> int:
         # True is an int to Python, and "yes" is True to YAML.
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"expected a whole number, found {type_name(value)} ({value!r})")
+            raise expected("a whole number", value)
         if value < minimum or (maximum is not None and value > maximum):
             raise ValueError(f"expected a whole number {bounds}, found {value}{f': {why}' if why else ''}")
         return value
 
-    return Scalar(f"whole number {bounds}", parse)
+    limits = {"minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
+    return Scalar(f"whole number {bounds}", parse, schema={"type": "integer", **limits})
 
 
 def finite_number(minimum: float) -> Scalar:
@@ -135,30 +143,13 @@ def finite_number(minimum: float) -> Scalar:
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"expected a number, found {type_name(value)} ({value!r})")
-        if not _is_finite(value) or value < minimum:
+            raise expected("a number", value)
+        # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
+        if not minimum <= value <= sys.float_info.max:
             raise ValueError(f"expected a number of at least {minimum:g}, found {value}")
         return value
 
-    return Scalar(f"number of at least {minimum:g}", parse)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
-
-
-def boolean() -> Scalar:
-    """True or false."""
-
-    def parse(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"expected true or false, found {type_name(value)} ({value!r})")
-        return value
-
-    return Scalar("true or false", parse)
+    return Scalar(f"number of at least {minimum:g}", parse, schema={"type": "number", "minimum": minimum})
 
 
 def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scalar:
@@ -166,7 +157,7 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
 
     def parse(value: object) -> str:
         if not isinstance(value, str):
-            raise ValueError(f"expected {name}, found {type_name(value)} ({value!r}){_quote_hint(value, check)}")
+            raise expected(name, value, _quote_hint(value, check))
         if not value.strip():
             raise ValueError(f"expected {name}, found a blank text")
         if "\0" in value:
@@ -175,7 +166,7 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
             check(value)
         return value
 
-    return Scalar(name, parse, is_text=True)
+    return Scalar(name, parse, is_text=True, schema={"type": "string"})
 
 
 def _quote_hint(value: object, check: Callable[[str], None] | None) -> str:
@@ -192,36 +183,46 @@ def _quote_hint(value: object, check: Callable[[str], None] | None) -> str:
     return f"; write {line}" if is_line else "; put it in quotes"
 
 
-def choice(*words: str) -> Scalar:
-    """One of a few words."""
+def choice(*words: str, others: Callable[[str], str] = lambda _: "") -> Scalar:
+    """One of a few words. ``others``: a hint to who writes another word; if empty, the nearest word is hinted at."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
-            hint = suggestion(value, words) if isinstance(value, str) else ""
+            hint = (others(value) or suggestion(value, words)) if isinstance(value, str) else ""
             raise ValueError(f"expected one of {', '.join(words)}, found {value!r}{hint}")
         return value
 
-    return Scalar("one of " + ", ".join(f"`{word}`" for word in words), parse)
+    return Scalar("one of " + ", ".join(f"`{word}`" for word in words), parse, schema={"enum": list(words)})
 
 
 def level(*words: str) -> Scalar:
     """One of a few words. The first may be written false, and the last one true: YAML 1.1 reads `off` as false."""
-    inner = choice(*words)
+    word = choice(*words)
+    booleans = {False: words[0], True: words[-1]}
+    return Scalar(
+        word.text,
+        lambda value: booleans[value] if isinstance(value, bool) else word.parse(value),
+        schema={"enum": [*words, True, False]},
+    )
 
-    def parse(value: object) -> str:
-        if isinstance(value, bool):
-            return words[-1] if value else words[0]
-        parsed: str = inner.parse(value)
-        return parsed
 
-    return Scalar(inner.text, parse)
+def _parse_boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise expected("true or false", value)
+    return value
+
+
+BOOLEAN = Scalar("true or false", _parse_boolean, schema={"type": "boolean"})
+Count = Annotated[int, whole_number(0)]
+Positive = Annotated[int, whole_number(1)]
+Amount = Annotated[float, finite_number(0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Nullable:
     """A kind that may also be null."""
 
-    kind: Scalar
+    kind: Kind
 
     @property
     def text(self) -> str:
@@ -247,7 +248,7 @@ class Items:
     def read(self, value: object, at: KeyPath, report: Report) -> tuple[Any, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if not isinstance(value, list | tuple):
-            report(at, f"expected a list, found {type_name(value)} ({value!r})")
+            report(at, str(expected("a list", value)))
             return ()
         return tuple(self.kind.read(item, (*at, str(index)), report) for index, item in enumerate(value))
 
@@ -269,7 +270,7 @@ class Entries:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            report(at, f"expected a mapping (name: value), found {type_name(value)} ({value!r})")
+            report(at, str(expected("a mapping (name: value)", value)))
             return {}
         entries = {}
         for key, item in value.items():
@@ -288,58 +289,132 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping with a fixed set of keys: the fields of a dataclass, each made by :func:`declare_key`.
-
-    The dataclass may have a method ``conflicts`` that yields keys which contradict each other.
-    """
+    """A mapping with a fixed set of keys: the fields of a dataclass. ``nullable``: whether it may be null."""
 
     cls: type
+    nullable: bool = False
 
     @property
     def text(self) -> str:
         """As :attr:`Kind.text`."""
-        return "section"
+        return "section, or null" if self.nullable else "section"
+
+    def expand(self, value: object) -> object:
+        """The mapping that a single value stands for; anything else unchanged."""
+        if hasattr(self.cls, "expand"):
+            return self.cls.expand(value)
+        key = getattr(self.cls, "SHORTHAND", None)
+        return {key: value} if key and isinstance(value, bool | int | float | str) else value
 
     def read(self, value: object, at: KeyPath, report: Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        written, value = value, None if value is None else self.expand(value)
         if value is None:
+            if self.nullable:
+                return None
             value = {}
+        keys = keys_of(self.cls)
         if not isinstance(value, Mapping):
-            switch = isinstance(value, bool) and "enabled" in _schema(self.cls)
+            switch = isinstance(value, bool) and "enabled" in keys
             cure = f"; write {{enabled: {str(value).lower()}}}" if switch else ""
-            report(at, f"expected a section (key: value), found {type_name(value)} ({value!r}){cure}")
+            report(at, str(expected("a section (key: value)", value, cure)))
             return self.cls()
-        schema = _schema(self.cls)
-        misspelt = set()
-        for key in value:
-            if key not in schema:
-                hint = hint_for_unknown_key((*at, str(key)), schema)
-                misspelt.add(hint.key)
-                report((*at, str(key)), f"unknown key{hint}")
-        for name, f in schema.items():
-            # One mistake, one message: a key that is there under another name is not missing.
-            if f.metadata["required"] and name not in value and (*at, name) not in misspelt:
-                report((*at, name), "this key is required")
+        if written is not None and not isinstance(written, Mapping):
+            # The file does not contain the key, so a mistake in its value is reported at the section.
+            report = _report_at(at, {(*at, key) for key in value}, report)
+        self._check_keys(value, at, report)
         # Also after a mistake, so that conflicts of the other keys are reported in the same pass.
-        section = self.cls(**{name: _read_field(f, value, at, report) for name, f in schema.items()})
-        for key, message in section.conflicts() if hasattr(section, "conflicts") else ():
-            report((*at, key) if key else at, message)
+        section = self.cls(
+            **{
+                name: key.kind.read(value[name], (*at, name), report) if name in value else key.default
+                for name, key in keys.items()
+            }
+        )
+        for name, message in section.conflicts() if hasattr(section, "conflicts") else ():
+            report((*at, name) if name else at, message)
         return section
 
-    def write(self, value: Any) -> object:
+    def _check_keys(self, value: Mapping[Any, object], at: KeyPath, report: Report) -> None:
+        """Report the keys that there are not, and what is missing."""
+        keys = keys_of(self.cls)
+        misspelt = set()
+        for key in value:
+            if key not in keys:
+                hint = hint_for_unknown_key((*at, str(key)), keys)
+                misspelt.add(hint.key)
+                report((*at, str(key)), f"unknown key{hint.text}")
+        for name, each in keys.items():
+            # One mistake, one message: a key that is there under another name is not missing.
+            if each.required and name not in value and (*at, name) not in misspelt:
+                report((*at, name), "this key is required")
+        try:
+            if hasattr(self.cls, "require"):
+                self.cls.require(value)
+        except ValueError as error:
+            report(at, str(error))
+
+    def write(self, value: Any) -> Any:
         """As :meth:`Kind.write`."""
-        plain: dict[str, Any] = {}
+        if value is None:
+            return None
         defaults = _plain_defaults(self.cls)
-        for name, f in _schema(self.cls).items():
+        plain: dict[str, Any] = {}
+        for name, key in keys_of(self.cls).items():
             inside = getattr(value, name)
-            plain[name] = defaults[name] if inside is f.default else f.metadata["kind"].write(inside)
+            plain[name] = defaults[name] if inside is key.field.default else key.kind.write(inside)
         return plain
 
 
+def _report_at(section: KeyPath, keys: set[KeyPath], report: Report) -> Report:
+    return lambda at, message: report(section if at in keys else at, message)
+
+
+class Key(NamedTuple):
+    """A key of a section. ``required``: whether a file without it has a mistake."""
+
+    kind: Kind
+    field: Field[Any]
+    required: bool
+
+    @property
+    def default(self) -> Any:
+        """Its value if the file does not have it; a new one each time where it may be changed."""
+        factory = self.field.default_factory
+        return self.field.default if factory is MISSING else factory()
+
+
 @cache
-def _schema(cls: type) -> Mapping[str, Any]:
-    """The fields of a section's dataclass, by name: a sweep of a thousand runs reads and writes it so often."""
-    return {f.name: f for f in fields(cls)}
+def keys_of(cls: type) -> Mapping[str, Key]:
+    """The keys of a section, by name, from the annotations of its dataclass."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {f.name: Key(_kind_of(hints[f.name]), f, _is_required(hints[f.name])) for f in fields(cls)}
+
+
+def walk_keys(cls: type, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
+    """Every key of a section and of the sections in it, these before their keys; ``at``: what the section's path is."""
+    for name, key in keys_of(cls).items():
+        yield (*at, name), key
+        if isinstance(key.kind, Section):
+            yield from walk_keys(key.kind.cls, (*at, name))
+
+
+def _is_required(hint: Any) -> bool:
+    return REQUIRED in getattr(hint, "__metadata__", ())
+
+
+def _kind_of(hint: Any) -> Kind:
+    """The kind that an annotation names."""
+    for each in getattr(hint, "__metadata__", ()):
+        if hasattr(each, "read"):
+            kind: Kind = each
+            return kind
+    if hint is bool:
+        return BOOLEAN
+    if isinstance(hint, type) and is_dataclass(hint):
+        return Section(hint)
+    [inner] = [each for each in get_args(hint) if each is not type(None)]
+    kind = _kind_of(inner)
+    return Section(kind.cls, nullable=True) if isinstance(kind, Section) else Nullable(kind)
 
 
 @cache
@@ -348,101 +423,30 @@ def _plain_defaults(cls: type) -> Mapping[str, Any]:
 
     All specs of this process share these lists and mappings: whoever changes one of them changes a copy.
     """
-    return {name: f.metadata["kind"].write(f.default) for name, f in _schema(cls).items() if f.default is not MISSING}
+    return {name: key.kind.write(key.default) for name, key in keys_of(cls).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class ShorthandSection(Section):
-    """A section that may be written as one value, for its ``key``: ``3`` for ``{last: 3}`` if the key is `last`."""
+@cache
+def homes() -> Mapping[str, KeyPath]:
+    """The section of each key of a spec, for a hint if a key is in the wrong one."""
+    # They import this module.
+    from slurmtrain.model.spec.sbatch import PASSED
+    from slurmtrain.model.spec.spec import Spec
 
-    key: str = ""
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return f"{self.key}, or section"
-
-    def expand(self, value: object) -> object:
-        """The mapping that a single value stands for; anything else unchanged."""
-        return {self.key: value} if isinstance(value, bool | int | float | str) else value
-
-    def read(self, value: object, at: KeyPath, report: Report) -> Any:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        mapping = self.expand(value)
-        if mapping is value:
-            return Section.read(self, value, at, report)
-        # The file does not contain the key, so a mistake in its value is reported at the section.
-        return Section.read(self, mapping, at, lambda path, why: report(at if path == (*at, self.key) else path, why))
+    # If several sections have a key of the same name, the first one wins, hence the reversed order.
+    of_slurm = {option.replace("-", "_"): ("slurm",) for option in PASSED}
+    return of_slurm | {path[-1]: path[:-1] for path, _ in reversed(list(walk_keys(Spec)))}
 
 
-@dataclass(frozen=True, slots=True)
-class LevelSection(ShorthandSection):
-    """A section that may be written as its `level`."""
-
-    key: str = "level"
-
-
-@dataclass(frozen=True, slots=True)
-class NullableSection(Section):
-    """A section that may also be null."""
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return "section, or null"
-
-    def read(self, value: object, at: KeyPath, report: Report) -> Any:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        return None if value is None else Section.read(self, value, at, report)
-
-    def write(self, value: Any) -> object:
-        """As :meth:`Kind.write`."""
-        return None if value is None else Section.write(self, value)
-
-
-def declare_key(default: Any, kind: Kind, doc: str, *, required: bool = False) -> Any:
-    """Declare one key of a section, as a field of its dataclass.
-
-    Args:
-        default: Its value if the file does not have the key; a dict is copied.
-        kind: How it is read and written.
-        doc: Its text in the reference (docs/spec.md).
-        required: Whether a file without the key has a mistake.
-    """
-    metadata = {"kind": kind, "doc": doc, "required": required}
-    # A dataclass would share one dict between all of its instances, and therefore refuses it.
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def default_of(f: Any) -> Any:
-    """The default of a dataclass field that has a default or a default factory."""
-    return f.default if f.default is not MISSING else f.default_factory()
-
-
-def _read_field(f: Any, value: Mapping[Any, object], at: KeyPath, report: Report) -> Any:
-    if f.name not in value:
-        return default_of(f)
-    return f.metadata["kind"].read(value[f.name], (*at, f.name), report)
-
-
-# The section of each key, for a hint if a key is in the wrong one. Filled by slurmtrain.model.spec.spec, which
-# imports this module and not the other way round.
-HOMES: dict[str, KeyPath] = {}
 # How similar a key of the section must be to outweigh that a key of this very name is in another section.
 _ALMOST_THE_SAME = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """What an unknown key may be meant to be: the end of a message, and the key; an empty one if that is not known."""
 
     text: str
     key: KeyPath = ()
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def hint_for_unknown_key(path: KeyPath, siblings: Iterable[str]) -> Hint:
@@ -453,14 +457,14 @@ def hint_for_unknown_key(path: KeyPath, siblings: Iterable[str]) -> Hint:
     # At the top level, where users write most, other names of a key outweigh its similarity to other keys.
     if meant and (near is None or meant[:-1] == tuple(at) or not at):
         return Hint(f"; did you mean {(meant[-1] if meant[:-1] == tuple(at) else '.'.join(meant))!r}?", meant)
-    if near is None and key in HOMES:
-        home = HOMES[key]
+    if near is None and key in homes():
+        home = homes()[key]
         return Hint(f"; it belongs under {'.'.join(home)!r}" if home else "; it belongs at the top level", (*home, key))
     near = near or nearest(key, names)
     if near is not None:
         return Hint(f"; did you mean {near!r}?", (*at, near))
-    elsewhere = nearest(key, HOMES, _ALMOST_THE_SAME)
+    elsewhere = nearest(key, homes(), _ALMOST_THE_SAME)
     if elsewhere is not None:
-        meant = (*HOMES[elsewhere], elsewhere)
+        meant = (*homes()[elsewhere], elsewhere)
         return Hint(f"; did you mean {'.'.join(meant)!r}?", meant)
     return Hint(f"; the keys here are {', '.join(names)}")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
-from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import (
+    REQUIRED,
     Conflict,
+    Count,
     Entries,
     Items,
     KeyPath,
-    Nullable,
+    Positive,
     Report,
     Scalar,
     Section,
-    declare_key,
+    choice,
+    nearest,
     type_name,
     whole_number,
 )
@@ -27,7 +30,6 @@ from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.model.spec.sbatch import OPTIONS, PASSED, SlurmValue, canonical_option, check_sbatch_option
 from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS
 from slurmtrain.model.spec.values import (
-    POSITIVE,
     Nodes,
     parse_duration,
     parse_node_memory,
@@ -120,11 +122,24 @@ _TYPED = re.compile(r"(?P<type>[^:,]+):(?P<count>\d{1,6})", re.ASCII)
 
 
 def _parse_count(value: object) -> int:
-    # As text with a type, it is divided before this is called.
-    if isinstance(value, str) and value.strip().isdecimal():
-        raise ValueError(f"expected a whole number, found text ({value!r}); write {int(value)}")
-    count: int = whole_number(0).parse(value)
-    return count
+    if isinstance(value, str):
+        if value.strip().isdecimal():
+            raise ValueError(f"expected a whole number, found text ({value!r}); write {int(value)}")
+        # What is right has been divided before this is called, unless there is another type.
+        gpu_type, count = parse_gpus(value)
+        raise ValueError(f"'{_TYPE}' is another type than {gpu_type}: leave it out, or write {count}")
+    number: int = whole_number(0).parse(value)
+    return number
+
+
+def _divide_gpus(value: object) -> object:
+    """A section whose `gpus_per_node` holds a number and a type, such as `h100:4`, with a key for each."""
+    if isinstance(value, Mapping) and isinstance(typed := value.get(_COUNT), str):
+        with contextlib.suppress(ValueError):
+            gpu_type, count = parse_gpus(typed)
+            if value.get(_TYPE) in (None, gpu_type):
+                return {**value, _COUNT: count, _TYPE: gpu_type}
+    return value
 
 
 def _parse_type(value: object) -> str:
@@ -133,8 +148,8 @@ def _parse_type(value: object) -> str:
     return value
 
 
-GPU_COUNT = Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)
-GPU_TYPE = Scalar("type of GPU", _parse_type)
+Gpus = Annotated[int, Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
+GpuType = Annotated[str, Scalar("type of GPU", _parse_type)]
 
 
 def parse_gpus(text: str) -> tuple[str, int]:
@@ -155,30 +170,11 @@ def parse_gpus(text: str) -> tuple[str, int]:
     raise ValueError(f"expected a whole number, or a type and a number such as h100:4, found {text!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSection(Section):
-    """A section with the keys `gpus_per_node` and `gpu_type`, whose first may hold both."""
-
-    def read(self, value: object, at: KeyPath, report: Report) -> object:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        typed = value.get(_COUNT) if isinstance(value, Mapping) else None
-        if not isinstance(value, Mapping) or not isinstance(typed, str) or typed.strip().isdecimal():
-            return Section.read(self, value, at, report)
-        try:
-            kind, count = parse_gpus(typed)
-        except ValueError as error:
-            report((*at, _COUNT), str(error))
-            return Section.read(self, {**value, _COUNT: 0, _TYPE: None}, at, report)
-        if value.get(_TYPE) not in (None, kind):
-            report((*at, _TYPE), f"'{_COUNT}' has another type, {kind}: leave this out")
-        return Section.read(self, {**value, _COUNT: count, _TYPE: kind}, at, report)
-
-
 # The options that describe a component's nodes: Slurm forgets them with each component. Others hold for the following
 # components, too, and belong to the whole job (slurm_opt.c, reset_each_pass).
 OPTIONS_OF_COMPONENTS = frozenset(name for name in PASSED if SLURM_OPTIONS[name].of_component)
 
-NODE_MEMORY = Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)
+NodeMemory = Annotated[int, Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)]
 
 
 def _check_option(name: object) -> None:
@@ -188,7 +184,7 @@ def _check_option(name: object) -> None:
         raise ValueError(f"--{option} is not passed on: {SLURM_OPTIONS[option].sbatch}")
     if option not in OPTIONS_OF_COMPONENTS:
         whole = "it is one of the whole job: write it under 'slurm'"
-        near = kinds.nearest(option, OPTIONS_OF_COMPONENTS)
+        near = nearest(option, OPTIONS_OF_COMPONENTS)
         raise ValueError(whole if option in OPTIONS else f"unknown option; did you mean {near!r}?" if near else whole)
 
 
@@ -196,26 +192,24 @@ def _check_option(name: object) -> None:
 class ComponentSpec:
     """Nodes of one kind. A key that a component leaves out has its value in `resources`, or in `slurm`."""
 
-    nodes: int = declare_key(1, Scalar(POSITIVE.text, read_node_count), "Nodes of the component.", required=True)
-    procs_per_node: int | None = declare_key(
-        None, Nullable(POSITIVE), "Processes per node; null: that of `resources`, else one per GPU of the component."
+    expand = staticmethod(_divide_gpus)
+    nodes: Annotated[int, Scalar("whole number of at least 1", read_node_count), REQUIRED] = 1
+    """Nodes of the component."""
+    procs_per_node: Positive | None = None
+    """Processes per node; null: that of `resources`, else one per GPU of the component."""
+    gpus_per_node: Gpus | None = None
+    """GPUs per node, also with a type: `h100:4`."""
+    gpu_type: GpuType | None = None
+    """The type of the GPUs; null: any, or that of `resources` together with their number."""
+    cpus_per_proc: Positive | None = None
+    """CPU cores per process."""
+    mem: NodeMemory | None = None
+    """Memory per node; 0: all that it has."""
+    slurm: Annotated[dict[str, Any], Entries(SlurmValue(), "mapping of sbatch options", _check_option)] = field(
+        default_factory=dict
     )
-    gpus_per_node: int | None = declare_key(None, Nullable(GPU_COUNT), "GPUs per node, also with a type: `h100:4`.")
-    gpu_type: str | None = declare_key(
-        None, Nullable(GPU_TYPE), "The type of the GPUs; null: any, or that of `resources` together with their number."
-    )
-    cpus_per_proc: int | None = declare_key(None, Nullable(POSITIVE), "CPU cores per process.")
-    mem: int | None = declare_key(
-        None,
-        Nullable(NODE_MEMORY),
-        "Memory per node; 0: all that it has.",
-    )
-    slurm: dict[str, Any] = declare_key(
-        {},
-        Entries(SlurmValue(), "mapping of sbatch options", _check_option),
-        "Options of sbatch by which the component asks for its nodes, such as `partition`, `constraint`, `gres`, "
-        "`nodelist`.",
-    )
+    """Options of sbatch by which the component asks for its nodes, such as `partition`, `constraint`, `gres`,
+    `nodelist`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +233,7 @@ class Components:
         if len(value) < 2:
             problem = "there is only one component" if value else "there are no components"
             report(at, f"{problem}, and a heterogeneous job has at least two: without this key, nodes are all alike")
-        return Items(GpuSection(self.cls), self.text).read(value, at, report)
+        return Items(Section(self.cls), self.text).read(value, at, report)
 
     def write(self, value: Sequence[ComponentSpec]) -> object:
         """As :meth:`Kind.write`."""
@@ -247,7 +241,7 @@ class Components:
 
 
 def _write_component(component: ComponentSpec) -> dict[str, Any]:
-    plain: Any = GpuSection(ComponentSpec).write(component)
+    plain: Any = Section(ComponentSpec).write(component)
     # Newer than the others: without it, the same spec has the same hash in all versions.
     return {name: value for name, value in plain.items() if name != "gpu_type" or value is not None}
 
@@ -283,78 +277,54 @@ def component_conflicts(components: Sequence[ComponentSpec]) -> Iterator[str]:
 class ResourcesSpec:
     """The resources of a run."""
 
-    nodes: Nodes = declare_key(
-        Nodes(1, 1),
-        Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict()),
-        "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is "
-        "lost, it continues with the others in the same allocation.",
-    )
-    grow: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it "
-        "while it runs. Needs `nodes: {min, max}` and Slurm.",
-    )
-    spares: int = declare_key(
-        0,
-        kinds.whole_number(0),
-        "Additional idle nodes of the job, which replace lost ones.",
-    )
-    procs_per_node: int | None = declare_key(
-        None, Nullable(POSITIVE), "Processes per node; null: one per GPU, or one without GPUs."
-    )
-    gpus_per_node: int = declare_key(
-        0, GPU_COUNT, "GPUs per node, also with their type: `h100:4` is 4 with `gpu_type: h100`."
-    )
-    gpu_type: str | None = declare_key(
-        None,
-        Nullable(GPU_TYPE),
-        "The type of the GPUs, as the site calls it (`sinfo -o '%N %G'`); null: any. The local executor ignores it.",
-    )
-    cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores per process; sets OMP_NUM_THREADS.")
-    bind: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(*BINDINGS)),
-        "What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node; "
-        "`gpu`, those near its GPU; null: nothing. See [slurm.md](slurm.md#cpus-of-ranks).",
-    )
-    mem: int | None = declare_key(
-        None,
-        Nullable(NODE_MEMORY),
-        "Memory per node, in units of 1024; 0: all that the node has; null: the partition's default. Not enforced by "
-        "the local executor.",
-    )
-    mixed: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ. Each "
-        "process then gets as many samples of a batch as suit its speed, which the script asks for: "
-        "`run.share(batch)`, or `run.loader(...)`.",
-    )
-    components: tuple[ComponentSpec, ...] = declare_key(
-        (),
-        Components(),
-        "The components of a heterogeneous job, whose nodes differ, instead of `nodes`. See "
-        "[mixed-hardware.md](mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike.",
-    )
-    accumulation: int = declare_key(
-        1,
-        POSITIVE,
-        "Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits "
-        "into memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on "
-        "`nodes.max` nodes; on fewer, where each process has more of the batch, there are more parts.",
-    )
-    time: int | None = declare_key(
-        None,
-        Nullable(
+    expand = staticmethod(_divide_gpus)
+    nodes: Annotated[
+        Nodes, Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict())
+    ] = Nodes(1, 1)
+    """Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is lost,
+    it continues with the others in the same allocation."""
+    grow: bool = False
+    """Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it while it
+    runs. Needs `nodes: {min, max}` and Slurm."""
+    spares: Count = 0
+    """Additional idle nodes of the job, which replace lost ones."""
+    procs_per_node: Positive | None = None
+    """Processes per node; null: one per GPU, or one without GPUs."""
+    gpus_per_node: Gpus = 0
+    """GPUs per node, also with their type: `h100:4` is 4 with `gpu_type: h100`."""
+    gpu_type: GpuType | None = None
+    """The type of the GPUs, as the site calls it (`sinfo -o '%N %G'`); null: any. The local executor ignores it."""
+    cpus_per_proc: Positive = 1
+    """CPU cores per process; sets OMP_NUM_THREADS."""
+    bind: Annotated[str, choice(*BINDINGS)] | None = None
+    """What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node;
+    `gpu`, those near its GPU; null: nothing. See [slurm.md](slurm.md#cpus-of-ranks)."""
+    mem: NodeMemory | None = None
+    """Memory per node, in units of 1024; 0: all that the node has; null: the partition's default. Not enforced by the
+    local executor."""
+    mixed: bool = False
+    """Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ. Each process
+    then gets as many samples of a batch as suit its speed, which the script asks for: `run.share(batch)`, or
+    `run.loader(...)`."""
+    components: Annotated[tuple[ComponentSpec, ...], Components()] = ()
+    """The components of a heterogeneous job, whose nodes differ, instead of `nodes`. See
+    [mixed-hardware.md](mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike."""
+    accumulation: Positive = 1
+    """Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits into
+    memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on `nodes.max`
+    nodes; on fewer, where each process has more of the batch, there are more parts."""
+    time: (
+        Annotated[
+            int,
             Scalar(
                 'time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes',
                 parse_duration,
                 write_duration,
-            )
-        ),
-        "Time limit of one attempt, in Slurm's formats; null: the partition's limit, or none locally.",
-    )
+            ),
+        ]
+        | None
+    ) = None
+    """Time limit of one attempt, in Slurm's formats; null: the partition's limit, or none locally."""
 
     def __post_init__(self) -> None:
         # A number of nodes that cannot be read is None, and is reported already.
@@ -377,9 +347,10 @@ class ResourcesSpec:
                 "grow",
                 f"it has nothing to grow to: write 'nodes: {{min: {self.nodes.min}, max: {2 * self.nodes.max}}}'",
             )
-        if self.bind == GPU and not self.most_gpus:
+        has_gpus = any(own.gpus_per_node != 0 for own in [each for _, each in self.by_component()] or [self])
+        if self.bind == GPU and not has_gpus:
             yield "bind", "there are no GPUs: write 'bind: numa', or set 'gpus_per_node', such as '1'"
-        if self.gpu_type and not self.most_gpus:
+        if self.gpu_type and not has_gpus:
             yield "gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out"
         if self.components:
             yield from self._component_conflicts()

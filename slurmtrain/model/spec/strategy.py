@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Annotated, ClassVar
 
-from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import (
+    Amount,
     Conflict,
+    Count,
     Entries,
     Items,
     KeyPath,
-    Nullable,
-    NullableSection,
+    Positive,
     Report,
     Scalar,
-    ShorthandSection,
     choice,
-    declare_key,
-    default_of,
+    finite_number,
+    keys_of,
     suggestion,
+    text,
 )
 from slurmtrain.model.spec.launcher import NodeRanks
 
@@ -101,47 +102,18 @@ class MixedPrecisionKind:
 class ActivationCheckpointing:
     """Modules whose activations are not kept for the backward pass, which computes them again."""
 
-    wrap: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("name of a class"), "list of classes"),
-        "The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and "
-        "sequences that consist of modules themselves.",
-    )
-    save: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("name of an operator"), "list of operators"),
-        "Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`: those that take long.",
-    )
+    @staticmethod
+    def expand(value: object) -> object:
+        """The section that true or a list of classes stands for; None for false. Another ``value`` unchanged."""
+        if isinstance(value, bool):
+            return {} if value else None
+        return value if value is None or isinstance(value, Mapping) else {"wrap": value}
 
-
-@dataclass(frozen=True, slots=True)
-class ActivationCheckpointingSection(ShorthandSection):
-    """The section, which may be written as true or as a list of classes, or be false or null."""
-
-    cls: type = ActivationCheckpointing
-    key: str = "wrap"
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return "true, list of classes, section, or null"
-
-    def expand(self, value: object) -> object:
-        """The mapping that a single ``value`` stands for; anything else unchanged."""
-        if value is True:
-            return {}
-        return {self.key: value} if value is not None and not isinstance(value, Mapping) else value
-
-    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> ActivationCheckpointing | None:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        if value is None or value is False:
-            return None
-        spec: ActivationCheckpointing = ShorthandSection.read(self, value, at, report)
-        return spec
-
-    def write(self, value: ActivationCheckpointing | None) -> object:
-        """As :meth:`Kind.write`."""
-        return None if value is None else ShorthandSection.write(self, value)
+    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    """The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and
+    sequences that consist of modules themselves."""
+    save: Annotated[tuple[str, ...], Items(text("name of an operator"), "list of operators")] = ()
+    """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`: those that take long."""
 
 
 # As torch's -1 in the shape of a view: what the others leave.
@@ -154,31 +126,22 @@ def _read_size(value: object) -> int:
     return value
 
 
-_SIZE = Scalar(f"whole number of at least 1, or {REST}", _read_size)
+MeshSize = Annotated[int, Scalar(f"whole number of at least 1, or {REST}", _read_size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSpec:
     """How many processes each dimension of the mesh has. Their product is the number of processes."""
 
-    pp: int = declare_key(
-        1,
-        _SIZE,
-        "How many processes have the stages of the model, one after the other (pipeline parallelism). -1: what the "
-        "other dimensions leave.",
-    )
-    dp: int = declare_key(
-        REST,
-        _SIZE,
-        "How many parts the batch has (data parallelism); `name` says what each of them holds. -1: what the other "
-        "dimensions leave.",
-    )
-    tp: int = declare_key(
-        1,
-        _SIZE,
-        "Over how many processes each layer of the `plan` is divided (tensor parallelism): neighbouring ranks, best on "
-        "one node. -1: what the other dimensions leave.",
-    )
+    pp: MeshSize = 1
+    """How many processes have the stages of the model, one after the other (pipeline parallelism). -1: what the other
+    dimensions leave."""
+    dp: MeshSize = REST
+    """How many parts the batch has (data parallelism); `name` says what each of them holds. -1: what the other
+    dimensions leave."""
+    tp: MeshSize = 1
+    """Over how many processes each layer of the `plan` is divided (tensor parallelism): neighbouring ranks, best on one
+    node. -1: what the other dimensions leave."""
 
     @property
     def is_whole(self) -> bool:
@@ -299,10 +262,9 @@ OPTIONS = tuple(_HOOKS_OF_OPTIONS)
 
 def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
     """What contradicts the hook of a ``strategy`` that may have one."""
-    for option in fields(strategy):
-        owner = _HOOKS_OF_OPTIONS.get(option.name)
-        if owner not in (None, strategy.hook) and getattr(strategy, option.name) != option.default:
-            yield option.name, f"it has no effect without 'hook: {owner}'; leave it out"
+    for option, owner in _HOOKS_OF_OPTIONS.items():
+        if owner != strategy.hook and strategy.is_set(option):
+            yield option, f"it has no effect without 'hook: {owner}'; leave it out"
     if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
         yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
     if strategy.hook in WITH_FEEDBACK and may_be(strategy.mixed_precision, FP16):
@@ -340,16 +302,6 @@ ON_PARTS = "replicated_with_grad_allreduce"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)
 
 
-def _read_name(value: object) -> str:
-    if isinstance(value, str) and value in STRATEGIES:
-        return value
-    hint = ""
-    if isinstance(value, str):
-        meant = _MEANT.get(value.lower().replace("-", "").replace(" ", "_"))
-        hint = f"; did you mean {meant!r}?" if meant else suggestion(value, STRATEGIES)
-    raise ValueError(f"expected one of {', '.join(STRATEGIES)}, found {value!r}{hint}")
-
-
 def _read_density(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"expected a number above 0 and at most 1, found {value!r}")
@@ -362,15 +314,16 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _read_schedule(value: object) -> str:
-    """As torch, whatever the case. YAML has no other type for a name that begins with a digit."""
-    if isinstance(value, str) and value.lower() in SCHEDULES:
-        return value.lower()
-    hint = suggestion(value.lower(), SCHEDULES) if isinstance(value, str) else ""
-    raise ValueError(f"expected one of {', '.join(SCHEDULES)}, found {value!r}{hint}")
+    """As torch, whatever the case."""
+    schedule: str = choice(*SCHEDULES).parse(value.lower() if isinstance(value, str) else value)
+    return schedule
 
 
-_SCHEDULE = Scalar("one of " + ", ".join(f"`{name}`" for name in SCHEDULES), _read_schedule)
-_NAME = Scalar("one of " + ", ".join(f"`{name}`" for name in STRATEGIES), _read_name)
+def _hint_for_strategy(word: str) -> str:
+    meant = _MEANT.get(word.lower().replace("-", "").replace(" ", "_"))
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
 # Which strategies the options belong to.
 REPLICATED = (DDP, ZERO1)
 _NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
@@ -395,151 +348,94 @@ _OWNERS = {
 class StrategySpec:
     """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
 
-    name: str = declare_key(
-        DDP,
-        _NAME,
-        "`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded "
-        "over all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but "
-        "each process has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are "
-        "divided over all processes, or those of the dimension `tp` of the `mesh`. `pipeline`: the model's parts are "
-        "divided over all processes, or those of the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a "
-        "single process, which divides each batch over its GPUs: for comparison, since `ddp` is faster.",
-    )
-    mixed_precision: MixedPrecision = declare_key(
-        None,
-        MixedPrecisionKind(),
-        "The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and "
-        "in checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which "
-        "takes `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that "
-        "has it, `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: "
-        "`{default: bf16, V100: fp16}`, also to `fp32`.",
-    )
-    activation_checkpointing: ActivationCheckpointing | None = declare_key(
-        None,
-        ActivationCheckpointingSection(),
-        "Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes "
-        "such as `[Block]`, or a section. It takes less memory, and more time.",
-    )
-    bucket_cap_mb: float | None = declare_key(
-        None,
-        Nullable(kinds.finite_number(0.001)),
-        "`ddp`, `zero1`: the size in MiB of the buckets in which gradients are reduced; null: torch's.",
-    )
-    static_graph: bool = declare_key(
-        False, kinds.boolean(), "`ddp`, `zero1`: whether each step uses the same parameters, in the same order."
-    )
-    gradient_as_bucket_view: bool = declare_key(
-        False, kinds.boolean(), "`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."
-    )
-    find_unused_parameters: bool = declare_key(
-        False, kinds.boolean(), "`ddp`, `zero1`: whether some parameters may have no gradient in some steps."
-    )
-    hook: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(*HOOKS)),
-        "`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress "
-        "them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two "
-        "that have few columns. `topk`: only the largest, the others are added to those of the next step. "
-        "`hierarchical`: whole, first within each node, then across nodes, each process a part of them.",
-    )
-    matrix_approximation_rank: int = declare_key(
-        1, kinds.whole_number(1), "`hook: powersgd`: how many columns the two matrices have."
-    )
-    start_powersgd_iter: int = declare_key(
-        1000,
-        kinds.whole_number(0),
-        "`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with "
-        "`use_error_feedback` or `warm_start`.",
-    )
-    min_compression_rate: float = declare_key(
-        2.0,
-        kinds.finite_number(0),
-        "`hook: powersgd`: matrices that become less than so many times smaller are sent whole.",
-    )
-    use_error_feedback: bool = declare_key(
-        True, kinds.boolean(), "`hook: powersgd`: whether what is lost is added to the gradients of the next step."
-    )
-    warm_start: bool = declare_key(
-        True, kinds.boolean(), "`hook: powersgd`: whether a step begins with the matrices of the step before."
-    )
-    orthogonalization_epsilon: float = declare_key(
-        0.0,
-        kinds.finite_number(0),
-        "`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero.",
-    )
-    batch_tensors_with_same_shape: bool = declare_key(
-        False, kinds.boolean(), "`hook: powersgd`: whether matrices of the same shape are computed together."
-    )
-    density: float = declare_key(
-        0.01,
-        Scalar("number above 0 and at most 1", _read_density),
-        "`hook: topk`: the part of the gradients of a bucket that is sent.",
-    )
-    reshard_after_forward: bool = declare_key(
-        True,
-        kinds.boolean(),
-        "`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the "
-        "backward pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory.",
-    )
-    wrap: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("name of a class"), "list of classes"),
-        "`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the "
-        "elements of the model's module lists and sequences.",
-    )
-    offload: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of "
-        "the node, where the optimizer steps too; takes `resources.mem`.",
-    )
-    reduce_dtype: str | None = declare_key(
-        None,
-        Nullable(kinds.choice(BF16, FP32)),
-        "`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else that "
-        "of the parameters.",
-    )
+    SHORTHAND: ClassVar = "name"
+    name: Annotated[str, choice(*STRATEGIES, others=_hint_for_strategy)] = DDP
+    """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
+    all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
+    has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
+    processes, or those of the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all
+    processes, or those of the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
+    divides each batch over its GPUs: for comparison, since `ddp` is faster."""
+    mixed_precision: Annotated[MixedPrecision, MixedPrecisionKind()] = None
+    """The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and in
+    checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which takes
+    `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that has it,
+    `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: `{default: bf16, V100:
+    fp16}`, also to `fp32`."""
+    activation_checkpointing: ActivationCheckpointing | None = None
+    """Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes such
+    as `[Block]`, or a section. It takes less memory, and more time."""
+    bucket_cap_mb: Annotated[float, finite_number(0.001)] | None = None
+    """`ddp`, `zero1`: the size in MiB of the buckets in which gradients are reduced; null: torch's."""
+    static_graph: bool = False
+    """`ddp`, `zero1`: whether each step uses the same parameters, in the same order."""
+    gradient_as_bucket_view: bool = False
+    """`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."""
+    find_unused_parameters: bool = False
+    """`ddp`, `zero1`: whether some parameters may have no gradient in some steps."""
+    hook: Annotated[str, choice(*HOOKS)] | None = None
+    """`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress
+    them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two that have few
+    columns. `topk`: only the largest, the others are added to those of the next step. `hierarchical`: whole, first
+    within each node, then across nodes, each process a part of them."""
+    matrix_approximation_rank: Positive = 1
+    """`hook: powersgd`: how many columns the two matrices have."""
+    start_powersgd_iter: Count = 1000
+    """`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with
+    `use_error_feedback` or `warm_start`."""
+    min_compression_rate: Amount = 2.0
+    """`hook: powersgd`: matrices that become less than so many times smaller are sent whole."""
+    use_error_feedback: bool = True
+    """`hook: powersgd`: whether what is lost is added to the gradients of the next step."""
+    warm_start: bool = True
+    """`hook: powersgd`: whether a step begins with the matrices of the step before."""
+    orthogonalization_epsilon: Amount = 0.0
+    """`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero."""
+    batch_tensors_with_same_shape: bool = False
+    """`hook: powersgd`: whether matrices of the same shape are computed together."""
+    density: Annotated[float, Scalar("number above 0 and at most 1", _read_density)] = 0.01
+    """`hook: topk`: the part of the gradients of a bucket that is sent."""
+    reshard_after_forward: bool = True
+    """`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the backward
+    pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory."""
+    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    """`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the
+    elements of the model's module lists and sequences."""
+    offload: bool = False
+    """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of the
+    node, where the optimizer steps too; takes `resources.mem`."""
+    reduce_dtype: Annotated[str, choice(BF16, FP32)] | None = None
+    """`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else that of the
+    parameters."""
 
-    mesh: MeshSpec | None = declare_key(
-        None,
-        NullableSection(MeshSpec),
-        "How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension.",
+    mesh: MeshSpec | None = None
+    """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
+    plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _check_pattern)] = field(
+        default_factory=dict
     )
-    plan: Mapping[str, str] = declare_key(
-        {},
-        Entries(kinds.choice(*STYLES), "mapping", _check_pattern),
-        "With tensor parallelism: how modules are divided, by their names, in which `*` stands for one part: "
-        "`{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its "
-        "`tensor_plan`. `colwise`: by output features. `rowwise`: by input features, such as those of `colwise` before "
-        "it. `colwise_rep`: as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which "
-        "is divided with `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its "
-        "features, such as a norm of each head.",
-    )
-    sequence_parallel: bool = declare_key(
-        False,
-        kinds.boolean(),
-        "With tensor parallelism: whether what lies between the divided layers is divided too, along the last "
-        "dimension but one; takes a plan that has all modules with parameters.",
-    )
+    """With tensor parallelism: how modules are divided, by their names, in which `*` stands for one part:
+    `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
+    `colwise`: by output features. `rowwise`: by input features, such as those of `colwise` before it. `colwise_rep`: as
+    `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which is divided with
+    `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its features, such as a
+    norm of each head."""
+    sequence_parallel: bool = False
+    """With tensor parallelism: whether what lies between the divided layers is divided too, along the last dimension
+    but one; takes a plan that has all modules with parameters."""
 
-    schedule: str = declare_key(
-        DEFAULT_SCHEDULE,
-        _SCHEDULE,
-        "With a pipeline: in which order its stages compute microbatches, one of torch's schedules. With `gpipe` and "
-        "`1f1b` each process has one stage, with the others two.",
-    )
-    microbatches: int | None = declare_key(
-        None,
-        Nullable(kinds.whole_number(1)),
-        "With a pipeline: into how many microbatches the batch of a step is divided, each of them further by "
-        "`resources.accumulation`; null: one for each process of the pipeline.",
-    )
-    split: tuple[str, ...] = declare_key(
-        (),
-        Items(kinds.text("name of a module"), "list of modules"),
-        "With a pipeline: the parts of the model that begin a new stage, such as `[blocks.4, blocks.8]`; if empty, "
-        "stages have about the same number of parameters.",
-    )
+    schedule: Annotated[str, Scalar(choice(*SCHEDULES).text, _read_schedule)] = DEFAULT_SCHEDULE
+    """With a pipeline: in which order its stages compute microbatches, one of torch's schedules. With `gpipe` and
+    `1f1b` each process has one stage, with the others two."""
+    microbatches: Positive | None = None
+    """With a pipeline: into how many microbatches the batch of a step is divided, each of them further by
+    `resources.accumulation`; null: one for each process of the pipeline."""
+    split: Annotated[tuple[str, ...], Items(text("name of a module"), "list of modules")] = ()
+    """With a pipeline: the parts of the model that begin a new stage, such as `[blocks.4, blocks.8]`; if empty, stages
+    have about the same number of parameters."""
+
+    def is_set(self, option: str) -> bool:
+        """Whether an ``option`` has another value than its default: a default never contradicts anything."""
+        return bool(getattr(self, option) != keys_of(StrategySpec)[option].default)
 
     @property
     def is_sharded(self) -> bool:
@@ -568,11 +464,10 @@ class StrategySpec:
         if self.name not in STRATEGIES:
             return
         yield from self._conflicts_of_mesh()
-        for option in fields(self):
-            owners = _OWNERS.get(option.name, STRATEGIES)
-            if self.name not in owners and getattr(self, option.name) != option.default:
+        for option, owners in _OWNERS.items():
+            if self.name not in owners and self.is_set(option):
                 yield (
-                    option.name,
+                    option,
                     f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out",
                 )
         if self.name in REPLICATED:
@@ -591,12 +486,8 @@ class StrategySpec:
             ("tp", TENSOR, self.is_tensor_parallel, ("plan", "sequence_parallel")),
             ("pp", PIPELINE, self.is_pipeline, ("schedule", "microbatches", "split")),
         ):
-            for option in fields(self) if not is_used else ():
-                if option.name in keys and getattr(self, option.name) != default_of(option):
-                    yield (
-                        option.name,
-                        f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'; leave it out",
-                    )
+            for option in filter(self.is_set, () if is_used else keys):
+                yield option, f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'; leave it out"
             if self.name == name and self.mesh is not None and getattr(self.mesh, dimension) == 1:
                 yield "mesh", f"{name!r} needs a dimension '{dimension}' of more than one process"
         if not (self.is_tensor_parallel or self.is_pipeline):
@@ -607,36 +498,12 @@ class StrategySpec:
             yield "mesh", "'zero1' cannot divide the model, too: use 'fsdp', which also shards the optimizer's state"
         if self.name == HSDP and self.is_pipeline:
             yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
-        for option in fields(self):
-            if _OWNERS.get(option.name) == REPLICATED and getattr(self, option.name) != option.default:
+        for option, owners in _OWNERS.items():
+            if owners == REPLICATED and self.is_set(option):
                 yield (
-                    option.name,
+                    option,
                     "it has no effect where the model is divided: gradients are reduced otherwise there; leave it out",
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class StrategySection(ShorthandSection):
-    """The section, which may be written as the name of the strategy, or be null."""
-
-    cls: type = StrategySpec
-    key: str = "name"
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return f"{_NAME.text}, section, or null"
-
-    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> StrategySpec | None:
-        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
-        if value is None:
-            return None
-        spec: StrategySpec = ShorthandSection.read(self, value, at, report)
-        return spec
-
-    def write(self, value: StrategySpec | None) -> object:
-        """As :meth:`Kind.write`."""
-        return None if value is None else ShorthandSection.write(self, value)
 
 
 def placement_conflicts(strategy: StrategySpec, *, least: int, ranks: NodeRanks, mem: int | None) -> Iterator[str]:

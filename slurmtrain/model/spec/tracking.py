@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
-from slurmtrain.model.spec import kinds
-from slurmtrain.model.spec.kinds import Conflict, KeyPath, Nullable, NullableSection, Report, declare_key
-from slurmtrain.model.spec.values import POSITIVE, ParamKind, check_param_name
+from slurmtrain.model.passwords import check_tracking_uri
+from slurmtrain.model.spec.kinds import Conflict, Entries, KeyPath, Positive, Report, choice, expected, text
+from slurmtrain.model.spec.values import ParamKind, check_experiment_name, check_param_name
 
 _OWN = ("mlflow", "wandb", "tensorboard", "csv")
 WANDB_MODES = ("auto", "online", "offline")
@@ -19,40 +19,37 @@ WANDB_MODES = ("auto", "online", "offline")
 class WandbSpec:
     """Showing runs in Weights & Biases."""
 
-    enabled: bool = declare_key(False, kinds.boolean(), "Whether `sync` sends this run to Weights & Biases.")
-    project: str | None = declare_key(None, Nullable(kinds.text("name")), "Its project; null: MLflow's experiment.")
-    entity: str | None = declare_key(None, Nullable(kinds.text("name")), "Its user or team; null: the default one.")
-    mode: str = declare_key(
-        "auto",
-        kinds.choice(*WANDB_MODES),
-        "`offline` writes directories for `wandb sync`; `online` sends to the server; auto: online if an API key is "
-        "there.",
-    )
-    dir: str | None = declare_key(
-        None, Nullable(kinds.text("directory")), "Where it writes the folder `wandb`; null: the runs root."
-    )
+    enabled: bool = False
+    """Whether `sync` sends this run to Weights & Biases."""
+    project: Annotated[str, text("name")] | None = None
+    """Its project; null: MLflow's experiment."""
+    entity: Annotated[str, text("name")] | None = None
+    """Its user or team; null: the default one."""
+    mode: Annotated[str, choice(*WANDB_MODES)] = "auto"
+    """`offline` writes directories for `wandb sync`; `online` sends to the server; auto: online if an API key is
+    there."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Where it writes the folder `wandb`; null: the runs root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorboardSpec:
     """Showing runs in TensorBoard."""
 
-    enabled: bool = declare_key(False, kinds.boolean(), "Whether `sync` writes event files of this run.")
-    dir: str | None = declare_key(
-        None,
-        Nullable(kinds.text("directory")),
-        "Directory with a folder for each run; null: `tensorboard` in the runs root.",
-    )
+    enabled: bool = False
+    """Whether `sync` writes event files of this run."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Directory with a folder for each run; null: `tensorboard` in the runs root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvSpec:
     """Writing metrics to CSV files."""
 
-    enabled: bool = declare_key(False, kinds.boolean(), "Whether `sync` writes a CSV file of this run.")
-    dir: str | None = declare_key(
-        None, Nullable(kinds.text("directory")), "Directory with a file for each run; null: `csv` in the runs root."
-    )
+    enabled: bool = False
+    """Whether `sync` writes a CSV file of this run."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Directory with a file for each run; null: `csv` in the runs root."""
 
 
 def check_plugin_name(name: str) -> None:
@@ -71,24 +68,13 @@ class PluginSettings:
     def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if value is not None and not isinstance(value, Mapping):
-            report(at, f"expected a {self.text}, found {kinds.type_name(value)} ({value!r})")
+            report(at, str(expected(f"a {self.text}", value)))
             return {}
         return dict(ParamKind().read(dict(value or {}), at, report))
 
     def write(self, value: Any) -> object:
         """As :meth:`Kind.write`."""
         return value
-
-
-def tracker_settings(tracking: Any) -> dict[str, dict[str, Any]]:
-    """The settings of the trackers that are switched on in the section ``tracking``, by name."""
-    own = {name: getattr(tracking, name) for name in _OWN}
-    settings = {
-        name: {f.name: getattr(section, f.name) for f in fields(section) if f.name != "enabled"}
-        for name, section in own.items()
-        if section.enabled
-    }
-    return {**settings, **{name: dict(each) for name, each in tracking.plugins.items()}}
 
 
 # Groups of a pattern that are no metrics.
@@ -115,34 +101,30 @@ def _check_file(text: str) -> None:
 class ScriptMetricsSpec:
     """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
 
-    pattern: str | None = declare_key(
-        None,
-        Nullable(kinds.text("regular expression", _check_pattern)),
-        r"A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for "
-        "in each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and "
-        "how many there will be; `step` alone is enough.",
-    )
-    file: str | None = declare_key(
-        None,
-        Nullable(kinds.text("path", _check_file)),
-        "A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; "
-        "relative to `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics.",
-    )
-    step: str | None = declare_key(
-        None,
-        Nullable(kinds.text("regular expression, or column")),
-        "With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in "
-        "others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics "
-        "are counted.",
-    )
-    total: int | None = declare_key(
-        None, Nullable(POSITIVE), "How many steps there will be; null: the group `total`, else unknown."
-    )
+    pattern: Annotated[str, text("regular expression", _check_pattern)] | None = None
+    r"""A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for in
+    each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
+    there will be; `step` alone is enough."""
+    file: Annotated[str, text("path", _check_file)] | None = None
+    """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
+    `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics."""
+    step: Annotated[str, text("regular expression, or column")] | None = None
+    """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in
+    others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics are
+    counted."""
+    total: Positive | None = None
+    """How many steps there will be; null: the group `total`, else unknown."""
 
     @property
     def may_count(self) -> bool:
         """Whether steps may be the number of lines with metrics, since none of the keys says what else they are."""
         return self.step is None and (self.pattern is None or STEP not in re.compile(self.pattern).groupindex)
+
+    @staticmethod
+    def require(written: Mapping[str, Any]) -> None:
+        """Raise ValueError unless it is ``written`` what is read: not a conflict, since a mistake there is enough."""
+        if written.get("pattern") is None and written.get("file") is None:
+            raise ValueError(r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
@@ -171,12 +153,49 @@ class ScriptMetricsSpec:
             yield "step", rf"expected one group, the number of finished steps, such as 'step (\d+)': {self.step!r}"
 
 
-class ScriptMetricsSection(NullableSection):
-    """The section, which has to say what is read."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowSpec:
+    """Mirroring metrics to MLflow."""
 
-    def read(self, value: object, at: KeyPath, report: Report) -> Any:
-        """As :meth:`.kinds.Kind.read` with its ``value``, ``at`` and ``report``."""
-        # Not a conflict of what was read: a pattern with a mistake has been reported already.
-        if isinstance(value, Mapping) and value.get("pattern") is None and value.get("file") is None:
-            report(at, r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
-        return super().read(value, at, report)
+    enabled: bool = True
+    """Whether `sync` mirrors this run to MLflow."""
+    uri: Annotated[str, text("URI", check_tracking_uri)] | None = None
+    """MLflow tracking URI; null: the configured one, else mlflow.db in the runs root."""
+    experiment: Annotated[str, text("name", check_experiment_name)] | None = None
+    """MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its
+    directory's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingSpec:
+    """Experiment tracking."""
+
+    mlflow: MlflowSpec = MlflowSpec()
+    """MLflow."""
+    wandb: WandbSpec = WandbSpec()
+    """Weights & Biases."""
+    tensorboard: TensorboardSpec = TensorboardSpec()
+    """TensorBoard."""
+    csv: CsvSpec = CsvSpec()
+    """CSV files."""
+    plugins: Annotated[
+        dict[str, dict[str, Any]], Entries(PluginSettings(), "mapping of trackers to their settings", check_plugin_name)
+    ] = field(default_factory=dict)
+    """Trackers of other packages, by name, with settings of their own."""
+    live: bool = False
+    """Whether trackers that cannot delete points also show those that a rollback may still reach, as `live/NAME`."""
+    metrics: ScriptMetricsSpec | None = None
+    """Where step and metrics of a script stand that does not report them itself; null: it does."""
+    system_metrics: bool = True
+    """Whether each node measures how busy its processors and GPUs are, and their memory."""
+
+    @property
+    def trackers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of the trackers that are switched on, by name."""
+        own = {name: getattr(self, name) for name in _OWN}
+        settings = {
+            name: {f.name: getattr(section, f.name) for f in fields(section) if f.name != "enabled"}
+            for name, section in own.items()
+            if section.enabled
+        }
+        return {**settings, **{name: dict(each) for name, each in self.plugins.items()}}

@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from slurmtrain.model.passwords import has_url_password
-from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, suggestion, type_name, whole_number
+from slurmtrain.model.spec.kinds import (
+    Entries,
+    Items,
+    KeyPath,
+    Report,
+    Scalar,
+    expected,
+    suggestion,
+    type_name,
+    whole_number,
+)
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.written import WrittenNumber
 
@@ -202,7 +212,6 @@ def check_check_name(name: object) -> None:
         raise ValueError(f"{name!r} cannot name a check")
 
 
-POSITIVE = whole_number(1)
 # More than any cluster has: rooms that place ranks go through all nodes of a run.
 MOST_NODES = 1_000_000
 
@@ -260,7 +269,7 @@ class ParamKind:
 def read_variable(value: object) -> str:
     """The value of an environment variable as text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"expected text, found {type_name(value)} ({value!r}); put it in quotes")
+        raise expected("text", value, "; put it in quotes")
     # NUL ends a value in the environment of a process.
     if "\0" in str(value):
         raise ValueError("a NUL character cannot be used here")
@@ -270,7 +279,7 @@ def read_variable(value: object) -> str:
 def read_sbatch_value(value: object) -> str | int | bool | None:
     """The value of an sbatch option. Raises ValueError."""
     if value is not None and not isinstance(value, str | int | float | bool):
-        raise ValueError(f"expected text, a number, true or false, found {type_name(value)} ({value!r})")
+        raise expected("text, a number, true or false", value)
     # As it was written: an account may be called 0123.
     if isinstance(value, WrittenNumber | float):
         return str(value)
@@ -283,7 +292,7 @@ def read_sbatch_value(value: object) -> str | int | bool | None:
 def read_setup_line(value: object) -> str:
     """One line of shell. Raises ValueError."""
     if not isinstance(value, str):
-        raise ValueError(f"expected a line of shell, found {type_name(value)} ({value!r}); put it in quotes")
+        raise expected("a line of shell", value, "; put it in quotes")
     if re.search(r"[\0\r]", value):
         raise ValueError("a carriage return or a NUL character cannot be used here")
     return value
@@ -293,13 +302,8 @@ SHELL_KEYS = ("setup", "setup_node", "sidecars", "teardown")
 """The keys of the spec that hold lines of shell, where nothing is interpolated."""
 
 
-class ShellLines(Items):
+class _Block(Items):
     """A list of lines of shell, or a block of text (``setup: |``) that has them."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            Scalar("line of shell", read_setup_line, is_text=True), "list of shell lines, or a block of them"
-        )
 
     def read(self, value: object, at: KeyPath, report: Report) -> tuple[Any, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
@@ -309,7 +313,7 @@ class ShellLines(Items):
 
 def read_node_count(value: object) -> int:
     """A number of nodes. Raises ValueError."""
-    count: int = POSITIVE.parse(value)
+    count: int = whole_number(1).parse(value)
     if count > MOST_NODES:
         raise ValueError(f"no cluster has as many nodes; expected at most {MOST_NODES}, found {count}")
     return count
@@ -345,3 +349,12 @@ def check_interface(name: str) -> None:
     # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
     if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
         raise ValueError(f"{name!r} cannot be an interface name; write for example auto or eth0")
+
+
+_LINE = Scalar("line of shell", read_setup_line, is_text=True)
+_VARIABLE_VALUE = Scalar("text or number", read_variable, is_text=True)
+Lines = Annotated[tuple[str, ...], Items(_LINE, "list of shell lines")]
+ShellBlock = Annotated[tuple[str, ...], _Block(_LINE, "list of shell lines, or a block of them")]
+Params = Annotated[dict[str, Any], Entries(ParamKind(), "mapping of parameters", check_param_name)]
+Variables = Annotated[dict[str, str], Entries(_VARIABLE_VALUE, "mapping of environment variables", check_variable_name)]
+Span = Annotated[int, Scalar("time such as `10m`", parse_span, write_duration)]

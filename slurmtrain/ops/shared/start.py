@@ -54,7 +54,7 @@ from slurmtrain.model.run.ids import ALPHABET, run_id
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir, unusable_in_root
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import write_requeue
+from slurmtrain.model.spec.restarts import write_requeue
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.attempts import NewAttempt
 from slurmtrain.ops.shared.current_plan import run_settings

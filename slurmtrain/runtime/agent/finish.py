@@ -35,7 +35,8 @@ from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, NodesKept, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import STATE_OF_CAUSE
-from slurmtrain.model.spec.spec import RequeueSpec, Spec
+from slurmtrain.model.spec.restarts import RequeueSpec
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.environment.node import Node

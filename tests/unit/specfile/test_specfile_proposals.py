@@ -131,7 +131,7 @@ def other_values(message: str, spec: dict[str, Any], at: KeyPath) -> Iterator[di
     for key, written in beside:
         with contextlib.suppress(ValueError):
             written = parse_value(written)
-        section = at if at in SCHEMA and isinstance(SCHEMA[at].metadata["kind"], Section) else at[:-1]
+        section = at if at in SCHEMA and isinstance(SCHEMA[at], Section) else at[:-1]
         yield put(spec, tuple(key.split(".")) if "." in key else (*section, key), written)
     for typed in re.findall(r"into the list slurm.sbatch: '([^']*)'", message):
         yield put(without, ("slurm", "sbatch"), [typed])

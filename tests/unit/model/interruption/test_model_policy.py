@@ -27,8 +27,7 @@ from slurmtrain.model.interruption.policy import (
     signature,
 )
 from slurmtrain.model.run.run import CAUSES, Attempt, Checkpoint
-from slurmtrain.model.spec.restarts import OomSpec
-from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
+from slurmtrain.model.spec.restarts import OomSpec, RequeueSpec, write_requeue
 
 RULES = RequeueSpec()
 

@@ -15,7 +15,7 @@ from slurmtrain.model.interruption.policy import (
     past_failures,
 )
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.model.spec.restarts import RequeueSpec
 
 # --- any history ------------------------------------------------------------------------------------------------
 

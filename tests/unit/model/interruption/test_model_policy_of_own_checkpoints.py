@@ -9,7 +9,7 @@ import pytest
 
 from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.model.spec.restarts import RequeueSpec
 
 RULES = RequeueSpec()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.spec.kinds import LevelSection, default_of
+from slurmtrain.model.spec.kinds import Section, keys_of
 from slurmtrain.model.spec.preflight_checks import LEVELS, PreflightSpec
 from slurmtrain.model.spec.spec import NetworkSpec, Spec
 
@@ -33,7 +33,7 @@ def test_a_good_node_passes_every_check_in_the_order_of_the_spec() -> None:
 
 def test_every_check_of_the_spec_is_judged_here_or_with_the_network() -> None:
     elsewhere = {"clock", "network", "port", "bandwidth"}
-    checks = {field.name for field in fields(PreflightSpec) if isinstance(field.metadata["kind"], LevelSection)}
+    checks = {name for name, key in keys_of(PreflightSpec).items() if isinstance(key.kind, Section)}
     assert set(OWN) | elsewhere == checks
 
 
@@ -325,11 +325,11 @@ def rows() -> dict[str, tuple[str, str]]:
 
 def test_the_page_names_every_check_with_its_level_and_limits() -> None:
     expected = {}
-    for field in fields(PreflightSpec):
-        if isinstance(field.metadata["kind"], LevelSection):
-            keys = [inner for inner in fields(field.metadata["kind"].cls) if inner.name != "level"]
-            summary = ", ".join(f"`{inner.name}: {plain(default_of(inner))}`" for inner in keys)
-            expected[field.name] = (default_of(field).level, summary)
+    for name, check in keys_of(PreflightSpec).items():
+        if isinstance(check.kind, Section):
+            keys = {inner: key for inner, key in keys_of(check.kind.cls).items() if inner != "level"}
+            summary = ", ".join(f"`{inner}: {plain(key.default)}`" for inner, key in keys.items())
+            expected[name] = (check.default.level, summary)
     assert rows() == expected
 
 
@@ -339,9 +339,9 @@ def plain(value: object) -> str:
 
 def test_the_page_names_the_keys_that_hold_for_all_checks_and_their_levels() -> None:
     text = PAGE.read_text()
-    for field in fields(PreflightSpec):
-        if not isinstance(field.metadata["kind"], LevelSection):
-            assert f"`preflight.{field.name}`" in text
-    assert f"{default_of(next(f for f in fields(PreflightSpec) if f.name == 'timeout_s')):g} s" in text
+    for name, key in keys_of(PreflightSpec).items():
+        if not isinstance(key.kind, Section):
+            assert f"`preflight.{name}`" in text
+    assert f"{PreflightSpec().timeout_s:g} s" in text
     assert [code for code in sorted(FATAL_XIDS) if str(code) not in text] == []
     assert [level for level in LEVELS if f"| `{level}` |" not in text] == []

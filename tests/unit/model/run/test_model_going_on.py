@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
+from slurmtrain.model.spec.restarts import RequeueSpec, write_requeue
 
 SYNC = "'slurmtrain sync' or 'watch' starts it again"
 FAILED = {"rank": 0, "exit_code": 1, "signal": None, "error": "ValueError: 1", "last_lines": []}

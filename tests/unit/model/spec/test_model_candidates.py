@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.spec.candidates import complete_override
-from slurmtrain.model.spec.spec import walk_keys
+from slurmtrain.model.spec.kinds import walk_keys
+from slurmtrain.model.spec.spec import Spec
 
 SPEC = {"params": {"lr": 0.1, "model": {"depth": 3}}, "env": {"HOME": "/x"}, "params.odd": 1}
 
@@ -33,4 +34,4 @@ def test_a_key_is_completed_section_by_section(begun: str, expected: list[str]) 
 @pytest.mark.parametrize("spec", [{}, {"params": None}, {"params": [1]}, {1: {2: 3}}, {"params": {}}])
 def test_any_spec_completes_the_keys_of_the_schema(spec: dict[Any, Any]) -> None:
     offered = {step.rstrip("=.") for step in complete_override("", spec)}
-    assert offered >= {path[0] for path, _ in walk_keys()}
+    assert offered >= {path[0] for path, _ in walk_keys(Spec)}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import pytest
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import (
+    REQUIRED,
     Entries,
     Items,
-    LevelSection,
     Nullable,
-    NullableSection,
+    Positive,
     Scalar,
     Section,
-    ShorthandSection,
-    declare_key,
+    level,
+    whole_number,
 )
 
 
@@ -143,16 +143,19 @@ def test_a_mapping_may_be_left_empty() -> None:
     assert read(Entries(kinds.whole_number(0), "numbers", refuse_x), None) == ({}, [])
 
 
+Names = Annotated[dict[str, int], Entries(whole_number(0), "numbers", refuse_x)]
+
+
 @dataclass(frozen=True)
 class Inner:
-    depth: int = declare_key(1, kinds.whole_number(1), "Depth.")
+    depth: Positive = 1
 
 
 @dataclass(frozen=True)
 class Outer:
-    size: int = declare_key(2, kinds.whole_number(1), "Size.", required=True)
-    inner: Inner = declare_key(Inner(), Section(Inner), "Inner.")
-    names: dict[str, int] = declare_key({}, Entries(kinds.whole_number(0), "numbers", refuse_x), "Names.")
+    size: Annotated[int, whole_number(1), REQUIRED] = 2
+    inner: Inner = Inner()
+    names: Names = field(default_factory=dict)
 
     def conflicts(self) -> Any:
         if self.size == 13:
@@ -189,33 +192,36 @@ def test_a_section_that_is_no_mapping_does_not_lack_keys_besides() -> None:
     assert section == Outer()
 
 
+@dataclass(frozen=True)
+class Short(Inner):
+    SHORTHAND: ClassVar = "depth"
+
+
 @pytest.mark.parametrize("value", [7, {"depth": 7}])
 def test_a_value_alone_stands_for_the_section_with_this_one_key(value: object) -> None:
-    kind = ShorthandSection(Inner, "depth")
-    assert read(kind, value) == (Inner(7), [])
-    assert kind.write(Inner(7)) == {"depth": 7}
-    assert kind.text == "depth, or section"
+    assert read(Section(Short), value) == (Short(7), [])
+    assert Section(Short).write(Short(7)) == {"depth": 7}
 
 
 def test_a_mistake_in_a_value_alone_is_one_of_the_section() -> None:
-    kind = ShorthandSection(Inner, "depth")
-    assert read(kind, 0)[1] == [("key", "expected a whole number of at least 1, found 0")]
-    assert read(kind, {"depth": 0})[1] == [("key.depth", "expected a whole number of at least 1, found 0")]
-    assert read(kind, [1])[1] == [("key", "expected a section (key: value), found a list ([1])")]
+    assert read(Section(Short), 0)[1] == [("key", "expected a whole number of at least 1, found 0")]
+    assert read(Section(Short), {"depth": 0})[1] == [("key.depth", "expected a whole number of at least 1, found 0")]
+    assert read(Section(Short), [1])[1] == [("key", "expected a section (key: value), found a list ([1])")]
 
 
 @dataclass(frozen=True)
 class Strict:
-    level: str = declare_key("low", kinds.level("off", "low"), "Level.")
+    SHORTHAND: ClassVar = "power"
+    power: Annotated[str, level("off", "low")] = "low"
 
 
-@pytest.mark.parametrize(("value", "level"), [("off", "off"), (True, "low"), (False, "off"), ({"level": "off"}, "off")])
-def test_a_level_may_stand_for_its_section(value: object, level: str) -> None:
-    assert read(LevelSection(Strict), value) == (Strict(level), [])
+@pytest.mark.parametrize(("value", "power"), [("off", "off"), (True, "low"), (False, "off"), ({"power": "off"}, "off")])
+def test_a_level_may_stand_for_its_section(value: object, power: str) -> None:
+    assert read(Section(Strict), value) == (Strict(power), [])
 
 
 def test_a_section_may_be_left_out_as_a_whole() -> None:
-    kind = NullableSection(Inner)
+    kind = Section(Inner, nullable=True)
     assert read(kind, None) == (None, [])
     assert read(kind, {}) == (Inner(1), [])
     assert (kind.write(None), kind.write(Inner(4))) == (None, {"depth": 4})

@@ -11,19 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.checkpoint import VERIFY, BestSpec, EveryAuto, KeepSpec
-from slurmtrain.model.spec.kinds import HOMES, OTHER_NAMES, default_of
+from slurmtrain.model.spec.kinds import OTHER_NAMES, Section, homes, keys_of, walk_keys
 from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.restarts import RequeueSpec, read_requeue, write_requeue
 from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.spec import (
-    NETWORK_PROFILES,
-    RequeueSpec,
-    Spec,
-    read_requeue,
-    walk_keys,
-    write_requeue,
-    write_spec,
-)
+from slurmtrain.model.spec.spec import NETWORK_PROFILES, Spec, write_spec
 from slurmtrain.model.spec.values import Nodes, is_secret_param
+from slurmtrain.specfile.json_schema import texts_of_keys
 
 # --- defaults and round trip ------------------------------------------------------------------------------------
 
@@ -149,7 +143,7 @@ def test_a_written_spec_has_every_key_of_the_schema() -> None:
             strategy={"mesh": {"tp": 1}, "activation_checkpointing": True},
         )
     )
-    for path, _ in walk_keys():
+    for path, _ in walk_keys(Spec):
         inside: Any = plain
         for key in path:
             assert key in inside, path
@@ -159,12 +153,13 @@ def test_a_written_spec_has_every_key_of_the_schema() -> None:
     assert keep == {"last": 5, "every_steps": None, "best": None}
 
 
-def test_every_key_has_a_line_for_the_reference_and_a_default() -> None:
-    for path, field in walk_keys():
-        assert field.metadata["doc"].endswith("."), path
-        assert field.metadata["kind"].text, path
-        default_of(field)
-        assert path[-1] in HOMES
+def test_every_key_has_a_text_for_the_reference_and_a_default() -> None:
+    for path, key in walk_keys(Spec):
+        assert key.kind.text, path
+        assert path[-1] in homes()
+    for section in (Spec, *(key.kind.cls for _, key in walk_keys(Spec) if isinstance(key.kind, Section))):
+        texts = texts_of_keys(section)
+        assert {name for name, text in texts.items() if text.endswith(".")} == keys_of(section).keys()
 
 
 # --- keys and values --------------------------------------------------------------------------------------------
@@ -206,7 +201,7 @@ def test_a_missing_command_is_one_mistake_with_and_without_a_slip_of_it() -> Non
 
 
 def test_what_other_programs_call_a_key_leads_to_a_key_that_there_is() -> None:
-    keys = {*(path for path, _ in walk_keys()), ("sweep",), ("slurm", "partition")}
+    keys = {*(path for path, _ in walk_keys(Spec)), ("sweep",), ("slurm", "partition")}
     assert {*OTHER_NAMES.values()} <= keys
     assert not {(*path[:-1], name) for name, path in OTHER_NAMES.items()} & keys
 
@@ -317,7 +312,7 @@ def test_a_wrong_value_is_refused_at_its_key(key: str, value: object, message: s
         ("requeue", {"resources": {"mem": "4GB"}, "requeue": {"oom": {"at_most": "1GB"}}}, "less than 'resources.mem'"),
         *(("requeue.oom.mem", {"resources": {"mem": "1GB"}, "requeue": {"oom": {"at_most": "4GB", "mem": factor}}},
            "a factor above 1 such as 'x2'") for factor in (2, "x1")),
-        ("requeue.oom.at_most", {"resources": {"mem": "1GB"}, "requeue": {"oom": {"mem": "x2"}}}, "what may it get?"),
+        ("requeue.oom", {"resources": {"mem": "1GB"}, "requeue": {"oom": {"mem": "x2"}}}, "what may it get?"),
         ("requeue", {"resources": {"accumulation": 4},
                      "requeue": {"oom": {"accumulation": "x2", "max_accumulation": 3}}},
          "is less than 'resources.accumulation'"),

@@ -15,8 +15,8 @@ from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.restarts import OomSpec
-from slurmtrain.model.spec.spec import RequeueSpec, Spec
+from slurmtrain.model.spec.restarts import OomSpec, RequeueSpec
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish

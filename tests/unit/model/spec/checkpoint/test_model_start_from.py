@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.checkpoint import StartFromSection, StartFromSpec
+from slurmtrain.model.spec.checkpoint import StartFromSpec
+from slurmtrain.model.spec.kinds import Section
+
+KIND = Section(StartFromSpec, nullable=True)
 
 
 def read(value: object) -> tuple[StartFromSpec | None, list[str]]:
     mistakes: list[str] = []
-    spec = StartFromSection().read(
-        value, ("start_from",), lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}")
-    )
+    spec = KIND.read(value, ("start_from",), lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}"))
     return spec, mistakes
 
 
@@ -31,7 +32,7 @@ def read(value: object) -> tuple[StartFromSpec | None, list[str]]:
 def test_a_run_and_a_step_are_written_in_one_word_or_as_a_section(value: Any, expected: StartFromSpec | None) -> None:
     spec, mistakes = read(value)
     assert (spec, mistakes) == (expected, [])
-    assert read(StartFromSection().write(spec)) == (expected, [])
+    assert read(KIND.write(spec)) == (expected, [])
 
 
 @pytest.mark.parametrize(

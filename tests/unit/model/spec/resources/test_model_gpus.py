@@ -64,7 +64,7 @@ def test_another_way_to_write_gpus_is_a_mistake_whose_proposal_is_accepted(
 
 def test_two_types_a_type_of_no_gpus_and_more_than_all_memory_are_mistakes() -> None:
     assert only_mistake(resources={"gpus_per_node": "h100:4", "gpu_type": "a100"}) == (
-        "resources.gpu_type", "'gpus_per_node' has another type, h100: leave this out",
+        "resources.gpus_per_node", "'gpu_type' is another type than h100: leave it out, or write 4",
     )  # fmt: skip
     assert only_mistake(resources={"gpu_type": "a100"}) == (
         "resources.gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out",

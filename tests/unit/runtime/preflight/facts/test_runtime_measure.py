@@ -22,7 +22,7 @@ import torch
 import slurmtrain
 from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.kinds import LevelSection
+from slurmtrain.model.spec.kinds import Section, keys_of
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources import ResourcesSpec
@@ -104,8 +104,7 @@ def test_a_single_node_measures_every_check_and_what_is_measured_can_be_judged(m
     assert json.loads(json.dumps(facts)) == facts
     findings = checks.judge_checks({0: facts}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
-        name for name, field in PreflightSpec.__dataclass_fields__.items()
-        if isinstance(field.metadata["kind"], LevelSection) and name in OWN
+        name for name, key in keys_of(PreflightSpec).items() if isinstance(key.kind, Section) and name in OWN
     ]  # fmt: skip
     assert [finding.summary for finding in findings if "cannot be judged" in finding.summary] == []
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "metrics": ("metrics", "Export the state of all runs to Prometheus."),
     "registry": ("registry", "Manage the registry."),
     "completion": ("completion", "Print a shell completion script."),
+    "schema": ("completion", "Print the JSON Schema of specs, for editors."),
 }
 
 # By name: the module that has a function of this name, and the short help.

@@ -1,6 +1,8 @@
-"""``slurmtrain completion``."""
+"""``slurmtrain completion`` and ``slurmtrain schema``: for shells and editors."""
 
 from __future__ import annotations
+
+import json
 
 import click
 
@@ -61,4 +63,17 @@ def completion(shell: str) -> int:
     own = _BASH if shell == "bash" else kind.source_template.replace(_ZSH, _ZSH_OPEN + _ZSH)
     script = own % kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source_vars()
     output.verbatim(*script.split("\n"))
+    return 0
+
+
+@click.command("schema", short_help="Print the JSON Schema of specs, for editors.", epilog=options.examples("schema"))
+def schema() -> int:
+    """Print the JSON Schema of specs, by which editors complete keys, explain them and mark mistakes.
+
+    With the language server for YAML, as in VS Code, write at the top of a spec: # yaml-language-server:
+    $schema=spec.json
+    """
+    from slurmtrain.specfile.json_schema import json_schema
+
+    output.verbatim(*json.dumps(json_schema(), indent=2).split("\n"))
     return 0

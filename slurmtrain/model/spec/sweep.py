@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion, whole_number
+from slurmtrain.model.spec.kinds import REQUIRED, KeyPath, Report, Section, whole_number
 from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.sbatch import named_options
 from slurmtrain.model.spec.sweep_values import (
@@ -37,14 +37,12 @@ CONFIRM_RUNS = 1000
 CONFIRM_GPU_HOURS = 1000.0
 
 
-_KEYS = ("runs", "share_gpu")
-
-
 @dataclass(frozen=True, slots=True)
 class Pack:
     """How runs share a job. ``runs``: how many; ``share_gpu``: whether all of them use the GPUs of one."""
 
-    runs: int
+    SHORTHAND: ClassVar = "runs"
+    runs: Annotated[int, whole_number(2, why="how many runs share a job"), REQUIRED] = 2
     share_gpu: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,29 +67,11 @@ def read_pack(value: Any, report: Report) -> Pack | None:
         value: the value.
         report: receives what is wrong, with its place below ``sweep``.
     """
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        runs = _read_runs(value, ("pack",), report)
-        return None if runs is None else Pack(runs)
-    for key in value:
-        if key not in _KEYS:
-            report(("pack", str(key)), f"there is no key {key!r} here{suggestion(str(key), _KEYS)}")
-    runs = _read_runs(value.get("runs"), ("pack", "runs") if "runs" in value else ("pack",), report)
-    share_gpu = value.get("share_gpu", False)
-    if not isinstance(share_gpu, bool):
-        report(("pack", "share_gpu"), f"expected true or false, found {share_gpu!r}")
-        return None
-    return None if runs is None else Pack(runs, share_gpu)
-
-
-def _read_runs(value: Any, at: KeyPath, report: Report) -> int | None:
-    try:
-        runs: int = whole_number(2).parse(value)
-    except ValueError as error:
-        report(at, f"{error}: how many runs share a job")
-        return None
-    return runs
+    mistakes: list[tuple[KeyPath, str]] = []
+    pack: Pack | None = Section(Pack, nullable=True).read(value, ("pack",), lambda *each: mistakes.append(each))
+    for at, message in mistakes:
+        report(at, message)
+    return None if mistakes else pack
 
 
 def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, Any]) -> str:

@@ -52,9 +52,10 @@ def test_parallel_of_the_sweep_is_that_of_its_search() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
-        ({**LR, "search": {**SEARCH, "trials": 0}}, "search.trials", "from 1 to 10000, found 0"),
+        ({**LR, "search": {**SEARCH, "trials": 0}}, "search.trials", "of at least 1, found 0"),
+        ({**LR, "search": {**SEARCH, "trials": 10_001}}, "search.trials", "from 1 to 10000, found 10001: sweep_max"),
         ({**LR, "search": {**SEARCH, "parallel": 21}}, "search.parallel", "21 at once are more than the 20 trials"),
-        ({**LR, "search": {"mode": "min", "trials": 2}}, "search", "'metric' is missing"),
+        ({**LR, "search": {"mode": "min", "trials": 2}}, "search.metric", "this key is required"),
         ({**LR, "search": {**SEARCH, "mode": "mim"}}, "search.mode", "did you mean 'min'"),
         ({**LR, "search": {**SEARCH, "sampler": "tpx"}}, "search.sampler", "did you mean 'tpe'"),
         ({**LR, "search": {**SEARCH, "pruner": {"medain": {}}}}, "search.pruner", "did you mean 'median'"),

@@ -228,7 +228,7 @@ def _read(file: _File) -> dict[str, Any]:
     mistakes = list(document.mistakes)
 
     def report(at: tuple[str, ...], message: str) -> None:
-        mistakes.append(Mistake(f"{path}:{document.line_of(at)}", ".".join(at), message))
+        mistakes.append(Mistake(document.place_of(at), ".".join(at), message))
 
     return _checked(document.data, report, mistakes, path.parent, secrets=file.is_private)
 

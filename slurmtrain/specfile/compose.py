@@ -1,30 +1,33 @@
-"""A spec that extends others: ``extends: [base.yaml, more.yaml]``, relative to the file that says so.
+"""A spec that extends others: ``extends: [base.yaml, more.yaml]``, relative to the file that says so; and a program's.
 
 The files are merged in order, the extending one last: mappings merge key by key, anything else replaces the value that
-was there, and null takes a key away that another file has. Each key remembers its file and line. Like an override, a
-value such as ``checkpoint.every`` or a swept key's is replaced as a whole.
+was there, and null takes a key away that another file has. Like an override, a value such as ``checkpoint.every`` or a
+swept key's is replaced as a whole. What a program has built becomes the YAML that a person would have written.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError
-from slurmtrain.model.spec.kinds import Entries, Section, suggestion
+from slurmtrain.model.spec.kinds import Entries, KeyPath, Section, suggestion
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import follow_links, open_regular
 from slurmtrain.system.yaml_file import YamlDocument, decode, parse_yaml, write_yaml
 
-KeyPath = tuple[str, ...]
 KEY = "extends"
 _DEEPEST = 10
 _MOST_FILES = 100
+# Stands for a value that a later file takes away.
+_TAKEN_AWAY = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Com
     if layers.mistakes:
         raise SpecError(layers.mistakes)
     merged = merge(layers.documents)
-    sources = "".join(f"# composed of {_on_a_line(each.name)}\n" for each in layers.documents)
+    sources = "".join(f"# composed of {_printable(each.name)}\n" for each in layers.documents)
     return Composition(merged, sources + write_yaml(merged.data), tuple(layers.bases))
 
 
@@ -74,7 +77,7 @@ class _Layers:
     def add(self, document: YamlDocument, folder: Path, chain: Sequence[str]) -> None:
         """Add what a document extends, then the document itself; ``chain``: the files that led here, resolved."""
         for index, name in enumerate(self._names(document)):
-            where = f"{document.name}:{document.line_of((KEY, str(index)))}"
+            where = document.place_of((KEY, str(index)))
             try:
                 self._add_base(folder / expand_home(name), name, chain)
             except (PathError, ValueError) as error:
@@ -88,7 +91,7 @@ class _Layers:
         listed = names if isinstance(names, list) else [names]
         if not all(isinstance(name, str) and name.strip() and "\0" not in name for name in listed):
             why = f"expected the path of a YAML file, or a list of such, found {names!r}"
-            self.mistakes.append(Mistake(f"{document.name}:{document.line_of((KEY,))}", KEY, why))
+            self.mistakes.append(Mistake(document.place_of((KEY,)), KEY, why))
             return []
         return listed
 
@@ -125,42 +128,20 @@ def _read(path: Path, name: str) -> str:
 
 def merge(documents: Sequence[YamlDocument]) -> YamlDocument:
     """The documents as one, later ones over earlier ones. It has the name of the last, and knows whose each key is."""
-    last = documents[-1]
-    merged = YamlDocument(last.name, {}, mistakes=[mistake for each in documents for mistake in each.mistakes])
+    data: dict[str, Any] = {}
     for document in documents:
-        _overlay(merged, merged.data, document, document.data, ())
-    for path in [path for path in merged.lines if _is_taken_away(path, merged.data, documents)]:
-        *parents, key = path
-        del _value(merged.data, parents)[key]
-    return merged
+        _overlay(data, document.data, ())
+    mistakes = [mistake for each in documents for mistake in each.mistakes]
+    return YamlDocument(documents[-1].name, _without_taken(data), mistakes=mistakes, layers=documents)
 
 
-def _overlay(
-    merged: YamlDocument, low: dict[str, Any], document: YamlDocument, high: Mapping[str, Any], at: KeyPath
-) -> None:
+def _overlay(low: dict[str, Any], high: Mapping[str, Any], at: KeyPath) -> None:
     for key, value in high.items():
-        path = (*at, key)
-        if isinstance(value, dict) and isinstance(low.get(key), dict) and _merges(path):
-            _note_place(merged, document, path)
-            _overlay(merged, low[key], document, value, path)
-            continue
-        for below in _below(path, merged.lines, low.get(key)):
-            del merged.lines[below], merged.files[below]
-        low[key] = _copy(value)
-        for below in _below(path, document.lines, value):
-            _note_place(merged, document, below)
-
-
-def _below(path: KeyPath, lines: Mapping[KeyPath, int], value: Any) -> list[KeyPath]:
-    """A key and the keys inside its value, as far as they have lines."""
-    if isinstance(value, dict | list):
-        return [each for each in lines if each[: len(path)] == path]
-    return [path] if path in lines else []
-
-
-def _note_place(merged: YamlDocument, document: YamlDocument, path: KeyPath) -> None:
-    merged.lines[path] = document.lines[path]
-    merged.files[path] = document.name
+        path, inside = (*at, key), low.get(key)
+        if isinstance(value, dict) and isinstance(inside, dict) and _merges(path):
+            _overlay(inside, value, path)
+        else:
+            low[key] = _TAKEN_AWAY if value is None and inside is not None else _copy(value)
 
 
 def _merges(path: KeyPath) -> bool:
@@ -176,26 +157,88 @@ def _merges(path: KeyPath) -> bool:
     return True
 
 
+def _without_taken(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_taken(each) for key, each in value.items() if each is not _TAKEN_AWAY}
+
+
 def _copy(value: Any) -> Any:
     """A copy whose mappings can be merged into, and that shares nothing with the original."""
     return {key: _copy(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _is_taken_away(path: KeyPath, data: Any, documents: Sequence[YamlDocument]) -> bool:
-    """Whether a key is null in the end, and another document has a value for it."""
-    missing = object()
-    return _value(data, path) is None and any(
-        _value(each.data, path, missing) not in (None, missing) for each in documents
-    )
-
-
-def _value(data: Any, path: Sequence[str], default: Any = None) -> Any:
-    for key in path:
-        if not isinstance(data, dict) or key not in data:
-            return default
-        data = data[key]
-    return data
-
-
-def _on_a_line(name: str) -> str:
+def _printable(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in name)
+
+
+NAME = "spec"
+"""What messages call it, in place of a file's path."""
+# As many levels as a file may have.
+_DEEPEST_DATA = 60
+
+
+def write_spec(data: Mapping[str, Any]) -> str:
+    """The YAML of a spec.
+
+    Tuples become lists, paths text, and numbers of other libraries, such as numpy's, plain ones.
+
+    Args:
+        data: Its keys and values, nested as in a file.
+
+    Raises:
+        SpecError: Lists all values that no spec can hold.
+    """
+    mistakes: list[Mistake] = []
+    plain = _plain(data, (), mistakes)
+    if mistakes:
+        raise SpecError(mistakes)
+    return write_yaml(plain)
+
+
+def write_assignments(values: Mapping[str, Any]) -> list[str]:
+    """Overrides such as ``params.lr=0.1`` or, where values are lists, the keys to vary, as on a command line.
+
+    Args:
+        values: By key. The key of a new parameter begins with ``+``, as on a command line.
+
+    Raises:
+        SpecError: Lists all values that no spec can hold.
+    """
+    mistakes: list[Mistake] = []
+    texts = [f"{key}={_on_a_line(_plain(value, (key,), mistakes), key, mistakes)}" for key, value in values.items()]
+    if mistakes:
+        raise SpecError(mistakes)
+    return texts
+
+
+def _on_a_line(value: Any, key: str, mistakes: list[Mistake]) -> str:
+    """A plain value as YAML whose texts cannot be taken for anything else: as JSON, but for YAML's characters."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        mistakes.append(Mistake(NAME, key, "an override cannot be infinite, or NaN"))
+        return ""
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+
+
+def _plain(value: Any, at: tuple[str, ...], mistakes: list[Mistake]) -> Any:
+    if len(at) > _DEEPEST_DATA:
+        mistakes.append(Mistake(NAME, ".".join(at[:2]), f"nested more than {_DEEPEST_DATA} levels deep"))
+    elif isinstance(value, Mapping):
+        return {str(key): _plain(each, (*at, str(key)), mistakes) for key, each in value.items()}
+    elif isinstance(value, list | tuple):
+        return [_plain(each, (*at, str(index)), mistakes) for index, each in enumerate(value)]
+    elif value is None or isinstance(value, bool):
+        return value
+    elif isinstance(value, str | os.PathLike):
+        return str(os.fspath(value))
+    elif isinstance(value, Integral):
+        return int(value)
+    elif isinstance(value, Real):
+        return float(value)
+    else:
+        expected = "expected text, a number, True, False, None, a list or a mapping"
+        why = f"a value of type {type(value).__name__} cannot be in a spec; {expected}"
+        mistakes.append(Mistake(NAME, ".".join(at), why))
+    return None

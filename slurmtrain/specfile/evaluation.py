@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from slurmtrain.model.spec.chain import escape_references
-from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion
 from slurmtrain.model.spec.oversights import is_of_job
 from slurmtrain.model.spec.values import SHELL_KEYS
 from slurmtrain.model.written import WrittenNumber
 
-KeyPath = tuple[str, ...]
-Report = Callable[[KeyPath, str], None]
 _NO_VARIABLE = re.compile(r"Environment variable '(\w+)' not found")
 _MISSING = re.compile(r"Interpolation key '(.+)' not found")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.model.spec.kinds import Report
 from slurmtrain.model.spec.values import SHELL_KEYS
 
 if TYPE_CHECKING:
-    from slurmtrain.specfile.evaluation import Evaluation, Report
+    from slurmtrain.specfile.evaluation import Evaluation
 
 
 class Interpolator:

@@ -12,6 +12,7 @@ from typing import Any
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.spec.chain import PLACES, dependencies_of, references, references_of
+from slurmtrain.model.spec.kinds import KeyPath, suggestion
 from slurmtrain.model.spec.launcher import (
     NODE,
     RANKS,
@@ -28,25 +29,34 @@ from slurmtrain.model.spec.plan import Plan, make_plan, written_resources
 from slurmtrain.model.spec.sbatch import ReadOptions, is_singleton, refused_options
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.model.spec.strategy import crossing_layers
-from slurmtrain.model.spec.sweep import MAX_RUNS, Pack, Point, Sweep, packing_problem, varying_keys
+from slurmtrain.model.spec.sweep import MAX_RUNS, WORDS, Pack, Point, Sweep, packing_problem, read_sweep, varying_keys
 from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.model.spec.values import SHELL_KEYS, Nodes, check_name
 from slurmtrain.specfile.batch_script import check_is_spec
-from slurmtrain.specfile.compose import Composition, compose
-from slurmtrain.specfile.from_data import NAME as DATA
-from slurmtrain.specfile.from_data import write_spec
+from slurmtrain.specfile.compose import NAME as DATA
+from slurmtrain.specfile.compose import Composition, compose, write_spec
 from slurmtrain.specfile.interpolate import Interpolator
-from slurmtrain.specfile.lengths import excesses
-from slurmtrain.specfile.mistakes import Mistakes
-from slurmtrain.specfile.overrides import Override, apply_overrides, override_for_value, parse_overrides, parse_sweeps
+from slurmtrain.specfile.overrides import (
+    Override,
+    apply_overrides,
+    check_path,
+    override_for_value,
+    parse_overrides,
+    parse_sweeps,
+)
+from slurmtrain.specfile.places import Mistakes, SpecInputs, ValueSource
 from slurmtrain.specfile.proposals import Proposals
-from slurmtrain.specfile.secrets import find_leaks, is_exposed, recorded_value, secret_in_shell, without_secrets
-from slurmtrain.specfile.sources import SpecInputs, ValueSource
-from slurmtrain.specfile.sweeps import merge_sweeps
+from slurmtrain.specfile.recordable import (
+    excesses,
+    find_leaks,
+    is_exposed,
+    recorded_value,
+    secret_in_shell,
+    without_secrets,
+)
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
-KeyPath = tuple[str, ...]
 # Keys without mistakes from which it can be told whether the command is right.
 _OF_COMMAND = (
     ("command",), ("launcher",),
@@ -223,7 +233,7 @@ def _load(
         if crossing:
             warnings.add(("strategy",), crossing)
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
-    written = parse_yaml(composed.text, document.name) if document.files else document
+    written = parse_yaml(composed.text, document.name) if document.layers else document
     text = without_secrets(composed.text, written)
     warned = tuple(warnings.sorted())
     return SpecFile(
@@ -350,7 +360,7 @@ def _plan_all(
     swept, sweep_mistakes = parse_sweeps(sweep_texts, data)
     mistakes = Mistakes(document, overrides, swept)
     mistakes.add_from_command_line([*override_mistakes, *sweep_mistakes])
-    sweep = merge_sweeps(document.data.get("sweep"), data, swept, mistakes, max_runs=machine.site.max_runs)
+    sweep = _merge_sweeps(document.data.get("sweep"), data, swept, mistakes, max_runs=machine.site.max_runs)
     if default_name is not None and "name" not in data:
         data["name"] = _name_from_file(default_name, mistakes)
     for key in sweep.search.space if sweep.search is not None else ():
@@ -377,6 +387,39 @@ def _plan_all(
     _check_singletons(runs, sweep, mistakes)
     mistakes.raise_if_any()
     return tuple(runs), sweep
+
+
+def _merge_sweeps(
+    in_file: object, data: Mapping[str, Any], swept: Sequence[Override], mistakes: Mistakes, *, max_runs: int
+) -> Sweep:
+    """The sweep of the file merged with the sweep of the command line, which wins key by key.
+
+    Args:
+        in_file: The section ``sweep`` of the file; None: there is none.
+        data: The rest of the file.
+        swept: What the command line varies.
+        mistakes: Receives what is wrong.
+        max_runs: How many runs a sweep may have.
+    """
+    if in_file is None and not swept:
+        return Sweep()
+    new = {".".join(override.path): override.value for override in swept}
+
+    def check_key(key: str) -> None:
+        # Keys of the command line have been checked, and may be parameters that the file does not have.
+        if key not in new:
+            _check_swept_key(key, data)
+
+    merged = {**in_file, **new} if isinstance(in_file, Mapping) else in_file if in_file is not None else new
+    return read_sweep(merged, lambda at, message: mistakes.add(("sweep", *at), message), check_key, max_runs=max_runs)
+
+
+def _check_swept_key(key: str, data: Mapping[str, Any]) -> None:
+    near = suggestion(key, WORDS)
+    try:
+        check_path(tuple(key.split(".")), data)
+    except ValueError as error:
+        raise ValueError(f"there is no key {key!r}{near}" if near else str(error)) from None
 
 
 def _check_packs(runs: Sequence[PlannedRun], pack: Pack, mistakes: Mistakes) -> None:

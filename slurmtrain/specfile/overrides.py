@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.kinds import Entries, Scalar, Section, hint_for_unknown_key, suggestion, walk_keys
+from slurmtrain.model.spec.kinds import Entries, KeyPath, Scalar, Section, hint_for_unknown_key, suggestion, walk_keys
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import WORDS
 from slurmtrain.model.spec.sweep_values import is_expression
-from slurmtrain.specfile.secrets import redact_assignment
+from slurmtrain.specfile.recordable import redact_assignment
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
-KeyPath = tuple[str, ...]
 # The kind of each key of a spec.
 SCHEMA = {path: key.kind for path, key in walk_keys(Spec)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ _PLAIN_TAGS = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 class YamlDocument:
     """A YAML mapping as plain data.
 
-    ``lines``: the line of each key, counted from 1. ``files``: the name of a key's file in messages, if not ``name``.
-    ``spans``: where its value begins and ends, as character offsets. ``mistakes``: mistakes that did not prevent
-    reading.
+    ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, as character offsets.
+    ``mistakes``: mistakes that did not prevent reading. ``layers``: the documents that it is composed of, the first
+    ones below the others; a key is where the last of them has it.
     """
 
     name: str
@@ -53,19 +53,15 @@ class YamlDocument:
     lines: dict[KeyPath, int] = field(default_factory=dict)
     spans: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
-    files: dict[KeyPath, str] = field(default_factory=dict)
-
-    def line_of(self, path: KeyPath) -> int:
-        """The line of a key, or of the innermost enclosing section that the file contains; 1 if there is none."""
-        return self.lines.get(self._written(path), 1)
+    layers: Sequence[YamlDocument] = ()
 
     def place_of(self, path: KeyPath) -> str:
-        """``file:line`` of a key, as :meth:`line_of`."""
-        return f"{self.files.get(self._written(path), self.name)}:{self.line_of(path)}"
-
-    def _written(self, path: KeyPath) -> KeyPath:
-        lengths = range(len(path), 0, -1)
-        return next((path[:length] for length in lengths if path[:length] in self.lines), ())
+        """``file:line`` of a key, or of the innermost enclosing section that is written; line 1 if there is none."""
+        for length in range(len(path), 0, -1):
+            for document in reversed(self.layers or [self]):
+                if (line := document.lines.get(path[:length])) is not None:
+                    return f"{document.name}:{line}"
+        return f"{self.name}:1"
 
 
 def read_text(path: Path) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.spec import launcher
-from slurmtrain.model.spec.kinds import nearest
+from slurmtrain.model.spec.kinds import KeyPath, nearest
 from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable
 
-KeyPath = tuple[str, ...]
 # What commands may have in braces: docs/spec.md.
 PLACEHOLDERS = (
     *launcher.PLACEHOLDERS, "resume_from", "resume_dir", "resume_tag", "run_dir", "checkpoint_dir", "run_id", "attempt",

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from slurmtrain.model.spec.chain import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint import OF_CHECKPOINT, OWN, CheckpointSpec, StartFromSpec, conditional_problem
 from slurmtrain.model.spec.code import CodeSpec
-from slurmtrain.model.spec.kinds import REQUIRED, Conflict, Report, Section, choice, text, whole_number
+from slurmtrain.model.spec.kinds import REQUIRED, Conflict, Report, Section, choice, text, walk_keys, whole_number
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources import ResourcesSpec, options_of_component
 from slurmtrain.model.spec.restarts import RequeueSpec
-from slurmtrain.model.spec.sbatch import SLURM_SECTION, SRUN, check_log, named_options, repeated_options
+from slurmtrain.model.spec.sbatch import PASSED, SLURM_SECTION, SRUN, check_log, named_options, repeated_options
 from slurmtrain.model.spec.strategy import StrategySpec, mixed_conflicts, placement_conflicts
 from slurmtrain.model.spec.tracking import TrackingSpec
 from slurmtrain.model.spec.values import (
@@ -230,3 +230,52 @@ def write_spec(spec: Spec) -> dict[str, Any]:
     """The spec as plain data with every default filled in; :func:`read_spec` returns the same spec."""
     plain: Any = Section(Spec).write(spec)
     return dict(plain)
+
+
+# Kinds describe the words that they take like this.
+_WORD = re.compile(r"`([^`]+)`")
+
+
+def complete_override(begun: str, spec: Mapping[str, Any]) -> list[str]:
+    """Keys of the spec that begin so, or values of a key; a section is completed first, and its keys then.
+
+    A key ends in ``=``, and a section in a dot.
+
+    Args:
+        begun: What has been typed.
+        spec: The spec that is overridden, as read from YAML: what its free sections such as ``params`` hold.
+    """
+    key, equals, _ = begun.partition("=")
+    keys = _keys(spec)
+    if equals:
+        return [f"{key}={word}" for word in keys.get(key, ()) if f"{key}={word}".startswith(begun)]
+    depth = begun.count(".")
+    steps = {_step(parts, depth) for name in keys if len(parts := name.split(".")) > depth}
+    return sorted(step for step in steps if step.startswith(begun))
+
+
+def _step(parts: Sequence[str], depth: int) -> str:
+    """The beginning of a key with these ``parts``, as long as one with ``depth`` dots."""
+    return ".".join(parts[: depth + 1]) + ("=" if len(parts) == depth + 1 else ".")
+
+
+def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:
+    """All dotted keys that can be set, each with the words that it takes, if these are few."""
+    keys = {}
+    for path, key in walk_keys(Spec):
+        kind = key.kind
+        if not isinstance(kind, Section):
+            keys[".".join(path)] = ["true", "false"] if "true or false" in kind.text else _WORD.findall(kind.text)
+    keys |= {f"slurm.{option.replace('-', '_')}": [] for option in PASSED}
+    keys |= {key: [] for key in _leaves(spec)}
+    # Of params that are known, one is changed rather than all.
+    sections = {key.rpartition(".")[0] for key in keys}
+    return {key: words for key, words in keys.items() if key not in sections}
+
+
+def _leaves(section: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.specfiles import BASE, SWEPT, Load
 
-from slurmtrain.specfile.secrets import secret_in_shell
+from slurmtrain.specfile.recordable import secret_in_shell
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 

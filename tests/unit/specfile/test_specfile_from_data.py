@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import SpecError
 from slurmtrain.specfile import write_assignments
-from slurmtrain.specfile.from_data import write_spec
+from slurmtrain.specfile.compose import write_spec
 from slurmtrain.specfile.overrides import parse_overrides, parse_sweeps
 from slurmtrain.system.yaml_file import parse_yaml
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.spec.spec import read_spec, write_spec
-from slurmtrain.specfile.lengths import excesses
+from slurmtrain.specfile.recordable import excesses
 
 # The longest variable has 128 KiB, with its name, the sign in between and the NUL at its end.
 _LONGEST = (128 << 10) - len("A=") - 1

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.candidates import complete_override
 from slurmtrain.model.spec.kinds import walk_keys
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.spec.spec import Spec, complete_override
 
 SPEC = {"params": {"lr": 0.1, "model": {"depth": 3}}, "env": {"HOME": "/x"}, "params.odd": 1}
 

@@ -15,7 +15,7 @@ from slurmtrain.model.spec.kinds import OTHER_NAMES, Section, homes, keys_of, wa
 from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.restarts import RequeueSpec, read_requeue, write_requeue
 from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.spec import NETWORK_PROFILES, Spec, write_spec
+from slurmtrain.model.spec.spec import NETWORK_PROFILES, Spec, complete_override, write_spec
 from slurmtrain.model.spec.values import Nodes, is_secret_param
 from slurmtrain.specfile.json_schema import texts_of_keys
 
@@ -414,3 +414,30 @@ def test_a_run_that_grows_divides_its_batch_into_more_parts_on_fewer_nodes() -> 
     assert ResourcesSpec(nodes=Nodes(1, 4), accumulation=2).accumulation_on(1) == 2
     assert [key for key, _ in ResourcesSpec(nodes=Nodes(2, 2), grow=True).conflicts()] == ["grow"]
     assert list(ResourcesSpec(nodes=Nodes(1, 2), grow=True).conflicts()) == []
+
+
+SPEC = {"params": {"lr": 0.1, "model": {"depth": 3}}, "env": {"HOME": "/x"}, "params.odd": 1}
+
+
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [
+        ("na", ["name="]),
+        ("par", ["params."]),
+        ("params.", ["params.lr=", "params.model.", "params.odd="]),
+        ("params.model.d", ["params.model.depth="]),
+        ("env.", ["env.HOME="]),
+        ("params.lr=", []),
+        ("tracking.mlflow.enabled=t", ["tracking.mlflow.enabled=true"]),
+        ("nothing.", []),
+        ("slurm.nodelis", ["slurm.nodelist="]),
+    ],
+)
+def test_a_key_is_completed_section_by_section(begun: str, expected: list[str]) -> None:
+    assert complete_override(begun, SPEC) == expected
+
+
+@pytest.mark.parametrize("spec", [{}, {"params": None}, {"params": [1]}, {1: {2: 3}}, {"params": {}}])
+def test_any_spec_completes_the_keys_of_the_schema(spec: dict[Any, Any]) -> None:
+    offered = {step.rstrip("=.") for step in complete_override("", spec)}
+    assert offered >= {path[0] for path, _ in walk_keys(Spec)}

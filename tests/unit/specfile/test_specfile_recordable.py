@@ -1,15 +1,18 @@
-"""Secrets are recorded nowhere."""
+"""What a spec may record: no secrets, and no more than fits."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import yaml
-from helpers.specfiles import BASE, Load, Mistakes, only_run
+from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import SpecError
+from slurmtrain.model.spec.spec import read_spec, write_spec
 from slurmtrain.specfile import SpecFile
+from slurmtrain.specfile.recordable import excesses, secret_in_shell
 
 
 def recorded_text(loaded: SpecFile) -> str:
@@ -156,3 +159,110 @@ def test_a_secret_from_the_environment_is_read_where_it_is_needed(load: Load, mo
 def test_a_text_without_secrets_is_kept_as_it_was_written(load: Load) -> None:
     text = "# why\ncommand:   python train.py   # how\nparams: {a: 'ü', b: \"x\"}\nenv: {A: '1'}\n"
     assert load(text).text == text
+
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("export HF_TOKEN=hunter2", "HF_TOKEN"),
+        ("export A=1 MY_API_KEY='hunter2'; true", "MY_API_KEY"),
+        ('DB_PASSWORD="hunter2" ./login.sh', "DB_PASSWORD"),
+        ("test -n x && export AWS_SECRET=x", "AWS_SECRET"),
+        ("huggingface-cli login --token hf_abcdefghijklmnopqrstuvwx", "a token"),
+        ("git clone https://ghp_abcdefghijklmnopqrstuvwxyz0123456789@github.com/a/b", "a token"),
+        ("aws configure set aws_access_key_id AKIAIOSFODNN7EXAMPLE", "a token"),
+        (f"wandb login {HEX}", "a token"),
+    ],
+)
+def test_a_line_of_shell_with_a_secret_is_recognized(line: str, secret: str) -> None:
+    assert secret_in_shell(line) == secret
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "module load cuda/12.4",
+        "export HF_TOKEN=$(cat ~/.cache/huggingface/token)",
+        'export HF_TOKEN="$MY_TOKEN"',
+        "export HF_TOKEN=`pass hf`",
+        "export HF_TOKEN=",
+        "export TOKENIZERS_PARALLELISM=false",
+        "export HF_HOME=/scratch/hf_cache",
+        f"git checkout {HEX}",
+        "",
+    ],
+)
+def test_a_line_of_shell_without_a_secret_is_left_alone(line: str) -> None:
+    assert secret_in_shell(line) is None
+
+
+def test_a_secret_in_setup_is_reported_once_with_its_line(load: Load) -> None:
+    loaded = load(SWEPT + "setup:\n  - module load cuda\n  - export HF_TOKEN=hunter2\nsweep: {params.lr: [1, 2]}\n")
+    [warning] = loaded.warnings
+    line = (SWEPT + "setup:\n  - module load cuda\n").count("\n") + 1
+    assert (warning.where.rpartition(":")[2], warning.key) == (str(line), "setup.1")
+    assert "HF_TOKEN" in warning.message
+    assert "'env'" in warning.message
+    assert "hunter2" not in str(warning)
+
+
+@pytest.mark.parametrize("override", ["env.API_TOKEN=hunter2", "env={API_TOKEN: hunter2}"])
+def test_a_secret_on_the_command_line_is_reported(load: Load, override: str) -> None:
+    [warning] = load(BASE, override).warnings
+    assert warning.where.startswith("command line (env")
+    assert "hunter2" not in str(warning)
+
+
+@pytest.mark.parametrize("override", ["env.API_TOKEN=${oc.env:HOME}", "env={A: 1}", "env.A=1", "params.lr=2"])
+def test_other_overrides_are_not_reported(load: Load, override: str) -> None:
+    assert load(SWEPT, override).warnings == ()
+
+
+# The longest variable has 128 KiB, with its name, the sign in between and the NUL at its end.
+_LONGEST = (128 << 10) - len("A=") - 1
+_WORD = " " + "x" * 999
+
+
+def refused(**keys: Any) -> list[tuple[str, ...]]:
+    mistakes: list[str] = []
+    spec = read_spec({"name": "n", "command": "c", **keys}, lambda _, message: mistakes.append(message))
+    assert not mistakes
+    mistakes_of_length = list(excesses(spec, write_spec(spec)))
+    assert all(len(message) < 200 for _, message in mistakes_of_length)
+    return [at for at, _ in mistakes_of_length]
+
+
+@pytest.mark.parametrize(
+    ("fits", "exceeds", "at"),
+    [
+        ({"env": {"A": "x" * _LONGEST}}, {"env": {"A": "x" * (_LONGEST + 1)}}, ("env", "A")),
+        ({"env": {"A": "ü" * (_LONGEST // 2)}}, {"env": {"A": "ü" * (_LONGEST // 2 + 1)}}, ("env", "A")),
+        ({"command": f"c {'x' * ((128 << 10) - 1)}"}, {"command": f"c {'x' * (128 << 10)}"}, ("command",)),
+        ({"command": "c" + _WORD * 1000}, {"command": "c" + _WORD * 1100}, ("command",)),
+        (
+            {"env": {f"A{i}": "x" * 100_000 for i in range(10)}},
+            {"env": {f"A{i}": "x" * 100_000 for i in range(11)}},
+            ("env",),
+        ),
+        ({"setup": ["x" * 1000] * 1000}, {"setup": ["x" * 1000] * 1100}, ("setup",)),
+        ({"teardown": ["x" * 1000] * 1000}, {"teardown": ["x" * 1000] * 1100}, ("teardown",)),
+        ({"params": {"x": ["f" * 100] * 9000}}, {"params": {"x": ["f" * 100] * 41_000}}, ("params",)),
+        ({"params": {"x": {"n" * 250: 1}}}, {"params": {"x": {"n" * 251: 1}}}, ("params", "x")),
+        ({"workdir": "w" * 4096}, {"workdir": "w" * 4097}, ("workdir",)),
+        ({"slurm": {"comment": "c" * 65_536}}, {"slurm": {"comment": "c" * 65_537}}, ("slurm", "comment")),
+        ({"code": {"exclude": ["a" * 500] * 1000}}, {"code": {"exclude": ["a" * 500] * 2200}}, ("code",)),
+        (
+            {"after": [f"before-{i}" for i in range(1000)]},
+            {"after": [f"{'b' * 58}{i:06}" for i in range(17_000)]},
+            ("after",),
+        ),
+    ],
+)
+def test_a_value_is_refused_once_it_is_too_long(
+    fits: dict[str, Any], exceeds: dict[str, Any], at: tuple[str, ...]
+) -> None:
+    assert refused(**fits) == []
+    assert refused(**exceeds) == [at]

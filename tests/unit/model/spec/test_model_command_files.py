@@ -1,4 +1,4 @@
-"""Which words of a command name files."""
+"""What a command reads and writes, and what its script imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import shlex
 
 import pytest
 
-from slurmtrain.model.spec.command_files import paths_read, paths_written
+from slurmtrain.model.spec.command_files import (
+    DIRECTORY,
+    FILE,
+    UNKNOWN,
+    paths_read,
+    paths_written,
+    result_places,
+    script_imports,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,3 +133,106 @@ def test_a_place_for_results_is_recognized(words: str, option: str, path: str) -
 )
 def test_what_two_runs_can_share_is_left_alone(words: str) -> None:
     assert list(paths_written(["python", *shlex.split(words)])) == []
+
+
+ROOT, WORKDIR = "/home/me/repo", "/home/me/repo/sub"
+
+
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        ("--output-dir out", [("sub/out", DIRECTORY)]),
+        ("--output_dir=out/v1.5", [("sub/out/v1.5", DIRECTORY)]),
+        ("--savedir a --workdir b", [("sub/a", DIRECTORY), ("sub/b", DIRECTORY)]),
+        ("--out out/", [("sub/out", DIRECTORY)]),
+        ("--out out/{run_id}/last", [("sub/out", DIRECTORY)]),
+        ("--save best.pt", [("sub/best.pt", FILE)]),
+        ("--save ckpts", [("sub/ckpts", UNKNOWN)]),
+        ("-o ../out/", [("out", DIRECTORY)]),
+        ("--output-dir ../../shared", [("../shared", DIRECTORY)]),
+        ("--out x.csv --out x.csv", [("sub/x.csv", FILE)]),
+    ],
+)
+def test_places_are_named_by_options(words: str, places: list[tuple[str, str]]) -> None:
+    assert result_places(["python", "train.py", *words.split()], None, WORKDIR, ROOT) == places
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--output-dir .", "--output-dir ..", "--output-dir ../../../x", "--output-dir {run_dir}/out", "--out /abs/x",
+     "--output-dir ~/x", "--config c.yaml", "--data data"],
+)  # fmt: skip
+def test_what_is_elsewhere_or_the_working_directory_itself_is_no_place(words: str) -> None:
+    assert result_places(["python", "train.py", *words.split()], None, WORKDIR, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("out/ckpt-*.pt", "sub/out"),
+        ("out/run-?/ckpt-*.pt", "sub/out"),
+        ("a/b/{name}/last.pt", "sub/a/b"),
+        ("*.pt", None),
+        ("{checkpoint_dir}/x-*", None),
+        ("/scratch/x-*", None),
+    ],
+)
+def test_a_pattern_of_checkpoints_names_its_directory(pattern: str, path: str | None) -> None:
+    assert result_places(["python"], pattern, WORKDIR, ROOT) == ([(path, DIRECTORY)] if path else [])
+
+
+def imports(text: str) -> list[tuple[str, int, bool]]:
+    return [tuple(each) for each in script_imports(text.encode())]
+
+
+def test_the_first_import_that_python_does_not_come_with_is_certain() -> None:
+    text = '"""A script."""\nfrom __future__ import annotations\nimport os, sys\nimport numpy as np\nimport torch.nn\n'
+    assert imports(text) == [("numpy", 4, True), ("torch", 5, False)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import os\nos.environ['A'] = '1'\n",
+        "import sys\nsys.path.insert(0, '/elsewhere')\n",
+        "def f():\n    pass\nf()\n",
+        "if True:\n    raise SystemExit\n",
+    ],
+)
+def test_after_other_code_nothing_is_certain(before: str) -> None:
+    [(package, _, certain)] = imports(before + "import torch\n")
+    assert (package, certain) == ("torch", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import torch\nexcept ImportError:\n    torch = None\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n",
+        "def main():\n    import torch\n",
+        "from . import torch\n",
+        "import os.path, json\n",
+        "this is no Python\n",
+        "",
+    ],
+)
+def test_what_may_not_be_imported_at_all_does_not_count(text: str) -> None:
+    assert imports(text) == []
+
+
+@pytest.mark.parametrize("source", [b"\x00", b"\xff\xfe", b"(" * 10_000, b"# coding: nonsense\nimport torch\n"])
+def test_what_no_python_can_read_has_no_imports(source: bytes) -> None:
+    assert script_imports(source) == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_python_warns_of_in_a_script_is_not_printed() -> None:
+    assert imports("import torch\nx = '\\d'\ny = 1 is 1\n") == [("torch", 1, True)]
+
+
+def test_several_names_in_one_import_come_in_their_order() -> None:
+    assert imports("import numpy, torch\nfrom torch import nn\n") == [
+        ("numpy", 1, True),
+        ("torch", 1, False),
+        ("torch", 2, False),
+    ]

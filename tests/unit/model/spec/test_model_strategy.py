@@ -1,4 +1,4 @@
-"""The section `strategy` of a spec."""
+"""The section `strategy`: what suits what, meshes, pipelines, precisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
-from slurmtrain.model.spec.strategy import ActivationCheckpointing, MeshSpec, StrategySpec, even_split
+from slurmtrain.model.spec.strategy import ActivationCheckpointing, MeshSpec, StrategySpec, even_split, precision_on
 
 
 def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]]]:
@@ -249,3 +249,25 @@ def test_the_largest_stage_is_as_small_as_possible_and_none_is_empty_in_vain(
     assert all(sum(sizes[begin:end]) for begin, end in itertools.pairwise((*begins, len(sizes))))
     others = itertools.combinations(range(1, len(sizes)), stages - 1)
     assert largest(begins) == min(largest((0, *other)) for other in others)
+
+
+BY_GPU = {"default": "bf16", "v100": "fp16", "V100-SXM3": "fp32", "CPU": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("mixed", "hardware", "has_bf16", "precision"),
+    [
+        (None, "Tesla V100-SXM2-16GB", False, "fp32"),
+        ("bf16", "Tesla V100-SXM2-16GB", False, "bf16"),
+        ("auto", "NVIDIA A100-SXM4-80GB", True, "bf16"),
+        ("auto", "Tesla T4", False, "fp16"),
+        (BY_GPU, "NVIDIA A100-SXM4-80GB", True, "bf16"),
+        (BY_GPU, "Tesla V100-SXM2-16GB", False, "fp16"),
+        (BY_GPU, "Tesla V100-SXM3-32GB", False, "fp32"),
+        (BY_GPU, "CPU", True, "fp32"),
+    ],
+)
+def test_the_longest_part_of_the_name_decides_and_auto_asks_the_hardware(
+    mixed: Any, hardware: str, has_bf16: bool, precision: str
+) -> None:
+    assert precision_on(mixed, hardware, has_bf16=has_bf16) == precision

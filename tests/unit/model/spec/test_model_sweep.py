@@ -1,4 +1,4 @@
-"""Sweeps: what is wrong with one, and which runs follow."""
+"""Sweeps: the runs that follow, how they share jobs, and what they may cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.spec.sweep import Sweep, read_sweep, varying_keys
+from slurmtrain.model.spec.kinds import KeyPath
+from slurmtrain.model.spec.resources import ResourcesSpec
+from slurmtrain.model.spec.sweep import (
+    Pack,
+    Sweep,
+    SweepCost,
+    cost_of,
+    packing_problem,
+    read_pack,
+    read_sweep,
+    varying_keys,
+)
+from slurmtrain.model.spec.values import Nodes
 
 
 def mistakes_of(section: object, **options: Any) -> list[tuple[str, str]]:
@@ -266,3 +278,102 @@ def test_a_sweep_of_too_many_runs_is_refused_with_the_figure_before_it_is_expand
 def test_a_rule_that_excludes_nothing_is_known() -> None:
     sweep = read({"a": [1, 2], "exclude": [{"a": 1}, {"a": 0.3}, {"a": True}]})
     assert [swept.at for swept in sweep.idle_rules()] == [("exclude", "1", "a"), ("exclude", "2", "a")]
+
+
+SMALL = ResourcesSpec(gpus_per_node=1, time=3600)
+
+
+def pack_of(value: Any) -> tuple[Pack | None, list[tuple[KeyPath, str]]]:
+    mistakes: list[tuple[KeyPath, str]] = []
+    return read_pack(value, lambda at, message: mistakes.append((at, message))), mistakes
+
+
+@pytest.mark.parametrize(
+    ("value", "pack"),
+    [
+        (None, None),
+        (4, Pack(4)),
+        ({"runs": 2}, Pack(2)),
+        ({"runs": 3, "share_gpu": True}, Pack(3, share_gpu=True)),
+    ],
+)
+def test_a_pack_is_a_number_of_runs_or_a_mapping(value: Any, pack: Pack | None) -> None:
+    assert pack_of(value) == (pack, [])
+    assert pack is None or Pack.from_dict(pack.to_dict()) == pack
+
+
+@pytest.mark.parametrize(
+    ("value", "at", "message"),
+    [
+        (1, ("pack",), "of at least 2, found 1"),
+        (-1, ("pack",), "of at least 2, found -1"),
+        (True, ("pack",), "found true/false"),
+        ([2], ("pack",), "expected a section"),
+        ({}, ("pack", "runs"), "this key is required"),
+        ({"runs": "4"}, ("pack", "runs"), "found text"),
+        ({"runs": 4, "share_gpu": "yes"}, ("pack", "share_gpu"), "expected true or false"),
+        ({"runs": 4, "share_gpus": True}, ("pack", "share_gpus"), "did you mean 'share_gpu'?"),
+    ],
+)
+def test_another_value_is_a_mistake_at_its_place(value: Any, at: KeyPath, message: str) -> None:
+    _, mistakes = pack_of(value)
+    assert [place for place, _ in mistakes] == [at]
+    assert message in mistakes[0][1]
+
+
+def test_fewer_runs_at_once_than_share_a_job_are_a_mistake() -> None:
+    mistakes: list[tuple[KeyPath, str]] = []
+    section = {"params.a": [1, 2, 3, 4], "parallel": 2, "pack": 4}
+    read_sweep(section, lambda at, message: mistakes.append((at, message)), lambda _: None)
+    assert mistakes == [(("parallel",), "the 4 runs of a pack run at once, which is more than 2")]
+
+
+@pytest.mark.parametrize(
+    ("resources", "pack", "slurm", "problem"),
+    [
+        (SMALL, Pack(2), {}, ""),
+        (SMALL, Pack(2, share_gpu=True), {"gres": "gpu:a100:1"}, ""),
+        (ResourcesSpec(nodes=Nodes(2, 2)), Pack(2), {}, "resources.nodes"),
+        (ResourcesSpec(spares=1), Pack(2), {}, "resources.nodes"),
+        (ResourcesSpec(), Pack(2, share_gpu=True), {}, "resources.gpus_per_node"),
+        (SMALL, Pack(2), {"gres": "gpu:a100:1"}, "slurm.gres"),
+    ],
+)
+def test_runs_that_cannot_share_a_job_are_refused_by_the_name_of_a_key(
+    resources: ResourcesSpec, pack: Pack, slurm: dict[str, str], problem: str
+) -> None:
+    message = packing_problem(resources, pack, slurm)
+    assert problem in message
+    assert bool(message) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("pack", "node_hours", "gpu_hours"), [(None, 4, 4), (Pack(4), 1, 4), (Pack(4, share_gpu=True), 1, 1)]
+)
+def test_runs_of_a_pack_cost_their_shares_of_its_job(pack: Pack | None, node_hours: float, gpu_hours: float) -> None:
+    cost = cost_of([SMALL] * 4, pack)
+    assert (cost.node_hours, cost.gpu_hours) == (node_hours, gpu_hours)
+
+
+def test_spare_nodes_and_the_most_of_a_range_count() -> None:
+    first = ResourcesSpec(nodes=Nodes(2, 4), spares=1, gpus_per_node=8, time=1800)
+    second = ResourcesSpec(nodes=Nodes(1, 1), time=7200)
+    assert cost_of([first, second]) == SweepCost(runs=2, node_hours=4.5, gpu_hours=20.0, without_limit=0)
+
+
+def test_runs_without_a_time_limit_are_in_no_sum() -> None:
+    unlimited, limited = ResourcesSpec(gpus_per_node=8), ResourcesSpec(gpus_per_node=1, time=3600)
+    assert str(cost_of([unlimited])) == "1 run without a time limit"
+    assert str(cost_of([unlimited, limited])) == (
+        "2 runs, at most 1.0 GPU-hours and 1.0 node-hours per attempt, and 1 of them without a time limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "gpu_hours", "key"),
+    [(10, 100.0, ""), (11, 1.0, "sweep_confirm_runs"), (10, 100.1, "sweep_confirm_gpu_hours")],
+)
+def test_what_exceeds_a_limit_names_its_key(runs: int, gpu_hours: float, key: str) -> None:
+    excess = SweepCost(runs, 1.0, gpu_hours, 0).excess(10, 100)
+    assert bool(excess) == bool(key)
+    assert key in excess

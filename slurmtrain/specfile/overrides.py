@@ -12,6 +12,7 @@ from slurmtrain.model.spec.kinds import Entries, KeyPath, Scalar, Section, hint_
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import WORDS
 from slurmtrain.model.spec.sweep_values import is_expression
+from slurmtrain.model.spec.values import value_at
 from slurmtrain.specfile.recordable import redact_assignment
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
@@ -151,7 +152,7 @@ def _is_for_sweep(path: KeyPath, value: object, raw: str, data: Mapping[str, Any
         values = [parse_value(part) for part in parts]
         if not all(isinstance(each, bool | int | float) for each in values):
             return False
-        return isinstance(_value_at(path, data), bool | int | float) or _takes_one(path, value, values)
+        return isinstance(value_at(data, path), bool | int | float) or _takes_one(path, value, values)
     return False
 
 
@@ -167,12 +168,6 @@ def _takes_one(path: KeyPath, value: str, values: Sequence[object]) -> bool:
         return not mistakes
 
     return not is_right(value) and all(map(is_right, values))
-
-
-def _value_at(path: KeyPath, data: object) -> object:
-    for key in path:
-        data = data.get(key) if isinstance(data, Mapping) else None
-    return data
 
 
 def _parse_values(raw: str) -> object:

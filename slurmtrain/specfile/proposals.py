@@ -14,6 +14,7 @@ from typing import Any
 
 from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of
 from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.values import value_at
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value
 
@@ -61,7 +62,7 @@ class Proposals:
         if NAMED.search(message) or self._is_large or self._made >= _MOST_MISTAKES:
             return message
         self._made += 1
-        value = _value_at(self._spec, at)
+        value = value_at(self._spec, at)
         before = self._mistakes(self._spec)
         for each in _repairs(value):
             if self._is_right(at, each, message, before):
@@ -185,15 +186,6 @@ def _examples_of(kind: Any) -> Iterator[object]:
 
 
 _ABSENT = object()
-
-
-def _value_at(data: Any, at: KeyPath) -> Any:
-    for key in at:
-        if isinstance(data, Mapping):
-            data = data.get(key)
-        else:
-            data = data[int(key)] if isinstance(data, list) and key.isdecimal() and int(key) < len(data) else None
-    return data
 
 
 def _with(data: Any, at: KeyPath, value: object) -> Any:

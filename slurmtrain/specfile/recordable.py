@@ -15,7 +15,7 @@ from slurmtrain.model.spec.kinds import KeyPath
 from slurmtrain.model.spec.launcher import split_command
 from slurmtrain.model.spec.plan import REDACTED
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable
+from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
 from slurmtrain.system.yaml_file import YamlDocument
 
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")
@@ -56,7 +56,7 @@ def without_secrets(text: str, document: YamlDocument) -> str:
     spans = {
         span
         for path, span, value in written
-        if (_is_secret(path, value) or _is_secret(path, _value_at(document.data, path))) and "${" not in value
+        if (_is_secret(path, value) or _is_secret(path, _text_at(document.data, path))) and "${" not in value
     }
     # Replaced from the end, so that the positions of the others stay valid.
     for start, end in sorted(spans, reverse=True):
@@ -69,11 +69,10 @@ def without_secrets(text: str, document: YamlDocument) -> str:
     return without_url_passwords(text)
 
 
-def _value_at(data: Any, path: KeyPath) -> str:
+def _text_at(data: Any, path: KeyPath) -> str:
     """What YAML's escapes and folds stand for, as text; empty where that is no value of its own."""
-    for part in path:
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data if isinstance(data, str) else ""
+    value = value_at(data, path)
+    return value if isinstance(value, str) else ""
 
 
 def _is_secret(path: KeyPath, value: str) -> bool:
@@ -99,7 +98,7 @@ def secret_in_shell(line: str) -> str | None:
 
 def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Keys that would record a secret, with the reason: they take it from the environment, or repeat its value."""
-    for path, value in _leaves(template, ()):
+    for path, value in texts_in(template):
         names = [name for name in _FROM_ENVIRONMENT.findall(value) if is_secret_variable(name)]
         if names and not _is_secret(path, value):
             yield path, f"this would record the secret {names[0]}; pass it through 'env'"
@@ -109,7 +108,7 @@ def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iter
         for name, value in (env.items() if isinstance(env, Mapping) else ())
         if is_secret_variable(str(name), value) and len(str(value)) >= _SHORTEST and value != REDACTED
     }
-    for path, value in _leaves(resolved, ()):
+    for path, value in texts_in(resolved):
         repeated = [name for name, secret in secrets.items() if secret in value and not _is_secret(path, value)]
         if repeated:
             name = repeated[0]
@@ -123,17 +122,6 @@ def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iter
                 "this would record the password in a URL; put the URL under 'env', whose secret values are recorded "
                 "nowhere, and let the script read it from there",
             )
-
-
-def _leaves(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    if isinstance(value, str):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for key, inside in value.items():
-            yield from _leaves(inside, (*at, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, inside in enumerate(value):
-            yield from _leaves(inside, (*at, str(index)))
 
 
 # MAX_ARG_STRLEN of Linux: bytes of one variable, or one argument, with the NUL at its end.

@@ -6,6 +6,7 @@ attempt starts, they are replaced in the command, in ``params`` and in ``env``.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.spec.kinds import Items, Report, Scalar, suggestion, type_name
-from slurmtrain.model.spec.values import check_name
+from slurmtrain.model.spec.values import check_name, texts_in
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.spec import Spec
@@ -115,18 +116,10 @@ def escape_references(text: str) -> str:
 
 def references(value: object) -> Iterator[Reference]:
     """The references in texts, lists and mappings, without invalid ones."""
-    if isinstance(value, str):
-        for match in _REFERENCE.finditer(value):
-            try:
+    for _, text in texts_in(value):
+        for match in _REFERENCE.finditer(text):
+            with contextlib.suppress(ValueError):
                 yield parse_reference(match[1])
-            except ValueError:
-                continue
-    elif isinstance(value, Mapping):
-        for inside in value.values():
-            yield from references(inside)
-    elif isinstance(value, Sequence):
-        for inside in value:
-            yield from references(inside)
 
 
 def references_of(spec: Spec) -> list[Reference]:

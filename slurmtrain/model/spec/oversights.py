@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmtrain.model.spec import launcher
 from slurmtrain.model.spec.kinds import KeyPath, nearest
-from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable
+from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
 
 # What commands may have in braces: docs/spec.md.
 PLACEHOLDERS = (
@@ -30,7 +30,6 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _BUILTINS = frozenset(
     {".", "alias", "cd", "eval", "exec", "export", "module", "pushd", "set", "source", "ulimit", "umask", "unset"}
 )
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 # Variables that exist, or have their values, only in a job or in a rank.
 _OF_JOB = re.compile(
     r"(?:SLURM|SLURMD|SLURMTRAIN|CUDA|ROCR|HIP|NCCL|OMPI|PMI|PET)_\w+|TMPDIR|HOSTNAME|RANDOM|RANK|NODE_RANK|GROUP_RANK"
@@ -38,6 +37,7 @@ _OF_JOB = re.compile(
 )
 # How similar a name in braces must be to a placeholder to be a slip.
 _SLIP = 0.8
+_ABSENT = object()
 
 
 def find_failures(template: Mapping[str, Any]) -> Iterator[str]:
@@ -63,7 +63,7 @@ def find_oversights(plain: Mapping[str, Any], variables: Collection[str] = ()) -
     ``variables``: names of the variables of this environment.
     """
     for section in ("command", "params", "env", *SHELL_KEYS):
-        for path, text in _texts(plain[section], (section,)):
+        for path, text in texts_in(plain[section], (section,)):
             for key in dict.fromkeys(_BRACES.findall(text)):
                 meant = _meant_by_braces(key, plain, placeholders=section == "command")
                 if meant:
@@ -73,7 +73,7 @@ def find_oversights(plain: Mapping[str, Any], variables: Collection[str] = ()) -
         return name in variables and name not in plain["env"] and not is_of_job(name)
 
     yield from ((("command",), message) for message in _shell_words(plain["command"], has_now))
-    for path, text in _texts(plain["params"], ("params",)):
+    for path, text in texts_in(plain["params"], ("params",)):
         if NUMBERS.fullmatch(text):
             name = ".".join(path)
             yield path, f"{text!r} is text; for a run with each number: --sweep {name}={text}; for a list: [{text}]"
@@ -149,27 +149,11 @@ def _shell_words(command: str, has_now: Callable[[str], bool]) -> Iterator[str]:
 
 def _outside_shell(words: Sequence[str]) -> list[str]:
     """The words without the text that a shell runs: ``bash -c "..."``."""
-    if not words or words[0].rpartition("/")[2] not in _SHELLS:
+    if not words or words[0].rpartition("/")[2] not in launcher.SHELLS:
         return list(words)
     option = next((index for index, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
     return [*words[: option + 1], *words[option + 2 :]]
 
 
-def _texts(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """All texts in a value of JSON, with their keys."""
-    if isinstance(value, str):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, (*at, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*at, str(index)))
-
-
 def _has(plain: Any, path: Sequence[str]) -> bool:
-    for name in path:
-        if not isinstance(plain, Mapping) or name not in plain:
-            return False
-        plain = plain[name]
-    return True
+    return value_at(plain, path, _ABSENT) is not _ABSENT

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmtrain.model.spec.checkpoint import CONDITIONAL
 from slurmtrain.model.spec.code import CodeSnapshot, relative_to_root
-from slurmtrain.model.spec.kinds import KeyPath, type_name
+from slurmtrain.model.spec.kinds import KeyPath
 from slurmtrain.model.spec.launcher import (
     RANKS,
     add_options,
@@ -175,9 +175,6 @@ class Plan:
         spec = read_spec(data["spec"], lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}"))
         if mistakes:
             raise ValueError("; ".join(mistakes))
-        for key, cls_of_value in (("workdir", str), ("python", str), ("template", dict)):
-            if not isinstance(data[key], cls_of_value):
-                raise ValueError(f"{key} is {type_name(data[key])}")
         code = CodeSnapshot.from_dict(data["code"]) if data.get("code") is not None else None
         texts = data.get("written", [])
         template = remembering(data["template"], texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -214,6 +215,30 @@ def check_check_name(name: object) -> None:
 
 # More than any cluster has: rooms that place ranks go through all nodes of a run.
 MOST_NODES = 1_000_000
+
+
+def texts_in(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """All texts in a ``value`` of plain data, with their keys; ``at``: its own."""
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, inside in value.items():
+            yield from texts_in(inside, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inside in enumerate(value):
+            yield from texts_in(inside, (*at, str(index)))
+
+
+def value_at(data: Any, path: Sequence[str], default: Any = None) -> Any:
+    """What plain ``data`` has at the key ``path``, items of lists included; ``default`` if it has no such key."""
+    for key in path:
+        if isinstance(data, Mapping) and key in data:
+            data = data[key]
+        elif isinstance(data, list) and key.isdecimal() and int(key) < len(data):
+            data = data[int(key)]
+        else:
+            return default
+    return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ docs/slurm-options.md is generated from this table.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 
 # What becomes of an option, by the words in the table. An empty text: it is passed on, and has the same meaning as in a
@@ -58,165 +60,78 @@ _ADVICE = {
     "wrap": "use 'command'",
 }
 
-# Its name; its letter; its value: "=" it must have one, "?" it may; whether each component of a heterogeneous job has
-# its own, "*"; then what becomes of it in sbatch, and in the srun that starts the agents ("-": no such option).
+# What a value is: "=" there must be one, "?" there may; whether each component of a heterogeneous job has its own, "*";
+# what becomes of it in sbatch, and in the srun that starts the agents ("-": no such option); then the options of which
+# all of that holds, each with its letter.
 _TABLE = """
-accel-bind            -  =  -  -           bind
-account               A  =  -  as-is       job
-acctg-freq            -  =  -  as-is       as-is
-array                 a  =  -  sweep       -
-autocomplete          -  =  -  help        help
-batch                 -  =  -  as-is       -
-bb                    -  =  -  as-is       job
-bbf                   -  =  -  as-is       job
-bcast                 -  ?  -  -           bcast
-bcast-exclude         -  =  -  -           bcast
-begin                 b  =  -  as-is       job
-chdir                 D  =  -  workdir     workdir
-cluster               -  =  -  clusters    clusters
-cluster-constraint    -  =  -  clusters    clusters
-clusters              M  =  -  clusters    clusters
-comment               -  =  -  as-is       job
-compress              -  ?  -  -           bcast
-consolidate-segments  -  -  -  as-is       job
-constraint            C  =  *  as-is       job
-container             -  =  -  as-is       as-is
-container-id          -  =  -  as-is       as-is
-context               -  =  -  as-is       as-is
-contiguous            -  -  *  as-is       job
-core-spec             S  =  *  as-is       job
-cores-per-socket      -  =  *  as-is       job
-cpu-bind              -  =  -  -           bind
-cpu-freq              -  =  -  as-is       as-is
-cpus-per-gpu          -  =  *  cpus        cpus
-cpus-per-task         c  =  *  cpus        cpus
-deadline              -  =  -  as-is       job
-debugger-test         -  -  -  -           void
-delay-boot            -  =  -  as-is       job
-dependency            d  =  -  as-is       job
-disable-status        X  -  -  -           as-is
-distribution          m  =  *  order       order
-epilog                -  =  -  -           as-is
-error                 e  =  -  log         log
-exact                 -  -  -  -           as-is
-exclude               x  =  -  as-is       job
-exclusive             -  ?  *  as-is       as-is
-export                -  =  -  env         env
-export-file           -  =  -  env         -
-external              -  -  -  void        -
-external-launcher     -  ?  -  -           void
-extra                 -  =  -  as-is       job
-extra-node-info       B  =  *  as-is       job
-get-user-env          -  ?  -  as-is       -
-gid                   -  =  -  user        user
-gpu-bind              -  =  *  bind        bind
-gpu-freq              -  =  *  as-is       as-is
-gpus                  G  =  *  gpus        gpus
-gpus-per-node         -  =  *  gpus        gpus
-gpus-per-socket       -  =  *  gpus        gpus
-gpus-per-task         -  =  *  gpus        gpus
-gres                  -  =  *  as-is       job
-gres-flags            -  =  *  as-is       job
-help                  h  -  -  help        help
-het-group             -  =  -  -           components
-hint                  -  =  *  as-is       job
-hold                  H  -  -  as-is       job
-ignore-pbs            -  -  -  as-is       -
-immediate             I  ?  -  -           job
-input                 i  =  -  input       input
-interactive           -  -  -  -           pty
-job-name              J  =  -  name        name
-jobid                 -  =  -  -           step
-kill-on-bad-exit      K  ?  -  -           agent
-kill-on-invalid-dep   -  =  -  as-is       -
-label                 l  -  -  -           label
-licenses              L  =  -  as-is       job
-mail-type             -  =  -  as-is       job
-mail-user             -  =  -  as-is       job
-mcs-label             -  =  -  as-is       job
-mem                   -  =  *  mem         mem
-mem-bind              -  =  *  bind        bind
-mem-per-cpu           -  =  *  as-is       job
-mem-per-gpu           -  =  *  as-is       job
-mincpus               -  =  *  as-is       job
-mpi                   -  =  -  -           as-is
-msg-timeout           -  =  -  -           as-is
-multi-prog            -  -  -  -           multi
-network               -  =  *  as-is       as-is
-nice                  -  ?  -  as-is       job
-no-allocate           Z  -  -  -           void
-no-kill               k  ?  -  lost        lost
-no-requeue            -  -  -  requeue     -
-nodefile              F  =  *  as-is       job
-nodelist              w  =  *  as-is       job
-nodes                 N  =  *  nodes       nodes
-ntasks                n  =  *  ranks       ranks
-ntasks-per-core       -  =  *  threads     threads
-ntasks-per-gpu        -  =  *  ranks       ranks
-ntasks-per-node       -  =  *  ranks       ranks
-ntasks-per-socket     -  =  *  ranks       ranks
-ntasks-per-tres       -  =  *  ranks       ranks
-oom-kill-step         -  ?  -  as-is       as-is
-open-mode             -  =  -  open-mode   open-mode
-output                o  =  -  log         log
-overcommit            O  -  *  overcommit  overcommit
-overlap               -  ?  -  -           as-is
-oversubscribe         s  -  *  as-is       job
-pack-group            -  =  -  -           components
-parsable              -  -  -  reads       -
-partition             p  =  *  as-is       job
-power                 -  =  *  as-is       job
-prefer                -  =  -  as-is       job
-preserve-env          E  -  -  -           step
-priority              -  =  -  as-is       job
-profile               -  =  -  as-is       as-is
-prolog                -  =  -  -           as-is
-propagate             -  ?  -  as-is       as-is
-pty                   -  ?  -  -           pty
-qos                   q  =  -  as-is       job
-quiet                 Q  -  -  reads       as-is
-quit-on-interrupt     -  -  -  -           as-is
-reboot                -  -  -  as-is       job
-relative              r  =  -  -           step
-requeue               -  ?  -  requeue     -
-reservation           -  =  -  as-is       job
-resources             -  =  *  as-is       job
-resv-ports            -  ?  *  as-is       as-is
-segment               -  =  *  as-is       job
-send-libs             -  ?  -  -           bcast
-signal                -  =  -  signal      signal
-slurmd-debug          -  =  -  -           as-is
-sockets-per-node      -  =  *  as-is       job
-spread-job            -  -  *  as-is       job
-spread-segments       -  -  *  as-is       job
-stepmgr               -  -  -  as-is       job
-switches              -  =  *  as-is       job
-task-epilog           -  =  -  -           prolog
-task-prolog           -  =  -  -           prolog
-tasks-per-node        -  =  *  ranks       ranks
-test-only             -  -  -  test        test
-thread-spec           -  =  *  as-is       job
-threads               T  =  -  -           as-is
-threads-per-core      -  =  *  as-is       job
-time                  t  =  -  time        time
-time-min              -  =  -  as-is       job
-tmp                   -  =  *  as-is       job
-treewidth             -  =  -  -           as-is
-tres-bind             -  =  *  bind        bind
-tres-per-task         -  =  *  tres        tres
-uid                   -  =  -  user        user
-unbuffered            u  -  -  -           as-is
-usage                 -  -  -  help        help
-use-min-nodes         -  -  *  as-is       job
-verbose               v  -  -  as-is       as-is
-version               V  -  -  help        help
-wait                  W  =  -  wait        srun-wait
-wait-all-nodes        -  =  -  as-is       -
-wait-for-children     -  -  -  -           as-is
-wckey                 -  =  -  as-is       job
-whole                 -  -  -  -           as-is
-wrap                  -  =  -  wrap        -
-x11                   -  ?  -  -           display
+? - -          agent      kill-on-bad-exit:K
+- - -          as-is      disable-status:X exact quit-on-interrupt unbuffered:u wait-for-children whole
+= - -          as-is      epilog mpi msg-timeout prolog slurmd-debug threads:T treewidth
+? - -          as-is      overlap
+= - -          bcast      bcast-exclude
+? - -          bcast      bcast compress send-libs
+= - -          bind       accel-bind cpu-bind
+= - -          components het-group pack-group
+? - -          display    x11
+? - -          job        immediate:I
+- - -          label      label:l
+- - -          multi      multi-prog
+= - -          prolog     task-epilog task-prolog
+- - -          pty        interactive
+? - -          pty        pty
+- - -          step       preserve-env:E
+= - -          step       jobid relative:r
+- - -          void       debugger-test no-allocate:Z
+? - -          void       external-launcher
+- - as-is      -          ignore-pbs
+= - as-is      -          batch kill-on-invalid-dep wait-all-nodes
+? - as-is      -          get-user-env
+- - as-is      as-is      verbose:v
+= * as-is      as-is      gpu-freq network
+= - as-is      as-is      acctg-freq container container-id context cpu-freq profile
+? * as-is      as-is      exclusive resv-ports
+? - as-is      as-is      oom-kill-step propagate
+- * as-is      job        contiguous oversubscribe:s spread-job spread-segments use-min-nodes
+- - as-is      job        consolidate-segments hold:H reboot stepmgr
+= * as-is      job        constraint:C core-spec:S cores-per-socket extra-node-info:B gres gres-flags hint mem-per-cpu
+= * as-is      job        mem-per-gpu mincpus nodefile:F nodelist:w partition:p power resources segment sockets-per-node
+= * as-is      job        switches thread-spec threads-per-core tmp
+= - as-is      job        account:A bb bbf begin:b comment deadline delay-boot dependency:d exclude:x extra licenses:L
+= - as-is      job        mail-type mail-user mcs-label prefer priority qos:q reservation time-min wckey
+? - as-is      job        nice
+= * bind       bind       gpu-bind mem-bind tres-bind
+= - clusters   clusters   cluster cluster-constraint clusters:M
+= * cpus       cpus       cpus-per-gpu cpus-per-task:c
+= - env        -          export-file
+= - env        env        export
+= * gpus       gpus       gpus:G gpus-per-node gpus-per-socket gpus-per-task
+- - help       help       help:h usage version:V
+= - help       help       autocomplete
+= - input      input      input:i
+= - log        log        error:e output:o
+? - lost       lost       no-kill:k
+= * mem        mem        mem
+= - name       name       job-name:J
+= * nodes      nodes      nodes:N
+= - open-mode  open-mode  open-mode
+= * order      order      distribution:m
+- * overcommit overcommit overcommit:O
+= * ranks      ranks      ntasks:n ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres tasks-per-node
+- - reads      -          parsable
+- - reads      as-is      quiet:Q
+- - requeue    -          no-requeue
+? - requeue    -          requeue
+= - signal     signal     signal
+= - sweep      -          array:a
+- - test       test       test-only
+= * threads    threads    ntasks-per-core
+= - time       time       time:t
+= * tres       tres       tres-per-task
+= - user       user       gid uid
+- - void       -          external
+= - wait       srun-wait  wait:W
+= - workdir    workdir    chdir:D
+= - wrap       -          wrap
 """
 
 # Values with which a binding option changes nothing for the ranks, or undoes a site's default.
@@ -245,14 +160,18 @@ class Option:
         return self.srun if program == "srun" else self.sbatch
 
 
-def _read(line: str) -> Option:
-    name, letter, value, component, sbatch, srun = line.split()
-    letter, value = ("" if each == "-" else each for each in (letter, value))
-    return Option(name, letter, value, component == "*", *(_ADVICE.get(word) for word in (sbatch, srun)))
+def _read(line: str) -> Iterator[Option]:
+    value, component, sbatch, srun, *names = line.split()
+    for name, _, letter in (each.partition(":") for each in names):
+        takes = "" if value == "-" else value
+        yield Option(name, letter, takes, component == "*", _ADVICE.get(sbatch), _ADVICE.get(srun))
 
 
 SLURM_OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {option.name: option for option in map(_read, _TABLE.strip().splitlines())}
+    {
+        each.name: each
+        for each in sorted(chain.from_iterable(map(_read, _TABLE.strip().splitlines())), key=attrgetter("name"))
+    }
 )
 
 

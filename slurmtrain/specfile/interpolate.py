@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.spec.kinds import Report
@@ -29,21 +29,19 @@ class Interpolator:
             report: receives what is wrong.
         """
         referring = [key for key, value in template.items() if key not in SHELL_KEYS and _refers(value)]
+        evaluated: dict[str, Any] = {}
         # Most of a spec refers to nothing: asking omegaconf for each of its values takes longer than all the rest.
-        evaluated = self._evaluate(template, referring, report) if referring else {}
+        if referring:
+            if self._evaluation is None:
+                # omegaconf takes longer to import than a spec without interpolations to read.
+                from slurmtrain.specfile.evaluation import Evaluation
+
+                self._evaluation = Evaluation()
+            evaluated = self._evaluation.evaluate(template, referring, report)
         return {
             str(key): value if key in SHELL_KEYS else evaluated[key] if key in evaluated else _plain(value)
             for key, value in template.items()
         }
-
-    def _evaluate(self, template: Mapping[str, Any], keys: Sequence[str], report: Report) -> dict[str, Any]:
-        """The values of ``keys``, evaluated."""
-        if self._evaluation is None:
-            # Imported here: omegaconf takes longer to import than a spec without interpolations to read.
-            from slurmtrain.specfile.evaluation import Evaluation
-
-            self._evaluation = Evaluation()
-        return self._evaluation.evaluate(template, keys, report)
 
 
 def _refers(value: Any) -> bool:

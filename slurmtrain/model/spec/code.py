@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -308,7 +309,7 @@ class CodeSnapshot:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> CodeSnapshot:
         """Read what :meth:`to_dict` returned. Raises KeyError, TypeError or ValueError if it is something else."""
-        if not _is_hash(plain["snapshot"]) or not isinstance(plain["root"], str):
+        if re.fullmatch("[0-9a-f]{64}", str(plain["snapshot"])) is None or not isinstance(plain["root"], str):
             raise ValueError("its 'code' is no snapshot")
         return cls(
             hash=plain["snapshot"],
@@ -319,10 +320,6 @@ class CodeSnapshot:
             beside={str(directory): list(map(str, names)) for directory, names in plain["beside"].items()},
             revisions=tuple(Revision.from_dict(each) for each in plain.get("revisions", ())),
         )
-
-
-def _is_hash(text: object) -> bool:
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 SNAPSHOT = "snapshot"

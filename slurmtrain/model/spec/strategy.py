@@ -7,7 +7,7 @@ strategies, and is refused with the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, ClassVar
@@ -65,13 +65,18 @@ def may_be(mixed: MixedPrecision, precision: str) -> bool:
     return mixed in (precision, AUTO) if isinstance(mixed, str | None) else precision in mixed.values()
 
 
-def _check_hardware(name: str) -> None:
-    if not name.strip():
-        raise ValueError("expected a part of the name of a GPU, 'CPU', or 'default', found a blank text")
+def _named(right: str) -> Callable[[str], None]:
+    """What checks that a name is not blank; ``right``: what it should be."""
+
+    def check(name: str) -> None:
+        if not name.strip():
+            raise ValueError(f"expected {right}, found a blank text")
+
+    return check
 
 
 _FOR_ALL = choice(BF16, FP16, AUTO)
-_BY_HARDWARE = Entries(choice(BF16, FP16, FP32), "mapping", _check_hardware)
+_BY_HARDWARE = Entries(choice(BF16, FP16, FP32), "mapping", _named("a part of the name of a GPU, 'CPU', or 'default'"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,11 +313,6 @@ def _read_density(value: object) -> float:
     return value
 
 
-def _check_pattern(pattern: str) -> None:
-    if not pattern.strip():
-        raise ValueError("expected the name of a module, found a blank text")
-
-
 def _read_schedule(value: object) -> str:
     """As torch, whatever the case."""
     schedule: str = choice(*SCHEDULES).parse(value.lower() if isinstance(value, str) else value)
@@ -410,7 +410,7 @@ class StrategySpec:
 
     mesh: MeshSpec | None = None
     """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
-    plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _check_pattern)] = field(
+    plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _named("the name of a module"))] = field(
         default_factory=dict
     )
     """With tensor parallelism: how modules are divided, by their names, in which `*` stands for one part:

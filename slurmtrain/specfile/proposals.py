@@ -7,7 +7,6 @@ takes, and whether it can be left out.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Secti
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.values import value_at
 from slurmtrain.specfile.overrides import SCHEMA
-from slurmtrain.system.yaml_file import parse_value
+from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 # How messages say what to write instead.
 NAMED = re.compile(
@@ -41,7 +40,6 @@ _EXAMPLES: Mapping[KeyPath, object] = {
     ("checkpoint", "keep", "best", "metric"): "loss",
     ("checkpoint", "step"): r"step(\d+)",
 }
-_PLAIN = re.compile(r"[A-Za-z_{./][\w{}./-]*(?: [\w{}./-]+)*")
 _ASSIGNED = re.compile(r"([A-Za-z_][\w.-]*)\s*[=:]\s*(.*)", re.DOTALL)
 _NOTHING = frozenset({"none", "null", "unlimited", "infinite", "infinity", "inf", "no limit", ""})
 # What reading a large spec again for each of many mistakes would take.
@@ -89,14 +87,7 @@ class Proposals:
 
 def flow(value: object) -> str:
     """A value on a line of YAML, as a person would write it."""
-    if isinstance(value, str):
-        is_plain = _PLAIN.fullmatch(value) and parse_or_none(value) == value and not value.startswith("{")
-        return value if is_plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{flow(key)}: {flow(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    return json.dumps(value)
+    return write_yaml(value, flow=True).split("\n")[0]
 
 
 def parse_or_none(text: str) -> object:

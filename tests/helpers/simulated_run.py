@@ -26,8 +26,8 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.model.spec.restarts import write_requeue
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.parse import Job

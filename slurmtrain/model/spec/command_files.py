@@ -1,4 +1,4 @@
-"""What a command reads and writes, by its words, and what its script imports, without running it. Pure.
+"""Files that a command reads and writes, by its words, and modules that its script imports. Pure.
 
 Which words name files is a guess from the names of options, and cautious: a word that may be something else is left
 out. docs/spec.md lists the rules.

@@ -95,7 +95,7 @@ def type_name(value: object) -> str:
 
 
 def expected(right: str, value: object, cure: str = "") -> ValueError:
-    """The error about a ``value`` of the wrong type; ``right``: what it should be; ``cure``: what to write instead."""
+    """The error about a ``value`` of the wrong type; ``right``: its type; ``cure``: a hint."""
     return ValueError(f"expected {right}, found {type_name(value)} ({value!r}){cure}")
 
 

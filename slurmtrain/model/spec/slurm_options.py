@@ -60,9 +60,9 @@ _ADVICE = {
     "wrap": "use 'command'",
 }
 
-# What a value is: "=" there must be one, "?" there may; whether each component of a heterogeneous job has its own, "*";
-# what becomes of it in sbatch, and in the srun that starts the agents ("-": no such option); then the options of which
-# all of that holds, each with its letter.
+# The value: "=" there must be one, "?" there may; "*": each component of a heterogeneous job has its own; what becomes
+# of it in sbatch, and in the srun that starts the agents ("-": no such option); then all such options, each with its
+# letter.
 _TABLE = """
 ? - -          agent      kill-on-bad-exit:K
 - - -          as-is      disable-status:X exact quit-on-interrupt unbuffered:u wait-for-children whole

@@ -65,10 +65,10 @@ class Spec:
     own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else `ranks`."""
     completed_by: Annotated[str, choice(ALL, NODE_0)] = ALL
     """With `launcher: node` or `none`: whose command must have ended with code 0 for the run to be completed. `node0`:
-    that of the first node, whereupon those of the other nodes are asked to stop, as Ray's workers and data services
-    must be; `all`: those of all nodes."""
+    the first node's, whereupon the commands of other nodes are asked to stop, as Ray's workers and data services must
+    be; `all`: every node's."""
     workdir: Annotated[str, text("directory")] | None = None
-    """Where the command runs; null: the directory in which `submit` was called."""
+    """Where the command runs; null: the directory where `submit` was called."""
     log: Annotated[str, text("path such as `logs/%x-%j.out`", check_log)] | None = None
     """The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
     the name, `%j` the job's id, `%A_%a` that of an element of an array, `%u` the user, `%N` the first node. Logs
@@ -243,7 +243,7 @@ def complete_override(begun: str, spec: Mapping[str, Any]) -> list[str]:
 
     Args:
         begun: What has been typed.
-        spec: The spec that is overridden, as read from YAML: what its free sections such as ``params`` hold.
+        spec: The spec that is overridden, as read from YAML, for the keys of free sections such as ``params``.
     """
     key, equals, _ = begun.partition("=")
     keys = _keys(spec)

@@ -66,7 +66,7 @@ def may_be(mixed: MixedPrecision, precision: str) -> bool:
 
 
 def _named(right: str) -> Callable[[str], None]:
-    """What checks that a name is not blank; ``right``: what it should be."""
+    """A check that a name is not blank; ``right``: a name's meaning."""
 
     def check(name: str) -> None:
         if not name.strip():
@@ -118,7 +118,7 @@ class ActivationCheckpointing:
     """The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and
     sequences that consist of modules themselves."""
     save: Annotated[tuple[str, ...], Items(text("name of an operator"), "list of operators")] = ()
-    """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`: those that take long."""
+    """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`, the slow ones."""
 
 
 # As torch's -1 in the shape of a view: what the others leave.
@@ -353,8 +353,8 @@ class StrategySpec:
     """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
     all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
     has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
-    processes, or those of the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all
-    processes, or those of the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
+    processes, or the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all
+    processes, or the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
     divides each batch over its GPUs: for comparison, since `ddp` is faster."""
     mixed_precision: Annotated[MixedPrecision, MixedPrecisionKind()] = None
     """The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and in
@@ -366,7 +366,7 @@ class StrategySpec:
     """Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes such
     as `[Block]`, or a section. It takes less memory, and more time."""
     bucket_cap_mb: Annotated[float, finite_number(0.001)] | None = None
-    """`ddp`, `zero1`: the size in MiB of the buckets in which gradients are reduced; null: torch's."""
+    """`ddp`, `zero1`: the size in MiB of buckets of gradients; null: torch's."""
     static_graph: bool = False
     """`ddp`, `zero1`: whether each step uses the same parameters, in the same order."""
     gradient_as_bucket_view: bool = False
@@ -376,7 +376,7 @@ class StrategySpec:
     hook: Annotated[str, choice(*HOOKS)] | None = None
     """`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress
     them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two that have few
-    columns. `topk`: only the largest, the others are added to those of the next step. `hierarchical`: whole, first
+    columns. `topk`: only the largest, the others are added to the next step's. `hierarchical`: whole, first
     within each node, then across nodes, each process a part of them."""
     matrix_approximation_rank: Positive = 1
     """`hook: powersgd`: how many columns the two matrices have."""
@@ -405,7 +405,7 @@ class StrategySpec:
     """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of the
     node, where the optimizer steps too; takes `resources.mem`."""
     reduce_dtype: Annotated[str, choice(BF16, FP32)] | None = None
-    """`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else that of the
+    """`fsdp`, `hsdp`: the precision of reductions of gradients; null: fp32 with `mixed_precision`, else that of the
     parameters."""
 
     mesh: MeshSpec | None = None
@@ -413,10 +413,10 @@ class StrategySpec:
     plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _named("the name of a module"))] = field(
         default_factory=dict
     )
-    """With tensor parallelism: how modules are divided, by their names, in which `*` stands for one part:
+    """With tensor parallelism: how modules are divided, by their names, where `*` stands for one part:
     `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
-    `colwise`: by output features. `rowwise`: by input features, such as those of `colwise` before it. `colwise_rep`: as
-    `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which is divided with
+    `colwise`: by output features. `rowwise`: by input features, such as a `colwise` layer before it has. `colwise_rep`:
+    as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which is divided with
     `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its features, such as a
     norm of each head."""
     sequence_parallel: bool = False
@@ -424,7 +424,7 @@ class StrategySpec:
     but one; takes a plan that has all modules with parameters."""
 
     schedule: Annotated[str, Scalar(choice(*SCHEDULES).text, _read_schedule)] = DEFAULT_SCHEDULE
-    """With a pipeline: in which order its stages compute microbatches, one of torch's schedules. With `gpipe` and
+    """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and
     `1f1b` each process has one stage, with the others two."""
     microbatches: Positive | None = None
     """With a pipeline: into how many microbatches the batch of a step is divided, each of them further by

@@ -183,7 +183,7 @@ class TrackingSpec:
     ] = field(default_factory=dict)
     """Trackers of other packages, by name, with settings of their own."""
     live: bool = False
-    """Whether trackers that cannot delete points also show those that a rollback may still reach, as `live/NAME`."""
+    """Whether trackers that cannot delete points also show points that a rollback may still reach, as `live/NAME`."""
     metrics: ScriptMetricsSpec | None = None
     """Where step and metrics of a script stand that does not report them itself; null: it does."""
     system_metrics: bool = True

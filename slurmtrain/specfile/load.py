@@ -306,44 +306,33 @@ def replan(
     experiment = plan.spec.tracking.mlflow.experiment
     machine = _Machine(Path(plan.workdir), plan.python, SiteRules(read_options), experiment, plan.spec)
     [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
-    if planned.plan.spec.name != plan.spec.name and not renames:
-        raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
+    # An override is needed to name another checkpoint: by itself a run keeps the one that it began with.
+    names_start = any(each.lstrip("+").partition("=")[0].partition(".")[0] == "start_from" for each in overrides)
     if not renames:
-        _check_upstreams(plan.spec, planned.plan.spec)
+        _check_kept(plan.spec, planned.plan.spec, names_start=names_start)
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     # A run keeps its snapshot, unless an override says that it is to have none any more.
-    spec = _as_it_began(plan.spec, planned.plan.spec, overrides, renames=renames)
+    spec = planned.plan.spec if names_start else replace(planned.plan.spec, start_from=plan.spec.start_from)
     code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
     return replace(planned, plan=replace(planned.plan, spec=spec, workdir=workdir, code=code))
 
 
-def _check_upstreams(spec: Spec, later: Spec) -> None:
-    """Raise SpecError if a run were to start after others than it was submitted with: they are found only then.
-
-    ``spec``: the run's, as it was. ``later``: with the overrides.
-    """
-    if later.after != spec.after:
-        why = "a run starts after the runs that it was submitted with; submit a new run instead"
-        raise SpecError([Mistake("command line", "after", why)])
+def _check_kept(spec: Spec, later: Spec, *, names_start: bool) -> None:
+    """Raise SpecError if a ``later`` spec changes what a run has begun with; ``names_start``: its checkpoint, too."""
     names = {each.name for each in dependencies_of(spec)}
-    if other := next((each for each in references_of(later) if each.run not in names), None):
-        why = f"{other}: a run refers to runs that it was submitted to start after; submit a new run instead"
-        raise SpecError([Mistake("command line", "", why)])
-
-
-def _as_it_began(spec: Spec, later: Spec, overrides: Sequence[str], *, renames: bool) -> Spec:
-    """A ``later`` spec of a run with the checkpoint that its first ``spec`` names, since the run has begun with it.
-
-    Raises SpecError if one of the ``overrides`` names another one, which only a new run can begin with (``renames``).
-    """
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
-    if not any(key.partition(".")[0] == "start_from" for key in keys):
-        return replace(later, start_from=spec.start_from)
-    if not renames:
-        why = "a run has begun with the checkpoint that it was submitted with; submit a new run instead"
-        raise SpecError([Mistake("command line", "start_from", why)])
-    return later
+    other = next((each for each in references_of(later) if each.run not in names), None)
+    if later.name != spec.name:
+        key, why = "name", "a run keeps its name"
+    elif later.after != spec.after:
+        key, why = "after", "a run starts after the runs that it was submitted with"
+    elif other is not None:
+        key, why = "", f"{other}: a run refers to runs that it was submitted to start after"
+    elif names_start:
+        key, why = "start_from", "a run has begun with the checkpoint that it was submitted with"
+    else:
+        return
+    raise SpecError([Mistake("command line", key, f"{why}; submit a new run instead")])
 
 
 def _plan_all(
@@ -382,9 +371,7 @@ def _plan_all(
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies, point=point))
-    if sweep.pack is not None and not mistakes:
-        _check_packs(runs, sweep.pack, mistakes)
-    _check_singletons(runs, sweep, mistakes)
+    _check_together(runs, sweep, mistakes)
     mistakes.raise_if_any()
     return tuple(runs), sweep
 
@@ -422,14 +409,21 @@ def _check_swept_key(key: str, data: Mapping[str, Any]) -> None:
         raise ValueError(f"there is no key {key!r}{near}" if near else str(error)) from None
 
 
-def _check_packs(runs: Sequence[PlannedRun], pack: Pack, mistakes: Mistakes) -> None:
-    """Check whether the runs of a sweep can share jobs."""
-    problems = (packing_problem(run.plan.spec.resources, pack, run.plan.spec.slurm) for run in runs)
-    problem = next(filter(None, problems), "")
-    if not problem and pack.runs > len(runs):
-        problem = f"{pack.runs} runs cannot share a job: the sweep has only {len(runs)}"
-    if problem:
-        mistakes.add(("sweep", "pack"), problem)
+def _check_together(runs: Sequence[PlannedRun], sweep: Sweep, mistakes: Mistakes) -> None:
+    """Check whether the runs of a sweep can share jobs, and run one at a time where the spec says so."""
+    pack = sweep.pack
+    if pack is not None and not mistakes:
+        problems = (packing_problem(run.plan.spec.resources, pack, run.plan.spec.slurm) for run in runs)
+        problem = next(filter(None, problems), "")
+        if not problem and pack.runs > len(runs):
+            problem = f"{pack.runs} runs cannot share a job: the sweep has only {len(runs)}"
+        if problem:
+            mistakes.add(("sweep", "pack"), problem)
+    if any(is_singleton(run.plan.spec.slurm) for run in runs):
+        if pack is not None:
+            mistakes.add(("sweep", "pack"), "runs that share a job run at once: not with 'slurm.dependency: singleton'")
+        if sweep.search is not None and sweep.search.parallel > 1:
+            mistakes.add(("sweep",), "with 'slurm.dependency: singleton' write 'parallel: 1'")
 
 
 def _plan_one(
@@ -479,16 +473,6 @@ def _plan_one(
     for at, message in excesses(spec, plan.content):
         mistakes.add(at, message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
-
-
-def _check_singletons(runs: Sequence[PlannedRun], sweep: Sweep, mistakes: Mistakes) -> None:
-    """Check that one run at a time is possible where the spec says so."""
-    if not any(is_singleton(run.plan.spec.slurm) for run in runs):
-        return
-    if sweep.pack is not None:
-        mistakes.add(("sweep", "pack"), "runs that share a job run at once: not with 'slurm.dependency: singleton'")
-    if sweep.search is not None and sweep.search.parallel > 1:
-        mistakes.add(("sweep",), "with 'slurm.dependency: singleton' write 'parallel: 1'")
 
 
 def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:

@@ -51,7 +51,6 @@ COMMANDS = {
     "preflight": ("preflight", "Check nodes without training."),
     "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
     "nodes": ("preflight", "List nodes that failed a preflight."),
-    "metrics": ("metrics", "Export the state of all runs to Prometheus."),
     "registry": ("registry", "Manage the registry."),
     "completion": ("completion", "Print a shell completion script."),
     "schema": ("completion", "Print the JSON Schema of specs, for editors."),

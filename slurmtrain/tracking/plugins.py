@@ -1,4 +1,4 @@
-"""Which trackers there are: slurmtrain's own, and trackers that other packages declare as entry points."""
+"""Which trackers there are: MLflow, and what plug-ins declare as entry points, slurmtrain's own among them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,13 @@ if TYPE_CHECKING:
     from slurmtrain.tracking.tracker import FileTracker, Tracker, WrittenFiles
 
 GROUP = "slurmtrain.trackers"
-_OWN = {
-    "csv": "slurmtrain.tracking.to_csv:CsvTracker",
-    "mlflow": "slurmtrain.tracking.to_mlflow.tracker:MlflowTracker",
-    "tensorboard": "slurmtrain.tracking.to_tensorboard:TensorboardTracker",
-    "wandb": "slurmtrain.tracking.to_wandb.tracker:WandbTracker",
-}
-# Trackers that are FileTrackers.
-_WRITING_FILES = frozenset({"csv", "tensorboard", "wandb"})
-# Trackers whose package is an extra of the same name.
-_EXTRAS = frozenset({"tensorboard", "wandb"})
+_MLFLOW = "mlflow"
+_OWN = "slurmtrain."
 
 
 @cache
 def _declared() -> Mapping[str, Sequence[EntryPoint]]:
-    """The entry points of other packages by name; several may have the same name."""
+    """The entry points of all packages by name; several may have the same name."""
     # Imported here: it takes a submission longer than all else that it has to know of trackers.
     from importlib.metadata import entry_points
 
@@ -41,17 +33,31 @@ def _declared() -> Mapping[str, Sequence[EntryPoint]]:
     return declared
 
 
+def _own(name: str) -> EntryPoint | None:
+    """Slurmtrain's own tracker of this name, which packages never replace; None if there is none."""
+    if name == _MLFLOW:
+        from importlib.metadata import EntryPoint
+
+        return EntryPoint(name, "slurmtrain.tracking.to_mlflow.tracker:MlflowTracker", GROUP)
+    return next((point for point in _declared().get(name, ()) if point.value.startswith(_OWN)), None)
+
+
+def _others(name: str) -> Sequence[EntryPoint]:
+    """The trackers of this name of other packages."""
+    return [point for point in _declared().get(name, ()) if not point.value.startswith(_OWN)]
+
+
 def _packages(name: str) -> str:
-    return " and ".join(sorted({point.dist.name if point.dist else point.value for point in _declared().get(name, ())}))
+    return " and ".join(sorted({point.dist.name if point.dist else point.value for point in _others(name)}))
 
 
 def tracker_names() -> Sequence[str]:
     """The names of all trackers that are installed."""
-    return sorted({*_OWN, *_declared()})
+    return sorted({_MLFLOW, *_declared()})
 
 
 def check_tracker(name: str) -> None:
-    """Check that a tracker is installed, and which one is meant, importing nothing of it.
+    """Check that a tracker is installed, and which one is meant, importing nothing of other packages.
 
     Args:
         name: Its name.
@@ -59,13 +65,15 @@ def check_tracker(name: str) -> None:
     Raises:
         UserError: It is not, or several packages have one of this name.
     """
-    if name in _EXTRAS and find_spec(name) is None:
-        raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
-    if name in _OWN:
+    if name == _MLFLOW:
         return
-    if len(_declared().get(name, ())) > 1:
+    if (own := _own(name)) is not None:
+        package = own.load().package
+        if package and find_spec(package) is None:
+            raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
+    elif len(_others(name)) > 1:
         raise UserError(f"{_packages(name)} each have a tracker {name!r}: uninstall all of these packages but one")
-    if name not in _declared():
+    elif not _others(name):
         raise UserError(
             f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are {', '.join(tracker_names())}, "
             f"and a package adds one by an entry point of the group {GROUP}"
@@ -78,7 +86,7 @@ def note_on_tracker(name: str) -> str | None:
     Args:
         name: The tracker's name.
     """
-    if name in _OWN and name in _declared():
+    if _others(name) and _own(name) is not None:
         return f"the tracker {name!r} is slurmtrain's own; that of {_packages(name)} is not used: it needs another name"
     return None
 
@@ -94,11 +102,9 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
     Raises:
         TrackingError: There is none of this name, or it cannot be opened.
     """
-    from importlib.metadata import EntryPoint
-
     try:
         check_tracker(name)
-        point = EntryPoint(name, _OWN[name], GROUP) if name in _OWN else _declared()[name][0]
+        point = _own(name) or _others(name)[0]
         tracker: Tracker = point.load()(settings, root)
     except UserError as error:
         raise TrackingError(str(error)) from error
@@ -110,8 +116,11 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
 
 
 def writes_files(name: str) -> bool:
-    """Whether what the tracker of this ``name`` has of a run is in files that are deleted with the run."""
-    return name in _WRITING_FILES
+    """Whether what slurmtrain's tracker of this ``name`` has of a run is in files that are deleted with the run."""
+    from slurmtrain.tracking.tracker import FileTracker
+
+    point = None if name == _MLFLOW else _own(name)
+    return point is not None and issubclass(point.load(), FileTracker)
 
 
 def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
@@ -123,7 +132,7 @@ def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run
         root: The runs root.
         run_id: The run.
     """
-    from importlib.metadata import EntryPoint
-
-    tracker: type[FileTracker] = EntryPoint(name, _OWN[name], GROUP).load()
+    point = _own(name)
+    assert point is not None
+    tracker: type[FileTracker] = point.load()
     return tracker.files_of(settings, root, run_id)

@@ -68,11 +68,13 @@ class Tracker(ABC):
 
     ``truncates``: whether it can drop all points of a remote run after a step, as :class:`Start` demands. Others are
     sent points only once these are final, and begin a new remote run if a failed run is resumed from before them.
-    ``waits``: whether it is sent only final points, although it could truncate.
+    ``waits``: whether it is sent only final points, although it could truncate. ``package``: what has to be installed
+    for it, an extra of its own name; empty: nothing.
     """
 
     truncates: ClassVar[bool] = False
     waits: ClassVar[bool] = True
+    package: ClassVar[str] = ""
     uri: str
     """Where it shows runs."""
 

@@ -23,9 +23,9 @@ from helpers.wandb_files import synced_history
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from slurmtrain.model.spec.values import check_param_name
+from slurmtrain.plugins.wandb import refusal
 from slurmtrain.slurm.parse import QUEUE_FIELDS
 from slurmtrain.tracking.to_mlflow.sending import legal_name
-from slurmtrain.tracking.to_wandb.names import refusal
 
 _A_RUN = 25
 PROBE = """

@@ -89,6 +89,7 @@ TESTS_OF = {
     "slurmtrain/ops/deletion/": ("local/test_deleted_runs.py", "cluster/test_slurm_lost_files.py"),
     "slurmtrain/ops/diagnose/": ("cluster/test_slurm_doctor.py",),
     "slurmtrain/plugins/drill/": ("local/test_drill.py", "cluster/test_slurm_drill.py"),
+    "slurmtrain/plugins/": ("local/test_odd_names.py",),
     "slurmtrain/ops/query/": (),
     "slurmtrain/ops/search/": ("local/test_search.py", "cluster/test_slurm_search.py"),
     "slurmtrain/registry/": ("local/test_faults.py", "local/test_locks.py", "local/test_unreadable_runs.py"),

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
-from slurmtrain.ops.monitoring.collect import collect
-from slurmtrain.ops.monitoring.counters import Counters
-from slurmtrain.ops.monitoring.exposition import text_of
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.prometheus.collect import collect
+from slurmtrain.plugins.prometheus.counters import Counters
+from slurmtrain.plugins.prometheus.exposition import text_of
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

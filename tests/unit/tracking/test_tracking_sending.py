@@ -14,8 +14,8 @@ from mlflow.utils.validation import (
     _validate_tag_name,
 )
 
+from slurmtrain.plugins.wandb import param_name, project_name, refusal
 from slurmtrain.tracking.to_mlflow.sending import Sender, flat_name, legal_name
-from slurmtrain.tracking.to_wandb.names import param_name, project_name, refusal
 
 NAMES = st.text() | st.text("a./-_: \n", max_size=6) | st.text("a/é", min_size=248, max_size=260)
 

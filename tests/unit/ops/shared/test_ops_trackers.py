@@ -23,8 +23,8 @@ from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.trackers import check_trackers, notes_on_trackers
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.tensorboard import TensorboardTracker
 from slurmtrain.tracking.step_file import StepFile
-from slurmtrain.tracking.to_tensorboard import TensorboardTracker
 from slurmtrain.tracking.tracker import TrackedPoint
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])

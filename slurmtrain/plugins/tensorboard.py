@@ -35,6 +35,7 @@ class TensorboardTracker(FileTracker):
     waits: ClassVar[bool] = False
     usual: ClassVar[str] = "tensorboard"
     kind: ClassVar[str] = "TensorBoard"
+    package: ClassVar[str] = "tensorboard"
 
     def __init__(self, settings: Mapping[str, Any], root: RunsRoot) -> None:
         """As :meth:`Tracker.__init__` with its ``settings`` and ``root``."""

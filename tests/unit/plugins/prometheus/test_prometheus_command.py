@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.metrics import metrics
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.prometheus.command import metrics
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 

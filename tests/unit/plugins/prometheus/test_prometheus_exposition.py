@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import NotAvailable, PathError, SlurmDown, UserError
-from slurmtrain.ops.monitoring.collect import Collection
-from slurmtrain.ops.monitoring.dashboard import read_dashboard
-from slurmtrain.ops.monitoring.exposition import (
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.prometheus.collect import LABELS, Collection, Families
+from slurmtrain.plugins.prometheus.exposition import (
     LatestCollection,
     check_client,
     check_textfile,
+    read_dashboard,
     serving,
     text_of,
     write_textfile,
 )
-from slurmtrain.ops.monitoring.families import LABELS, Families
-from slurmtrain.ops.shared.workspace import Workspace
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 

@@ -14,8 +14,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.owned_files import user_name
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.monitoring.collect import Collection
-    from slurmtrain.ops.monitoring.counters import Counters
+    from slurmtrain.plugins.prometheus.collect import Collection
+    from slurmtrain.plugins.prometheus.counters import Counters
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[^\]]+\]|[^:]+):)?(?P<port>[0-9]{1,5})")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -33,7 +33,7 @@ def _read_address(_context: click.Context, _parameter: click.Parameter, text: st
 
 def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     """The labels in ``texts``, by name."""
-    from slurmtrain.ops.monitoring.families import LABELS
+    from slurmtrain.plugins.prometheus.collect import LABELS
 
     labels = {}
     for text in texts:
@@ -74,12 +74,12 @@ def metrics(
     if sum(map(bool, (textfile, address, dashboard, as_json))) > 1:
         raise click.UsageError("give only one of --textfile, --serve, --dashboard and --json")
     if dashboard:
-        from slurmtrain.ops.monitoring.dashboard import read_dashboard
+        from slurmtrain.plugins.prometheus.exposition import read_dashboard
 
         output.verbatim(*read_dashboard().splitlines())
         return 0
-    from slurmtrain.ops.monitoring.counters import Counters
-    from slurmtrain.ops.monitoring.exposition import check_client, check_textfile, text_of, write_textfile
+    from slurmtrain.plugins.prometheus.counters import Counters
+    from slurmtrain.plugins.prometheus.exposition import check_client, check_textfile, text_of, write_textfile
 
     workspace = workspace.looking_again()
     labels = {"user": user_name(os.geteuid()), **labels}
@@ -102,15 +102,15 @@ def metrics(
 
 
 def _collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Collection:
-    from slurmtrain.ops.monitoring.collect import collect
+    from slurmtrain.plugins.prometheus.collect import collect
 
     return collect(workspace, counters, per_run=per_run)
 
 
 def _serve(workspace: Workspace, address: tuple[str, int], labels: dict[str, str], *, per_run: bool) -> int:
-    from slurmtrain.ops.monitoring.counters import Counters
-    from slurmtrain.ops.monitoring.exposition import LatestCollection, serving
     from slurmtrain.ops.shared.interrupt import StopSignal
+    from slurmtrain.plugins.prometheus.counters import Counters
+    from slurmtrain.plugins.prometheus.exposition import LatestCollection, serving
     from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     host, port = address

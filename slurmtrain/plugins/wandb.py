@@ -4,28 +4,160 @@ The surviving line of a run is kept in a file of steps, and written to a directo
 Until that directory has been synced, it is replaced by a new one whenever there is more, so that ``wandb sync`` finds
 one directory with the whole line. Synced steps are out of reach: the next directory goes on from there, or rewinds the
 run to the step where it survives. In the mode ``online``, ``wandb sync`` is run at once.
+
+W&B refuses some characters in the name of a project, and takes dashes off the ends of a param's name, so that ``-lr``
+and ``lr`` would be one (``wandb_config.py``): such names are changed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import netrc
 import os
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from slurmtrain.errors import PathError
+from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_json
+from slurmtrain.tracking.names import MARK_LENGTH, is_marked, marked
 from slurmtrain.tracking.step_file import StepFile, files_named
-from slurmtrain.tracking.to_wandb.names import param_name, project_name, refusal
-from slurmtrain.tracking.to_wandb.offline import OfflineRun, sync, write_offline
 from slurmtrain.tracking.tracker import Begun, FileTracker, Start, TrackedPoint, TrackedRun, WrittenFiles
+
+# W&B's own columns of a history begin with it.
+_RESERVED = "_"
+_LONGEST_PROJECT = 128
+_ILLEGAL = re.compile(r"[/\\#?%:]")
+_OWN_PARAM = "_wandb"
+
+
+def project_name(name: str) -> str:
+    """The name of W&B's project for what is called ``name``; the same if W&B takes it."""
+    if len(name) <= _LONGEST_PROJECT and not _ILLEGAL.search(name) and not is_marked(name):
+        return name
+    return marked(_ILLEGAL.sub("-", name)[: _LONGEST_PROJECT - MARK_LENGTH] or "_", name)
+
+
+def param_name(name: str) -> str:
+    """The name under which W&B has the param ``name`` in a run's config; the same if W&B takes it."""
+    if name == name.strip("-") and name != _OWN_PARAM and not is_marked(name):
+        return name
+    return marked(name.strip("-") or "_", name)
+
+
+def refusal(name: str) -> str:
+    """Why W&B does not take a metric of this ``name``; empty if it does. Others are stored as they are called."""
+    if name.startswith(_RESERVED):
+        return "names that begin with '_' are W&B's own"
+    return "" if name else "a metric without a name is none to W&B"
+
+
+# A server that is down is tried again at the next sync.
+_SYNC_S = 300.0
+# 'wandb sync' adds the names of this machine and of itself to the run, unless it is told what these are.
+_ANONYMOUS = {"WANDB_HOST": "", "WANDB_PROGRAM": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRun:
+    """A run for W&B.
+
+    ``base``: the last step that the server has of it, which is cut off there; None: it has nothing. ``names``: the
+    metrics, by column. ``failed``: whether the run has failed.
+    """
+
+    run_id: str
+    name: str
+    project: str
+    entity: str | None
+    params: Mapping[str, Any]
+    tags: Sequence[str]
+    group: str | None
+    base: int | None
+    names: Sequence[str]
+    failed: bool
+
+
+def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str]]) -> Path:
+    """Write a directory for ``wandb sync``, and return it: it is in the folder ``wandb`` of ``parent``.
+
+    Args:
+        parent: The directory of that folder.
+        offline: The run.
+        rows: Its rows after ``base``: step, time and attempt, then the values of metrics.
+    """
+    _prepare_environment()
+    import wandb
+
+    # Nothing of this machine, of its repository or of what commands print.
+    settings = wandb.Settings(
+        silent=True, console="off", symlink=False, disable_git=True, disable_code=True, save_code=False,
+        disable_job_creation=True, x_disable_stats=True, x_disable_meta=True, x_disable_machine_info=True,
+        x_disable_viewer=True, x_save_requirements=False,
+    )  # fmt: skip
+    # W&B takes either an id or a step to resume from, which names the run, too.
+    resume_from = None if offline.base is None else f"{offline.run_id}?_step={offline.base}"
+    run = wandb.init(
+        mode="offline", dir=str(parent), project=offline.project, entity=offline.entity, name=offline.name,
+        config=dict(offline.params), tags=list(offline.tags), group=offline.group, settings=settings,
+        reinit="create_new", id=None if resume_from else offline.run_id, resume_from=resume_from,
+    )  # fmt: skip
+    try:
+        for step, time, _, *values in rows:
+            metrics = {name: float(value) for name, value in zip(offline.names, values, strict=False) if value != ""}
+            run.log({**metrics, "_timestamp": float(time)}, step=int(step))
+    finally:
+        run.finish(exit_code=1 if offline.failed else 0)
+    directory = Path(run.dir).parent
+    # A link to what W&B logs of itself, which goes with this process.
+    (directory / "logs" / "debug-core.log").unlink(missing_ok=True)
+    return directory
+
+
+def sync(directory: Path) -> None:
+    """Send such a directory to the server. Raises TrackingError."""
+    _prepare_environment()
+    command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
+    try:
+        completed = subprocess.run(
+            command, cwd=directory.parent, env=os.environ | _ANONYMOUS, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_SYNC_S, errors="replace", check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise TrackingError(f"'wandb sync {directory}' did not end within {_SYNC_S:g} s") from error
+    if completed.returncode != 0:
+        lines = (completed.stderr or completed.stdout).strip().splitlines()
+        raise TrackingError(
+            f"'wandb sync {directory}' failed: {lines[-1] if lines else f'exit {completed.returncode}'}"
+        )
+
+
+def _prepare_environment() -> None:
+    """Let W&B report nothing to its makers, and leave nothing but runs: each process of it begins a log of its own."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    if "WANDB_CACHE_DIR" not in os.environ:
+        os.environ["WANDB_CACHE_DIR"] = _passing_directory()
+
+
+@functools.cache
+def _passing_directory() -> str:
+    """A directory that goes with this process."""
+    directory = tempfile.mkdtemp(prefix="slurmtrain-wandb-")
+    # Before W&B registers the end of its own process, so that this comes after it.
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
 
 _SERVER = "https://api.wandb.ai"
 # The mark that ``wandb sync`` leaves in a directory.
@@ -40,6 +172,7 @@ class WandbTracker(FileTracker):
     usual: ClassVar[str] = "."
     folder: ClassVar[str] = "wandb"
     kind: ClassVar[str] = "Weights & Biases"
+    package: ClassVar[str] = "wandb"
     # What was synced is out of reach, but for rewinding, which not every server can.
     waits: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Handing metrics to Prometheus: its text format, a file for the node exporter, an endpoint.
+"""Handing metrics to Prometheus: its text format, a file for the node exporter, an endpoint; a dashboard for Grafana.
 
 The only user of prometheus_client, which is an extra.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NotAvailable, PathError, SlurmtrainError, UserError
-from slurmtrain.ops.monitoring.collect import Collection
-from slurmtrain.ops.monitoring.families import COUNTER, SUMMARY, Family
+from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Collection, Family
 from slurmtrain.system.files import describe_os_error, write_atomically
+from slurmtrain.system.templates import directory
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -162,3 +162,16 @@ def _metric(family: Family, constant: Mapping[str, str]) -> Metric:
     for labels, values in family.samples.items():
         metric.add_metric([*constant.values(), *labels], *values)  # type: ignore[attr-defined]
     return metric
+
+
+def dashboard_path() -> Path:
+    """Where it is."""
+    return directory() / "grafana" / "slurmtrain.json"
+
+
+def read_dashboard() -> str:
+    """Its JSON, which Grafana imports. Raises PathError."""
+    try:
+        return dashboard_path().read_text().rstrip("\n")
+    except OSError as error:
+        raise PathError(f"cannot read {dashboard_path()}: {describe_os_error(error)}") from error

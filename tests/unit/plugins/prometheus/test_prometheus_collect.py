@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.query.tally import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.ops.monitoring.counters import Counters
-from slurmtrain.ops.monitoring.families import COUNTER, SUMMARY, Families
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Families
+from slurmtrain.plugins.prometheus.counters import Counters
 from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.transaction import Transaction
 
@@ -186,7 +186,7 @@ def test_a_killed_writer_and_lines_that_mean_nothing_are_passed_over(workspace: 
 
 
 def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmtrain.ops.monitoring.counters._SPARE_LINES", 0)
+    monkeypatch.setattr("slurmtrain.plugins.prometheus.counters._SPARE_LINES", 0)
     sim = write_metered_run(workspace, ends=False)
     counters = Counters()
     for step in range(8, 20):
@@ -200,7 +200,7 @@ def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pyte
 def test_where_nothing_can_be_written_metrics_are_exported_with_a_warning(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slurmtrain.ops.monitoring.collect import collect
+    from slurmtrain.plugins.prometheus.collect import collect
 
     write_metered_run(workspace)
     workspace.root.counters.mkdir(parents=True)

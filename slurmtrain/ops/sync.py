@@ -341,8 +341,11 @@ def _replace(workspace: Workspace, directory: RunDir, run: Run, held: str) -> bo
     newest, before = run.newest, next(reversed(run.attempts[:-1]), None)
     if newest is None or newest.hosts or before is None or before.job_id != newest.job_id:
         return False
-    if held == "admin" and newest.restart < _max_requeues():
-        return False  # Slurm has no reason to hold it yet
+    if held == "admin":
+        from slurmtrain.slurm.site import read_cluster
+
+        if newest.restart < read_cluster(workspace.scheduler.config()).max_requeues:
+            return False  # Slurm has no reason to hold it yet
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
     why = "Slurm holds its job, which was started too often"
@@ -350,13 +353,6 @@ def _replace(workspace: Workspace, directory: RunDir, run: Run, held: str) -> bo
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
     workspace.scheduler.cancel([newest.job_id], force=False)
     return True
-
-
-def _max_requeues() -> int:
-    """How often this site's Slurm starts a job again before it holds it. Raises SlurmDown."""
-    from slurmtrain.slurm.site import read_max_requeues
-
-    return read_max_requeues()
 
 
 def _submit_again(workspace: Workspace, held: HeldRun, run: Run, synced: Synced) -> None:

@@ -115,7 +115,7 @@ class Scheduler:
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
         self._nodes: tuple[float, list[NodeInfo]] | None = None
-        self._max_array_size: int | None = None
+        self._config: dict[str, str] | None = None
         self._tried_at: dict[str, float] = {}
         self._changed_at = 0.0
         self._cancelled_at: dict[str, float] = {}
@@ -176,24 +176,29 @@ class Scheduler:
             self._partitions = read_partitions(run_command("scontrol", "--oneliner", "show", "partition"))
         return self._partitions
 
+    def config(self) -> dict[str, str]:
+        """slurm.conf as scontrol prints it, by name. Raises SlurmDown."""
+        if self._config is None:
+            from slurmtrain.slurm.site import read_config
+
+            self._config = read_config(run_command("scontrol", "show", "config"))
+        return self._config
+
     def max_array_size(self) -> int:
         """How many elements a job array may have; 0: there are no job arrays here."""
-        if self._max_array_size is None:
-            from slurmtrain.slurm.site import MAX_ARRAY_SIZE, read_max_array_size
+        from slurmtrain.slurm.site import MAX_ARRAY_SIZE, max_array_size
 
-            try:
-                self._max_array_size = read_max_array_size()
-            except SlurmDown:
-                # Not remembered: sbatch says so if it is less.
-                return MAX_ARRAY_SIZE
-        return self._max_array_size
+        try:
+            return max_array_size(self.config())
+        except SlurmDown:
+            return MAX_ARRAY_SIZE  # sbatch says so if it is less
 
     def component_problem(self) -> str:
         """Why this site runs no step over all components of a heterogeneous job; empty if it does, or does not say."""
-        from slurmtrain.slurm.site import read_component_problem
+        from slurmtrain.slurm.site import component_problem
 
         try:
-            return read_component_problem()
+            return component_problem(self.config())
         except SlurmDown:
             return ""
 

@@ -62,7 +62,7 @@ class Site:
 
 def read_site(scheduler: Scheduler, user: str) -> Site:
     """Query Slurm's configuration, and QOS and associations of ``user`` from accounting. Raises SlurmDown."""
-    config = read_config(run_command("scontrol", "show", "config"))
+    config = scheduler.config()
     cluster = read_cluster(config)
     partitions = {name: read_partition(fields, cluster) for name, fields in scheduler.partitions().items()}
     if not cluster.accounting:
@@ -78,28 +78,17 @@ def read_site(scheduler: Scheduler, user: str) -> Site:
     return Site(cluster, partitions, config, qos, associations, tuple(unknown))
 
 
-def read_max_requeues() -> int:
-    """How often Slurm starts a job again by itself before it holds it (MaxBatchRequeue). Raises SlurmDown."""
-    return read_cluster(read_config(run_command("scontrol", "show", "config"))).max_requeues
-
-
-def read_max_array_size() -> int:
-    """How many elements a job array may have (MaxArraySize, and max_array_tasks in SchedulerParameters).
-
-    Raises SlurmDown.
-    """
-    config = read_config(run_command("scontrol", "show", "config"))
+def max_array_size(config: Mapping[str, str]) -> int:
+    """How many elements a job array may have (MaxArraySize, and max_array_tasks in SchedulerParameters)."""
     size = int(_seconds(config.get("MaxArraySize", ""), MAX_ARRAY_SIZE))
     tasks = re.search(r"(?:^|,)max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
     return min(size, int(tasks[1])) if tasks else size
 
 
-def read_component_problem() -> str:
-    """Why this site runs no step over all components of a heterogeneous job; empty if it does. Raises SlurmDown."""
-    config = read_config(run_command("scontrol", "show", "config"))
-    parameters = _flags(config.get("SchedulerParameters", ""))
+def component_problem(config: Mapping[str, str]) -> str:
+    """Why a site runs no step over all components of a heterogeneous job; empty if it does."""
     scheduler = _plugin(config.get("SchedulerType", ""))
-    if "DISABLE_HETJOB_STEPS" in parameters:
+    if "DISABLE_HETJOB_STEPS" in _flags(config.get("SchedulerParameters", "")):
         return "this site allows no job step over several components (SchedulerParameters=disable_hetjob_steps)"
     # slurm.conf(5): only the backfill scheduler starts heterogeneous jobs.
     if scheduler != "backfill" and "SchedulerType" in config:

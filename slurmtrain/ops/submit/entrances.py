@@ -21,12 +21,11 @@ from typing import Any
 from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed, UserError
 from slurmtrain.model.run.ids import created_ms
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start_order import only_one
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chain import Chain
 from slurmtrain.ops.submit.creation import new_sweep
 from slurmtrain.ops.submit.specs import load
-from slurmtrain.ops.submit.submission import Submission, Work, describe_failure, name_runs, specs_of, submit_sweeps
+from slurmtrain.ops.submit.submission import Submission, describe_failure, name_runs, submit_sweeps
 from slurmtrain.specfile import SpecFile
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.locks import locked
@@ -93,16 +92,14 @@ def submit_specs(
         return begin(workspace, specs[0], executor)
     if key is None:
         return submit_sweeps(workspace, specs, [_new_sweep(workspace, spec) for spec in specs], executor=executor)
-    chain = Chain(workspace, specs, executor)
-    order = chain.order()
+    # Before there is anything of the key.
+    Chain(workspace, specs, executor).order()
     workspace.prepare()
     with held_key(workspace, key, [run.plan.hash for spec in specs for run in spec.runs], executor) as held:
-        return _submit_with_key(workspace, specs, executor, held, chain, order)
+        return _submit_with_key(workspace, specs, executor, held)
 
 
-def _submit_with_key(
-    workspace: Workspace, specs: Sequence[SpecFile], executor: str, held: HeldKey, chain: Chain, order: Sequence[int]
-) -> Submission:
+def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: str, held: HeldKey) -> Submission:
     existing = held.existing(workspace)
     present = [run_id for run_id in existing if run_id is not None]
     notes = _complete(workspace, present)
@@ -112,15 +109,8 @@ def _submit_with_key(
     ids = [[next(rest) for _ in spec.runs] for spec in specs]
     run_ids = present
     if None in existing:
-        missing = [number for number in order if None in ids[number]]
-        work = Work(
-            workspace=workspace, specs=specs, executor=executor, chain=chain, order=missing, sweeps=sweeps, ids=ids,
-            held=held,
-        )  # fmt: skip
         try:
-            with only_one(workspace, specs_of(specs)):
-                chain.resolve(missing)
-                submitted = work.submit()
+            submitted = submit_sweeps(workspace, specs, sweeps, executor=executor, ids=ids, held=held)
         except SlurmtrainError as error:
             if not present and not isinstance(error, SubmitFailed):
                 held.forget()

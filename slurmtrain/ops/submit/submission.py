@@ -25,7 +25,6 @@ from slurmtrain.errors import (
 from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.ops.shared.attempts import (
     HeldRun,
     NewAttempt,
@@ -65,7 +64,13 @@ class Submission(NamedTuple):
 
 
 def submit_sweeps(
-    workspace: Workspace, specs: Sequence[SpecFile], sweeps: Sequence[str | None], *, executor: str
+    workspace: Workspace,
+    specs: Sequence[SpecFile],
+    sweeps: Sequence[str | None],
+    *,
+    executor: str,
+    ids: list[list[str | None]] | None = None,
+    held: HeldKey | None = None,
 ) -> Submission:
     """Submit all runs of specs that have been read.
 
@@ -74,27 +79,25 @@ def submit_sweeps(
         specs: the specs.
         sweeps: for each spec, the id that its runs share, which may be that of earlier runs; None: they share none.
         executor: ``slurm`` or ``local``.
+        ids: for each spec, the ids of its runs, None for one that is to be created; None: all are.
+        held: the idempotency key, if there is one.
 
     Raises:
         SlurmtrainError: as :func:`submit_specs`.
     """
+    ids = [[None] * len(spec.runs) for spec in specs] if ids is None else ids
     chain = Chain(workspace, specs, executor)
-    order = chain.order()
-    ids: list[list[str | None]] = [[None] * len(spec.runs) for spec in specs]
-    with only_one(workspace, specs_of(specs)):
+    order = [number for number in chain.order() if None in ids[number]]
+    with only_one(workspace, [run.plan.spec for spec in specs for run in spec.runs]):
         chain.resolve(order)
-        return Work(
-            workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids
-        ).submit()
-
-
-def specs_of(files: Sequence[SpecFile]) -> list[Spec]:
-    """The spec of each run of these files, in order."""
-    return [run.plan.spec for file in files for run in file.runs]
+        return _Work(
+            workspace=workspace, specs=specs, executor=executor, chain=chain, order=order, sweeps=sweeps, ids=ids,
+            held=held,
+        ).submit()  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class _Work:
     """The runs of a submission that are to be created and started, spec by spec.
 
     ``chain``: what they start after, resolved for the specs in ``order``: the numbers of those of which runs are to be

@@ -18,7 +18,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot, is_run_id
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.listed import Listed
 from slurmtrain.registry.rows import RUNS, run_row
 from slurmtrain.runtime.job.run_reader import read_run_of
 from slurmtrain.system.files import describe_os_error

@@ -13,7 +13,7 @@ from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.find import LAST, find, find_all
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.listed import Listed
 
 # Longer ones belong into a file.
 _LONGEST_NOTE = 10_000

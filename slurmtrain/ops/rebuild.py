@@ -33,7 +33,7 @@ def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -
         workspace.store.check()
         garbage = _read_again(workspace, show)
     except RegistryUnusable as error:
-        from slurmtrain.registry.database import put_aside
+        from slurmtrain.registry.store import put_aside
 
         kept = put_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
         if kept is not None and workspace.note is not None:

@@ -34,7 +34,7 @@ from slurmtrain.slurm.jobs import second_jobs
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
     from slurmtrain.specfile import PlannedRun
 
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import RegistryFailed, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.registry.dialects import insert
+from slurmtrain.registry.store import open_engine, reading
 
 if TYPE_CHECKING:
     from slurmtrain.model.database_url import DatabaseUrl
@@ -98,7 +98,7 @@ class _Rows:
 
     def add(self, rows: list[tuple[Any, ...]]) -> None:
         self.count += len(rows)
-        # PostgreSQL has this character in place of NUL (slurmtrain.registry.postgresql.connections).
+        # PostgreSQL has this character in place of NUL (slurmtrain.registry.postgresql).
         self._hash.update(repr(rows).replace("\\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="surrogatepass"))
 
     def digest(self) -> str:

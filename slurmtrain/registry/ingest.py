@@ -14,7 +14,8 @@ from typing import Any
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.metrics.columns import Block
-from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
+from slurmtrain.model.metrics.curves import start_of
+from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
@@ -22,7 +23,7 @@ from slurmtrain.model.run.journal import Garbage, events_of
 from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run, replace
-from slurmtrain.registry.line_rows import summarise_line
+from slurmtrain.registry import queries
 from slurmtrain.registry.sent import read_sent
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import (
@@ -39,6 +40,8 @@ from slurmtrain.system.journal_files import (
 # This many runs are read before their rows are written: enough to make the cost of a statement negligible, and few
 # enough for their events to fit into memory.
 _RUNS_AT_ONCE = 250
+# Lines of metrics take many times the memory of their columns.
+_PIECE_BYTES = 1 << 20
 # What content that nobody expected can lead to. A registry that cannot be used is no fault of a run's.
 _UNEXPECTED = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
@@ -118,7 +121,7 @@ def _ingest_batch(transaction: Transaction, runs: Sequence[RunDir], *, dead: boo
 
 def _read(transaction: Transaction, runs: Sequence[RunDir], ingested: Ingested) -> list[_RunReader]:
     """A reader for each of these runs that has read what is new in it; notes why the others cannot be read."""
-    offsets = transaction.offsets([run.id for run in runs])
+    offsets = transaction.ask(lambda db: queries.offsets(db, [run.id for run in runs]))
     readers = []
     for run in runs:
         with _isolated(run.id, ingested):
@@ -139,11 +142,11 @@ def _look_up(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
     # The registry has nothing on a run that is seen for the first time.
     read_before = {reader.run.id: reader for reader in readers if reader.offsets}
     if read_before:
-        progress = transaction.progress(read_before)
-        lines = transaction.lines(read_before)
-        facts = transaction.builder_facts(read_before)
+        progress = transaction.ask(lambda db: queries.progress(db, read_before))
+        lines = transaction.ask(lambda db: queries.lines(db, read_before))
+        facts = transaction.ask(lambda db: queries.builder_facts(db, read_before))
         ended = read_before.keys() - facts.keys()
-        events = transaction.events(ended) if ended else {}
+        events = transaction.ask(lambda db: queries.events(db, ended)) if ended else {}
         for run_id, reader in read_before.items():
             reader.progress = {**progress.get(run_id, {}), **reader.progress}
             reader.line_before = lines.get(run_id, reader.line_before)
@@ -232,7 +235,10 @@ class _RunReader:
 
         def all_events() -> list[AnyEvent]:
             # Earlier events are in the registry; the events read now are written only at the end.
-            return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
+            return [
+                *transaction.ask(lambda db: queries.events(db, [self.run.id])).get(self.run.id, ()),
+                *self.new_events,
+            ]
 
         if self.facts is not None:
             self.builder = RunBuilder.from_dict(self.run.id, self.facts, all_events)
@@ -244,7 +250,7 @@ class _RunReader:
             raise RunUnreadable(f"there is no event in {JOURNALS}/, where the command that made it has written")
         result = with_next_start(self.builder.build(self.progress))
         read = [file._replace(size=self.offsets.get(file.name, 0)) for file in self.files]
-        self.line = summarise_line(self.line_before, result, read, begins, self.blocks)
+        self.line = _summarise_line(self.line_before, result, read, begins, self.blocks)
         self.blocks.clear()
         self.result = replace(result, metrics=_newest(result.metrics, self.line.metrics))
 
@@ -305,3 +311,43 @@ def _newest(logged: Iterable[str], surviving: Mapping[str, MetricSummary]) -> di
     """The newest values of the ``surviving`` metrics, in the order of ``logged``."""
     values = {name: surviving[name].last for name in logged if name in surviving}
     return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def _summarise_line(
+    before: LineSummary,
+    run: Run,
+    files: Sequence[JournalFile],
+    begins: Mapping[str, int],
+    blocks: Mapping[str, Sequence[Block]],
+) -> LineSummary:
+    """The summary of a run's surviving line after further lines.
+
+    Args:
+        before: The summary before them.
+        run: The run, with its attempts.
+        files: Its files; of each, the size is what has been read of it, in bytes.
+        begins: Where the further lines of each began, in bytes, by its name.
+        blocks: The further lines, by the name of the attempt's directory.
+
+    Raises:
+        RunUnreadable: A rollback has taken away what was summarised, and a file cannot be read again.
+    """
+    by_key = {file.metrics_of: file for file in files if file.metrics_of is not None}
+
+    def lines(key: str) -> tuple[int, int, Sequence[Block]]:
+        file = by_key.get(key)
+        return (0, 0, ()) if file is None else (begins.get(file.name, 0), file.size, blocks.get(key, ()))
+
+    starts = [(attempt.key, start_of(attempt)) for attempt in run.attempts]
+    extended = extend(before, [AttemptLines(key, start, *lines(key)) for key, start in starts])
+    if extended is None:
+        again = [AttemptLines(key, start, 0, lines(key)[1], _read_again(by_key.get(key))) for key, start in starts]
+        extended = extend(LineSummary(), again)
+        assert extended is not None
+    return extended
+
+
+def _read_again(file: JournalFile | None) -> list[Block]:
+    if file is None:
+        return []
+    return [lines.block for lines in read_metric_lines(file, length=_PIECE_BYTES)]

@@ -1,7 +1,8 @@
-"""Rows of many runs in one statement: queries that the registry's readers and its transactions share.
+"""What is asked of the registry, about many runs in one statement.
 
 The ids of the runs are passed to the database as one JSON array, so there is no limit to their number, and a query
-about ten thousand runs takes as many statements as one about a single run.
+about ten thousand runs takes as many statements as one about a single run. Questions about which runs there are, and
+which may change, take milliseconds for a hundred thousand runs, except for all rows.
 """
 
 from __future__ import annotations
@@ -9,12 +10,63 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
+from slurmtrain.model.run.events.values import is_text
+from slurmtrain.model.run.ids import RUN_ID
+from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
+
+if TYPE_CHECKING:
+    from slurmtrain.model.interruption.statistics import AttemptSpan
+    from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
+    from slurmtrain.model.preflight.node_ledger import LedgerEntry
+    from slurmtrain.model.run.events.base import AnyEvent
+    from slurmtrain.model.run.journal import Garbage
+    from slurmtrain.model.run.progress import Progress
+    from slurmtrain.model.run.run import Run
+    from slurmtrain.registry.sent import Sent
+
+_OPEN = tuple(state for state in RUN_STATES if state not in ENDED)
+# Follows every character of an id.
+_AFTER = "~"
+# The last save is looked for in at most this many runs of the same name, the newest ones.
+_NAMESAKES = 20
+
+
+class IndexRow(NamedTuple):
+    """What every command needs to know about every run: the minimum for selecting runs and deciding which to read."""
+
+    id: str
+    name: str
+    state: str
+    settled: bool
+    """Whether it has ended and no process can still write to it."""
+    journals_at: int
+    attempts_at: int
+    sweep: str | None = None
+    """The id of its sweep."""
+    archived: bool = False
+    """Whether lists leave it out."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; it may still be started again."""
+        return self.state in ENDED
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its journals cannot be read."""
+        return self.state == UNREADABLE
+
+    @property
+    def scanned(self) -> tuple[int, int]:
+        """Times (ns) of the run's folders when its files were last listed."""
+        return (self.journals_at, self.attempts_at)
 
 
 def rows(
@@ -55,6 +107,74 @@ def offsets(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, di
     for row in rows(connection, schema.source, run_ids):
         by_run[row["run_id"]][row["path"]] = row["offset"]
     return by_run
+
+
+def progress(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
+    """The summary of each attempt's metrics: by run, then by the name of the attempt's directory."""
+    from slurmtrain.registry.rows import PROGRESS
+
+    grouped = rows_by_run(connection, schema.progress, run_ids)
+    return {run_id: {row["attempt_key"]: PROGRESS.read(row) for row in of_run} for run_id, of_run in grouped.items()}
+
+
+def builder_facts(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The facts that runs are built from, for runs that had not ended when they were last read."""
+    return {row["run_id"]: json.loads(row["facts"]) for row in rows(connection, schema.builder, run_ids)}
+
+
+def events(connection: sa.Connection, run_ids: Collection[str], kind: str | None = None) -> dict[str, list[AnyEvent]]:
+    """The events of runs, in no order; runs without any are left out.
+
+    Args:
+        connection: The connection to query.
+        run_ids: The runs.
+        kind: Only events of this kind; None: all.
+    """
+    from slurmtrain.registry.rows import event_of
+
+    where = () if kind is None else (schema.event.c.kind == kind,)
+    by_run: dict[str, list[AnyEvent]] = {}
+    for row in rows(connection, schema.event, run_ids, *where):
+        if (event := event_of(row)) is not None:
+            by_run.setdefault(row["run_id"], []).append(event)
+    return by_run
+
+
+def load(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, Run]:
+    """The known ones among these runs, with all attempts and checkpoints."""
+    from slurmtrain.registry.rows import run_of
+
+    runs = list(rows(connection, schema.run, run_ids))
+    attempts = rows_by_run(connection, schema.attempt, run_ids)
+    checkpoints = rows_by_run(connection, schema.checkpoint, run_ids)
+    seconds = spent_seconds(connection, run_ids)
+    return {row["id"]: run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
+
+
+def sent(connection: sa.Connection, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:
+    """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
+    from slurmtrain.registry.rows import SENT
+
+    by_run: dict[str, dict[str, Sent]] = {}
+    for row in rows(connection, schema.sent, run_ids):
+        by_run.setdefault(row["run_id"], {})[row["tracker"]] = SENT.read(row)
+    return by_run
+
+
+def ledger(connection: sa.Connection) -> list[LedgerEntry]:
+    """All findings against nodes that failed a preflight, oldest first."""
+    from slurmtrain.registry.rows import LEDGER
+
+    order = sorted(rows(connection, schema.ledger), key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
+    return [LEDGER.read(row) for row in order]
+
+
+def garbage(connection: sa.Connection, run_id: str) -> list[Garbage]:
+    """Lines of a run's journals that are not records, ordered by journal and offset."""
+    from slurmtrain.registry.rows import GARBAGE
+
+    order = sorted(rows(connection, schema.garbage, [run_id]), key=lambda row: (row["source"], row["offset"]))
+    return [GARBAGE.read(row) for row in order]
 
 
 def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[tuple[str, int], dict[str, float]]:
@@ -124,3 +244,220 @@ def _all(table: sa.Table) -> sa.Select[Any]:
 @cache
 def _of_runs(table: sa.Table) -> sa.Select[Any]:
     return _all(table).where(of_runs(table))
+
+
+# --- which runs -------------------------------------------------------------------------------------------------------
+
+
+def all_ids(connection: sa.Connection) -> frozenset[str]:
+    """The ids of all runs."""
+    # One text from the database is split in a tenth of the time that its driver takes for as many rows.
+    text = connection.execute(sa.select(sa.func.aggregate_strings(schema.run.c.id, " "))).scalar()
+    return frozenset(str(text or "").split())
+
+
+def index_rows(connection: sa.Connection, run_ids: Collection[str] | None = None) -> dict[str, IndexRow]:
+    """These runs, or all, by id, oldest first."""
+    if run_ids is None:
+        return _fetch(connection, _rows().order_by(schema.run.c.id))
+    if not run_ids:
+        return {}
+    return _fetch(connection, _rows_of_runs(), {"ids": json.dumps(sorted(run_ids))})
+
+
+def unsettled(connection: sa.Connection) -> dict[str, IndexRow]:
+    """The runs that have not settled, by id."""
+    return _fetch(connection, _rows().where(~schema.run.c.settled))
+
+
+def ended_last(connection: sa.Connection, limit: int) -> dict[str, IndexRow]:
+    """The settled runs that ended last, by id; at most ``limit``."""
+    last = _rows().where(schema.run.c.settled, schema.run.c.ended_at.is_not(None))
+    return _fetch(connection, last.order_by(schema.run.c.ended_at.desc()).limit(limit))
+
+
+def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexRow]:
+    """The runs that have one of these ids, names or sweeps, or an id that begins so, oldest first; and the newest."""
+    run = schema.run.c
+    newest = sa.select(sa.func.max(run.id)).scalar_subquery()
+    # Not BETWEEN, beside which PostgreSQL allows no collation.
+    begun = [sa.and_(run.id >= name.lower(), run.id <= name.lower() + _AFTER) for name in names if _may_begin_id(name)]
+    # No run has a name that is not text, which no database takes.
+    listed = [name for name in names if is_text(name)]
+    where = sa.or_(run.id == newest, run.name.in_(listed), run.sweep.in_(listed), run.id.in_(listed), *begun)
+    return _fetch(connection, _rows().where(where).order_by(run.id))
+
+
+def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
+    """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+    run = schema.run.c
+    is_open = run.state.in_(_OPEN)
+    shown = sa.select(run.id).where(~run.archived).order_by(run.id.desc()).limit(newest)
+    ids = {*connection.execute(sa.select(run.id).where(is_open)).scalars(), *connection.execute(shown).scalars()}
+    return sorted(ids)
+
+
+def children(connection: sa.Connection, run_id: str) -> dict[str, str]:
+    """The JSON of where they come from, by their ids, of the runs that come from a run, oldest first."""
+    run = schema.run.c
+    # The first condition is the index's: few runs come from others.
+    has_it = sa.and_(run.parents != sa.literal_column("'[]'"), run.parents.contains(f'"{run_id}"', autoescape=True))
+    rows = connection.execute(sa.select(run.id, run.parents).where(has_it).order_by(run.id))
+    return {child: str(parents) for child, parents in rows}
+
+
+def behind(connection: sa.Connection) -> list[str]:
+    """The ids of runs that have begun and whose revision differs at some tracker, or at each, oldest first."""
+    run, sent = schema.run.c, schema.sent.c
+    of_run = sa.select(sent.run_id).where(sent.run_id == run.id)
+    is_behind = sa.or_(~of_run.exists(), of_run.where(sent.revision != run.revision).exists())
+    may_be_sent = sa.and_(run.attempt > 0, sa.or_(run.tracked.is_(None), run.tracked))
+    return list(connection.execute(sa.select(run.id).where(may_be_sent, is_behind).order_by(run.id)).scalars())
+
+
+def _may_begin_id(name: str) -> bool:
+    return bool(name) and RUN_ID.fullmatch((name.lower() + "0" * 10)[:10]) is not None and len(name) <= 10
+
+
+def _fetch(
+    connection: sa.Connection, query: sa.Select[Any], parameters: dict[str, str] | None = None
+) -> dict[str, IndexRow]:
+    return {row[0]: IndexRow._make(row) for row in fetch(connection, query, parameters)}
+
+
+@cache
+def _rows() -> sa.Select[Any]:
+    return sa.select(*(schema.run.c[name] for name in IndexRow._fields))
+
+
+@cache
+def _rows_of_runs() -> sa.Select[Any]:
+    return _rows().where(of_runs(schema.run)).order_by(schema.run.c.id)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def surviving_metrics(
+    connection: sa.Connection, run_ids: Collection[str] | None, names: Collection[str] | None = None
+) -> dict[str, dict[str, MetricSummary]]:
+    """The summaries of these runs' metrics, by run and name.
+
+    Args:
+        connection: The connection to query.
+        run_ids: The runs; None for all.
+        names: The metrics; None for all.
+    """
+    from slurmtrain.registry.rows import METRICS
+
+    where = () if names is None else (schema.metric.c.name.in_(sorted(names)),)
+    by_run: dict[str, dict[str, MetricSummary]] = defaultdict(dict)
+    for row in rows(connection, schema.metric, run_ids, *where):
+        by_run[row["run_id"]][row["name"]] = METRICS.read(row)
+    return by_run
+
+
+def lines(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, LineSummary]:
+    """The summaries of these runs' surviving lines, by run, with the record of the lines that they summarise."""
+    from slurmtrain.model.metrics.summary import LineSummary
+
+    metrics = surviving_metrics(connection, run_ids)
+    return {
+        row["run_id"]: LineSummary.from_json(json.loads(row["made_of"]), metrics.get(row["run_id"], {}))
+        for row in rows(connection, schema.line, run_ids)
+    }
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHistory:
+    """How attempts in a run's partition have ended, and the cost of the last save of the run or of its namesakes.
+
+    ``own``: whether that save is the run's own.
+    """
+
+    lived: Sequence[AttemptSpan] = ()
+    stall_s: float | None = None
+    save_s: float | None = None
+    own: bool = False
+
+
+def partition_history(
+    connection: sa.Connection, run_id: str, name: str, executor: str, partition: str, since: float
+) -> PartitionHistory:
+    """What is known about interruptions in a partition, and about the saves of a run or of its namesakes.
+
+    The time of an attempt that has not ended counts up to its latest metrics.
+
+    Args:
+        connection: The connection to query.
+        run_id: The run.
+        name: Its name.
+        executor: ``slurm`` or ``local``.
+        partition: The partition, as ``submitting`` events name it; empty for all.
+        since: Attempts that began before this time, in seconds since 1970, do not count.
+    """
+    from slurmtrain.model.interruption.statistics import AttemptSpan
+
+    attempts = connection.execute(_attempts_since(executor, partition, since)).all()
+    save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
+    lived = [
+        AttemptSpan(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
+        for row in attempts
+    ]
+    if save is None:
+        return PartitionHistory(lived)
+    return PartitionHistory(lived, save.stall_s, save.seconds, save.run_id == run_id)
+
+
+def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[Any]:
+    """Attempts from ``since`` on: ``started_at``, ``until``, ``nodes``, ``cause``; ``failures`` of crashes."""
+    attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
+    key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
+    of_attempt = sa.and_(progress.c.run_id == attempt.c.run_id, progress.c.attempt_key == key)
+    failures = sa.case((attempt.c.cause == "crash", attempt.c.failures))
+    until = sa.func.coalesce(attempt.c.ended_at, progress.c.last_time, attempt.c.started_at)
+    query = (
+        sa.select(
+            attempt.c.started_at,
+            until.label("until"),
+            sa.func.keys_in(attempt.c.hosts).label("nodes"),
+            attempt.c.cause,
+            failures.label("failures"),
+        )
+        .join_from(attempt, run, run.c.id == attempt.c.run_id)
+        .outerjoin(progress, of_attempt)
+        .where(run.c.executor == executor, attempt.c.started_at >= since)
+    )
+    if not partition:
+        return query
+    # Other events may hold what is JSON for Python only, and conditions are tested in any order.
+    submitting = sa.case((event.c.kind == "submitting", event.c.data))
+    # The primary key of events begins with run and journal, so this scans only the few events of commands.
+    return query.where(
+        sa.exists().where(
+            event.c.run_id == attempt.c.run_id,
+            event.c.source >= "journal/",
+            event.c.source < "journal0",
+            event.c.kind == "submitting",
+            sa.func.text_at(submitting, "submission") == sa.cast(attempt.c.submission, sa.String),
+            sa.func.text_at(submitting, "partition") == partition,
+        )
+    )
+
+
+def _last_save(run_id: str, name: str, executor: str) -> sa.Select[Any]:
+    """The last save whose duration is known: of the run itself, or else of the newest runs with its name."""
+    checkpoint, run = schema.checkpoint, schema.run
+    namesakes = sa.select(run.c.id).where(run.c.name == name, run.c.executor == executor)
+    newest = namesakes.order_by(run.c.id.desc()).limit(_NAMESAKES)
+    return (
+        sa.select(checkpoint.c.run_id, checkpoint.c.stall_s, checkpoint.c.seconds)
+        .where(
+            sa.or_(checkpoint.c.run_id == run_id, checkpoint.c.run_id.in_(newest)), checkpoint.c.seconds.is_not(None)
+        )
+        .order_by((checkpoint.c.run_id == run_id).desc(), checkpoint.c.run_id.desc(), checkpoint.c.saved_at.desc())
+        .limit(1)
+    )

@@ -1,15 +1,23 @@
-"""The tables, and their version."""
+"""The tables, made from the fields of the records that they hold, and their version."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from slurmtrain.errors import RegistryUnusable
+from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.registry.dialects import TEXT, Json
+from slurmtrain.registry.sent import Sent
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Increase this with every change to the tables or to the meaning of their values: a registry of an earlier version is
 # rebuilt from the run directories. A test knows the tables of each version.
@@ -17,263 +25,89 @@ VERSION = 14
 
 metadata = sa.MetaData()
 
-run = sa.Table(
+_TYPES: Mapping[str, Any] = {
+    "str": TEXT, "int": sa.BigInteger, "float": sa.Float, "bool": sa.Boolean, "bytes": sa.LargeBinary,
+}  # fmt: skip
+
+
+def stored_fields(record: type[DataclassInstance]) -> dict[str, str]:
+    """The fields of a record that have columns, with their annotations; others are in another table, or in none."""
+    return {each.name: str(each.type) for each in fields(record) if each.metadata.get("stored", True)}
+
+
+def _table(name: str, key: str, columns: Mapping[str, str], *indexes: sa.Index) -> sa.Table:
+    """A table.
+
+    Args:
+        name: Its name.
+        key: The columns of its key, which are text unless the others say something else.
+        columns: The columns with the types of their values as annotations; JSON for objects and lists.
+        indexes: Its indexes.
+    """
+    keys = key.split()
+    types = {**dict.fromkeys(keys, "str"), **columns}
+    return sa.Table(name, metadata, *(_column(each, types[each], is_key=each in keys) for each in types), *indexes)
+
+
+def _column(name: str, annotation: str, *, is_key: bool) -> sa.Column[Any]:
+    bare = annotation.removesuffix(" | None")
+    return sa.Column(name, _TYPES.get(bare, Json), primary_key=is_key, nullable=bare != annotation)
+
+
+# A list shows the newest attempt and checkpoint of each run, and commands ask whether it has ended for good, when its
+# folders (ns) were last seen to change, and how many bytes of its journals and metrics were read: all in one table.
+_OF_NEWEST = {
+    "job_id": "str | None", "attempt": "int", "cause": "str | None", "nodes": "Sequence[str]",
+    "checkpoint": "Mapping[str, Any] | None",
+    "settled": "bool", "journals_at": "int", "attempts_at": "int", "revision": "int",
+}  # fmt: skip
+run = _table(
     "run",
-    metadata,
-    sa.Column("id", TEXT, primary_key=True),
-    sa.Column("name", TEXT, nullable=False, index=True),
-    sa.Column("state", TEXT, nullable=False),
-    sa.Column("reason", TEXT, nullable=False),
-    sa.Column("executor", TEXT, nullable=False),
-    sa.Column("plan_hash", TEXT),
-    sa.Column("submitted_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("ended_at", sa.Float),
-    sa.Column("step", sa.BigInteger),
-    sa.Column("total_steps", sa.BigInteger),
-    sa.Column("metrics", Json, nullable=False),
-    sa.Column("lost_steps", sa.BigInteger),
-    sa.Column("mlflow_run_id", TEXT),
-    sa.Column("git", Json),
-    sa.Column("cancelled", sa.Boolean, nullable=False),
-    sa.Column("save_problem", TEXT, nullable=False),
-    sa.Column("goodput", sa.Float),
-    sa.Column("params", Json, nullable=False),
-    sa.Column("written", Json, nullable=False),
-    sa.Column("command", TEXT),
-    sa.Column("resources", Json, nullable=False),
-    sa.Column("tracked", sa.Boolean),
-    sa.Column("sweep", TEXT),
-    sa.Column("parents", Json, nullable=False),
-    sa.Column("tags", Json, nullable=False),
-    sa.Column("note", TEXT, nullable=False),
-    sa.Column("archived", sa.Boolean, nullable=False),
-    sa.Column("deleted_at", sa.Float),
-    sa.Column("freed", sa.BigInteger),
-    # What the list of runs shows of the newest attempt and checkpoint, so that it reads one table.
-    sa.Column("job_id", TEXT),
-    sa.Column("attempt", sa.BigInteger, nullable=False),
-    sa.Column("cause", TEXT),
-    sa.Column("nodes", Json, nullable=False),
-    sa.Column("checkpoint", Json),
-    # Whether it has ended for good, and its folders' times (ns) at the last scan, to notice if one does.
-    sa.Column("settled", sa.Boolean, nullable=False),
-    sa.Column("journals_at", sa.BigInteger, nullable=False),
-    sa.Column("attempts_at", sa.BigInteger, nullable=False),
-    # How many bytes of journals and metrics have been read: grows with every new fact.
-    sa.Column("revision", sa.BigInteger, nullable=False),
-    # For commands that look at few of many runs (``registry/choice/index.py``).
-    sa.Index("run_state", "state"),
-    sa.Index("run_sweep", "sweep"),
-    sa.Index("run_ended_at", "ended_at"),
+    "id",
+    {**stored_fields(Run), **_OF_NEWEST},
+    # For commands that look at few of many runs (:mod:`slurmtrain.registry.queries`).
+    *(sa.Index(f"run_{name}", name) for name in ("name", "state", "sweep", "ended_at")),
+    sa.Index("run_archived", "archived", "id"),
 )
 # Not an Index: its option for PostgreSQL would make every command import that dialect, and all of its drivers.
 for _dialect, _condition in {"sqlite": "settled = 0", "postgresql": "NOT settled"}.items():
-    _index = sa.DDL(f"CREATE INDEX run_unsettled ON run (id) WHERE {_condition}")  # type: ignore[no-untyped-call]
-    sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
-# The few runs that come from others.
-for _dialect in ("sqlite", "postgresql"):
-    _index = sa.DDL("CREATE INDEX run_with_parents ON run (id) WHERE parents != '[]'")  # type: ignore[no-untyped-call]
-    sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
-sa.Index("run_archived", run.c.archived, run.c.id)
-
-attempt = sa.Table(
-    "attempt",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("number", sa.BigInteger, primary_key=True),
-    sa.Column("job_id", TEXT, nullable=False),
-    sa.Column("restart", sa.BigInteger, nullable=False),
-    sa.Column("state", TEXT, nullable=False),
-    sa.Column("cause", TEXT),
-    sa.Column("reason", TEXT, nullable=False),
-    sa.Column("hosts", Json, nullable=False),
-    sa.Column("submitted_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("ended_at", sa.Float),
-    sa.Column("first_step", sa.BigInteger),
-    sa.Column("last_step", sa.BigInteger),
-    sa.Column("lost_steps", sa.BigInteger),
-    sa.Column("master_addr", TEXT),
-    sa.Column("master_port", sa.BigInteger),
-    sa.Column("interfaces", Json, nullable=False),
-    sa.Column("network", Json, nullable=False),
-    sa.Column("clock", Json, nullable=False),
-    sa.Column("checks", Json, nullable=False),
-    sa.Column("failures", Json, nullable=False),
-    sa.Column("overrides", Json, nullable=False),
-    sa.Column("from_start", sa.Boolean, nullable=False),
-    sa.Column("processes", Json, nullable=False),
-    sa.Column("handed_over", sa.Boolean, nullable=False),
-    sa.Column("submission", sa.BigInteger, nullable=False),
-    sa.Column("submitted_from", TEXT),
-    sa.Column("absent_since", sa.Float),
-    sa.Column("confirmed", sa.Boolean, nullable=False),
-    sa.Column("without", Json, nullable=False),
-    sa.Column("inherited", Json, nullable=False),
-    sa.Column("executor", TEXT, nullable=False),
-    sa.Column("asked_by", TEXT, nullable=False),
-    sa.Column("pack", sa.BigInteger, nullable=False),
-    sa.Column("share_gpu", sa.Boolean, nullable=False),
-    sa.Column("policy", Json),
-    sa.Column("excluded", Json, nullable=False),
-    sa.Column("restarted_by", TEXT),
-    sa.Column("again_at", sa.Float),
-    sa.Column("requeue_problem", TEXT, nullable=False),
-    sa.Column("interval", Json, nullable=False),
-    sa.Column("shares", Json, nullable=False),
-    sa.Column("hardware", Json, nullable=False),
-    sa.Column("save_problem", TEXT, nullable=False),
-    sa.Column("restarts", Json, nullable=False),
-    sa.Column("last_word", sa.Boolean, nullable=False),
-    sa.Column("round_step", sa.BigInteger),
-    sa.Column("began_from", TEXT),
-    sa.Column("left", TEXT),
-    sa.Column("passed_over", Json, nullable=False),
-    sa.Column("hangs", Json, nullable=False),
-    sa.Column("raised_limits", Json, nullable=False),
-    sa.Column("stragglers", Json, nullable=False),
-    sa.Column("evidence", Json, nullable=False),
-)
-
+    # The few runs that may change, and the few that come from others.
+    for _name, _where in {"run_unsettled": _condition, "run_with_parents": "parents != '[]'"}.items():
+        _index = sa.DDL(f"CREATE INDEX {_name} ON run (id) WHERE {_where}")  # type: ignore[no-untyped-call]
+        sa.event.listen(run, "after_create", _index.execute_if(dialect=_dialect))
+attempt = _table("attempt", "run_id number", stored_fields(Attempt))
 # What the time of each attempt was spent on: one row for each kind (``model/run/accounting.py``), including zeros.
-attempt_seconds = sa.Table(
-    "attempt_seconds",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("attempt", sa.BigInteger, primary_key=True),
-    sa.Column("kind", TEXT, primary_key=True),
-    sa.Column("seconds", sa.Float, nullable=False),
-)
-
-# The node ledger: nodes that failed the preflight of an attempt. Forgiven findings are in separate journals.
-ledger = sa.Table(
+attempt_seconds = _table("attempt_seconds", "run_id attempt kind", {"attempt": "int", "seconds": "float"})
+# Nodes that failed the preflight of an attempt. Forgiven findings are in separate journals.
+ledger = _table(
     "ledger",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("attempt_key", TEXT, primary_key=True),
-    sa.Column("host", TEXT, primary_key=True),
-    sa.Column("attempt", sa.BigInteger, nullable=False),
-    sa.Column("checks", Json, nullable=False),
-    sa.Column("reason", TEXT, nullable=False),
-    sa.Column("evidence", Json, nullable=False),
-    sa.Column("seen_at", sa.Float, nullable=False),
+    "run_id attempt_key host",
+    {"attempt": "int", "checks": "Sequence[str]", "reason": "str", "evidence": "Mapping[str, Any]", "seen_at": "float"},
 )
-
 # Every checkpoint, including deleted ones. ``saved_at`` is in the key since a run that starts again reuses paths.
-checkpoint = sa.Table(
-    "checkpoint",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("path", TEXT, primary_key=True),
-    sa.Column("saved_at", sa.Float, primary_key=True),
-    sa.Column("step", sa.BigInteger),
-    sa.Column("bytes", sa.BigInteger, nullable=False),
-    sa.Column("seconds", sa.Float),
-    sa.Column("complete", sa.Boolean, nullable=False),
-    sa.Column("verified", sa.Boolean, nullable=False),
-    sa.Column("stall_s", sa.Float),
-    sa.Column("why", TEXT, nullable=False),
-    sa.Column("metrics", Json, nullable=False),
-    sa.Column("attempt", sa.BigInteger),
-    sa.Column("pruned_at", sa.Float),
-    sa.Column("verified_at", sa.Float),
-    sa.Column("format", TEXT),
-    sa.Column("step_from", TEXT),
+checkpoint = _table("checkpoint", "run_id path saved_at", stored_fields(Checkpoint))
+event = _table(
+    "event", "run_id source offset", {"offset": "int", "time": "float", "kind": "str", "data": "Mapping[str, Any]"}
 )
-
-event = sa.Table(
-    "event",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("source", TEXT, primary_key=True),
-    sa.Column("offset", sa.BigInteger, primary_key=True),
-    sa.Column("time", sa.Float, nullable=False),
-    sa.Column("kind", TEXT, nullable=False),
-    sa.Column("data", Json, nullable=False),
-)
-
 # How far each file of a run has been read, in bytes.
-source = sa.Table(
-    "source",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("path", TEXT, primary_key=True),
-    sa.Column("offset", sa.BigInteger, nullable=False),
-)
-
+source = _table("source", "run_id path", {"offset": "int"})
 # What a run that has not ended is built from (``model/run/fold.py``), so that the next reading only adds what is new.
 # If a run that has ended starts again, its events are read again instead.
-builder = sa.Table(
-    "builder",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("facts", Json, nullable=False),
-)
-
-progress = sa.Table(
-    "progress",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("attempt_key", TEXT, primary_key=True),
-    sa.Column("last_step", sa.BigInteger),
-    sa.Column("last_time", sa.Float),
-    sa.Column("metrics", Json, nullable=False),
-)
-
-# What survives of each metric after rollbacks: the newest point, and the smallest and largest finite values.
-metric = sa.Table(
-    "metric",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("name", TEXT, primary_key=True),
-    sa.Column("points", sa.BigInteger, nullable=False),
-    sa.Column("last_step", sa.BigInteger, nullable=False),
-    # NULL if it is not a number.
-    sa.Column("last", sa.Float),
-    sa.Column("min", sa.Float),
-    sa.Column("min_step", sa.BigInteger),
-    sa.Column("max", sa.Float),
-    sa.Column("max_step", sa.BigInteger),
-    sa.Index("metric_last", "name", "last", "run_id"),
-)
-
+builder = _table("builder", "run_id", {"facts": "Mapping[str, Any]"})
+progress = _table("progress", "run_id attempt_key", stored_fields(Progress))
+# What survives of each metric after rollbacks; ``last`` is NULL if it is not a number.
+_SUMMARY = {
+    "points": "int", "last_step": "int", "last": "float | None", "min": "float | None", "min_step": "int | None",
+    "max": "float | None", "max_step": "int | None",
+}  # fmt: skip
+metric = _table("metric", "run_id name", _SUMMARY, sa.Index("metric_last", "name", "last", "run_id"))
 # What a run's rows in ``metric`` were made of (``model/metrics/summary.py``), so that the next reading adds to them.
-line = sa.Table(
-    "line",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("made_of", Json, nullable=False),
-)
-
+line = _table("line", "run_id", {"made_of": "Mapping[str, Any]"})
 # Lines of journals that are not records, kept for inspection.
-garbage = sa.Table(
-    "garbage",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("source", TEXT, primary_key=True),
-    sa.Column("offset", sa.BigInteger, primary_key=True),
-    sa.Column("line", sa.LargeBinary, nullable=False),
-    sa.Column("why", TEXT, nullable=False),
-)
-
-# How much of a run each tracker has (:class:`slurmtrain.registry.sent.Sent`). Directories of runs that earlier versions
-# have sent do not have this, so the table survives a change of the version.
-sent = sa.Table(
-    "sent",
-    metadata,
-    sa.Column("run_id", TEXT, primary_key=True),
-    sa.Column("tracker", TEXT, primary_key=True),
-    sa.Column("uri", TEXT, nullable=False),
-    sa.Column("remote_id", TEXT),
-    sa.Column("offsets", Json, nullable=False),
-    sa.Column("step", sa.BigInteger),
-    sa.Column("sending", Json, nullable=False),
-    sa.Column("revision", sa.BigInteger, nullable=False),
-    sa.Column("refused", Json, nullable=False),
-    sa.Column("problem", TEXT, nullable=False),
-    sa.Column("since", sa.Float),
-)
+garbage = _table("garbage", "run_id source offset", stored_fields(Garbage))
+# How much of a run each tracker has. Directories of runs that earlier versions have sent do not have this, so the table
+# survives a change of the version.
+sent = _table("sent", "run_id tracker", stored_fields(Sent))
 # What stood in its place in versions before 8.
 _EARLIER_SENT = "mirror"
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.registry import schema
-from slurmtrain.registry.rows import RowFormat, fits
+from slurmtrain.registry.cells import fits
 from slurmtrain.system.files import read_json, write_json
 
 
@@ -39,7 +38,6 @@ class Sent:
     """Since when there has been a problem, in seconds since 1970."""
 
 
-SENT = RowFormat(schema.sent, Sent, "run_id")
 _TYPES = {each.name: str(each.type) for each in fields(Sent)}
 
 

@@ -1,8 +1,12 @@
-"""Reading the registry. Only this package uses SQL."""
+"""Opening and reading the registry: a SQLite file, a schema on a PostgreSQL server, or one in memory.
+
+Only this package uses SQL. One in memory replaces a registry that fails, or a new file one that is damaged.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,40 +22,97 @@ from slurmtrain.errors import (
     RunUnreadable,
 )
 from slurmtrain.model.run.layout import METRICS
-from slurmtrain.registry import queries, schema
-from slurmtrain.registry.choice import index
-from slurmtrain.registry.choice.index import IndexRow
-from slurmtrain.registry.choice.listed import Listed, decode_cell, is_mirrored
-from slurmtrain.registry.database import engine_in_memory, identity, open_engine, put_aside, reading
-from slurmtrain.registry.foreign_values import NOT_OURS, damaged_value
+from slurmtrain.registry import queries, schema, sqlite
+from slurmtrain.registry.cells import NOT_OURS, damaged_value
+from slurmtrain.registry.listed import Listed, decode_cell, is_mirrored
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.database_url import DatabaseUrl
     from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
-    from slurmtrain.model.query.conditions import Condition
-    from slurmtrain.model.query.measures import Measure
-    from slurmtrain.model.run.events.base import AnyEvent, Event, P
+    from slurmtrain.model.run.events.base import Event
+    from slurmtrain.model.run.events.base import P as E
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Run
-    from slurmtrain.registry.interruptions import PartitionHistory
+    from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.sent import Sent
-    from slurmtrain.registry.spare import Spare
-    from slurmtrain.registry.sqlite.file import FileIdentity
+    from slurmtrain.registry.sqlite import FileIdentity
     from slurmtrain.registry.transaction import Transaction
-
 
 T = TypeVar("T")
 
 
-def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
-    """Whether there is more to read in a run than up to these ``offsets``, or something that cannot be read."""
-    try:
-        return has_unread(journal_files(run), offsets)
-    except RunUnreadable:
-        return True
+def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engine:
+    """Open the database of a registry.
+
+    Args:
+        address: Where it is.
+        create: Create it if there is none. One of an earlier version is emptied: the next command reads all runs again.
+
+    Raises:
+        RegistryUnusable: It is not a registry or, without ``create``, not one of this version.
+        RegistryFailed: It cannot be used now: somebody else holds it for too long, its disk is full or its server down.
+        PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
+    """
+    if isinstance(address, Path):
+        return sqlite.open_file(address, create=create)
+    from slurmtrain.registry.postgresql import open_server
+
+    return open_server(address, create=create)
+
+
+def reading(engine: sa.Engine) -> sa.Connection:
+    """A connection that only reads, and so waits for no writer, except one of a SQLite file that is committing."""
+    options: dict[str, Any] = sqlite.READS
+    if engine.dialect.name == "postgresql":
+        from slurmtrain.registry.postgresql import READS as OF_SERVER
+
+        options = OF_SERVER
+    return engine.connect().execution_options(**options)
+
+
+def put_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileIdentity | None = None) -> Path | None:
+    """Make room for a new registry where one cannot be used: a file is renamed, a schema emptied.
+
+    Args:
+        address: Where it is.
+        suffix: What the new name ends in.
+        only: The only file that is renamed; another one may be there by now.
+
+    Returns:
+        The file's new name, if it was renamed.
+
+    Raises:
+        RegistryUnusable: A schema holds tables of others; RegistryFailed, PathError.
+    """
+    if isinstance(address, Path):
+        return sqlite.put_aside(address, suffix, only)
+    from slurmtrain.registry.postgresql import start_anew
+
+    start_anew(address)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """What a registry needs to be replaced if it fails.
+
+    ``runs``: finds all run directories, to read them again. ``warn``: called with the reason, once. ``note``: called
+    with what was done about a damaged file; None: nothing is.
+    """
+
+    runs: Callable[[], Sequence[RunDir]]
+    warn: Callable[[str], None]
+    note: Callable[[str], None] | None = None
+
+    def fill(self, transaction: Transaction) -> None:
+        """Read all run directories into a registry."""
+        # Most commands need none of it.
+        from slurmtrain.registry.ingest import ingest
+
+        ingest(transaction, self.runs(), dead=False)
 
 
 class Store:
@@ -87,7 +148,7 @@ class Store:
         store = cls.__new__(cls)
         store.address, store._spare, store.in_memory = Path(":memory:"), None, True
         store._was_damaged, store._file = False, None
-        store._engine = engine_in_memory()
+        store._engine = sqlite.engine_in_memory()
         return store
 
     def close(self) -> None:
@@ -101,73 +162,43 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def ask(self, query: Callable[[sa.Connection], T]) -> T:
+        """What a ``query`` finds, such as one of :mod:`slurmtrain.registry.queries`."""
+
+        def read() -> T:
+            with reading(self._engine) as connection:
+                return query(connection)
+
+        return self._try(read)
+
     def index(self, run_ids: Collection[str] | None = None) -> dict[str, IndexRow]:
         """These runs, or all, by id, oldest first."""
-        return self._read(lambda connection: index.index_rows(connection, run_ids))
+        return self.ask(lambda db: queries.index_rows(db, run_ids))
 
     def ids(self) -> frozenset[str]:
         """The ids of all runs."""
-        return self._read(index.all_ids)
-
-    def unsettled(self) -> dict[str, IndexRow]:
-        """The runs that have not settled, by id."""
-        return self._read(index.unsettled)
-
-    def ended_last(self, limit: int) -> dict[str, IndexRow]:
-        """The settled runs that ended last, by id; at most ``limit``."""
-        return self._read(lambda connection: index.ended_last(connection, limit))
-
-    def named(self, names: Collection[str]) -> dict[str, IndexRow]:
-        """The runs that have one of these ids, names or sweeps, or an id that begins so, and the newest of all."""
-        return self._read(lambda connection: index.named(connection, names))
-
-    def worth_listing(self, newest: int) -> list[str]:
-        """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
-        return self._read(lambda connection: index.worth_listing(connection, newest))
+        return self.ask(queries.all_ids)
 
     def children(self, run_id: str) -> dict[str, list[dict[str, Any]]]:
         """The runs that come from a run, oldest first, with all that they come from."""
-        texts = self._read(lambda connection: index.children(connection, run_id))
+        texts = self.ask(lambda db: queries.children(db, run_id))
         return {child: decode_cell(text, "Sequence[Mapping[str, Any]]") for child, text in texts.items()}
-
-    def behind(self) -> list[str]:
-        """The ids of the runs that trackers may have only in part, oldest first."""
-        return self._read(index.behind)
-
-    def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
-        """The ids of the runs that may meet all conditions, oldest first.
-
-        Args:
-            conditions: The conditions.
-            archived: Whether archived runs that have ended are among them.
-        """
-        from slurmtrain.registry.choice import narrowing
-
-        return self._read(lambda connection: narrowing.candidates(connection, conditions, archived=archived))
-
-    def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
-        """The ids of the runs with the best values of a measure, and how many runs have none.
-
-        Args:
-            measure: A measure that a summary has.
-            larger: Whether larger values are better.
-            limit: How many runs, at most.
-        """
-        from slurmtrain.registry.choice.narrowing import best_candidates
-
-        return self._read(lambda connection: best_candidates(connection, measure, larger=larger, limit=limit))
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""
-        rows = sorted(self._rows(schema.run, run_ids), key=lambda row: str(row["id"]))
+
+        def rows(connection: sa.Connection, table: sa.Table) -> list[dict[str, Any]]:
+            return list(queries.rows(connection, table, run_ids))
+
+        runs = sorted(self.ask(lambda db: rows(db, schema.run)), key=lambda row: str(row["id"]))
         if self.in_memory:  # what was sent is only in the file
-            return {row["id"]: Listed(row) for row in rows}
+            return {row["id"]: Listed(row) for row in runs}
         sent: dict[str, list[Mapping[str, Any]]] = {}
-        for row in self._rows(schema.sent, run_ids):
+        for row in self.ask(lambda db: rows(db, schema.sent)):
             sent.setdefault(row["run_id"], []).append(row)
         return {
             row["id"]: Listed(row, mirrored=is_mirrored(row, of_run), trackers=of_run)
-            for row in rows
+            for row in runs
             for of_run in [sent.get(row["id"], ())]
         }
 
@@ -177,22 +208,13 @@ class Store:
 
     def load_all(self, run_ids: Collection[str]) -> dict[str, Run]:
         """The known ones among these runs, with all attempts and checkpoints."""
-        from slurmtrain.registry import rows
+        return self.ask(lambda db: queries.load(db, run_ids))
 
-        def read(connection: sa.Connection) -> dict[str, Run]:
-            runs = list(queries.rows(connection, schema.run, run_ids))
-            attempts = queries.rows_by_run(connection, schema.attempt, run_ids)
-            checkpoints = queries.rows_by_run(connection, schema.checkpoint, run_ids)
-            seconds = queries.spent_seconds(connection, run_ids)
-            return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
-
-        return self._read(read)
-
-    def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
+    def events(self, run_id: str, cls: type[E]) -> list[Event[E]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
         return self.events_of([run_id], cls).get(run_id, [])
 
-    def events_of(self, run_ids: Collection[str], cls: type[P]) -> dict[str, list[Event[P]]]:
+    def events_of(self, run_ids: Collection[str], cls: type[E]) -> dict[str, list[Event[E]]]:
         """The events of one kind by run, in no order; runs without any are left out.
 
         Args:
@@ -200,16 +222,9 @@ class Store:
             cls: The payload class of that kind.
         """
         from slurmtrain.model.run.events.base import select
-        from slurmtrain.registry.fact_rows import event_of
 
-        def read(connection: sa.Connection) -> dict[str, list[AnyEvent]]:
-            events: dict[str, list[AnyEvent]] = {}
-            for row in queries.rows(connection, schema.event, run_ids, schema.event.c.kind == cls.KIND):
-                if (event := event_of(row)) is not None:
-                    events.setdefault(row["run_id"], []).append(event)
-            return events
-
-        return {run_id: select(events, cls) for run_id, events in self._read(read).items()}
+        by_run = self.ask(lambda db: queries.events(db, run_ids, cls.KIND))
+        return {run_id: select(events, cls) for run_id, events in by_run.items()}
 
     def surviving_metrics(
         self, run_ids: Collection[str] | None = None, names: Collection[str] | None = None
@@ -220,74 +235,30 @@ class Store:
             run_ids: The runs; None for all.
             names: The metrics; None for all.
         """
-        from slurmtrain.registry.line_rows import read_metrics
-
-        return self._read(lambda connection: read_metrics(connection, run_ids, names))
+        return self.ask(lambda db: queries.surviving_metrics(db, run_ids, names))
 
     def ledger(self) -> list[LedgerEntry]:
         """All findings against nodes that failed a preflight, oldest first."""
-        from slurmtrain.registry.fact_rows import LEDGER
-
-        def read(connection: sa.Connection) -> list[LedgerEntry]:
-            rows = list(queries.rows(connection, schema.ledger))
-            rows.sort(key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
-            return [LEDGER.read(row) for row in rows]
-
-        return self._read(read)
-
-    def partition_history(
-        self, run_id: str, name: str, executor: str, partition: str, since: float
-    ) -> PartitionHistory:
-        """What is known about interruptions in a run's partition, and about the cost of its saves.
-
-        Args:
-            run_id: The run.
-            name: Its name: saves of other runs with this name are used as long as it has none.
-            executor: ``slurm`` or ``local``.
-            partition: The partition, as ``submitting`` events name it; empty for local runs.
-            since: Attempts that began before this time, in seconds since 1970, do not count.
-        """
-        from slurmtrain.registry.interruptions import partition_history
-
-        return self._read(lambda connection: partition_history(connection, run_id, name, executor, partition, since))
+        return self.ask(queries.ledger)
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are not records, ordered by journal and offset."""
-        from slurmtrain.registry.fact_rows import GARBAGE
-
-        def read(connection: sa.Connection) -> list[Garbage]:
-            rows = list(queries.rows(connection, schema.garbage, [run_id]))
-            rows.sort(key=lambda row: (row["source"], row["offset"]))
-            return [GARBAGE.read(row) for row in rows]
-
-        return self._read(read)
-
-    def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
-        """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
-        return self._read(lambda connection: queries.offsets(connection, run_ids))
+        return self.ask(lambda db: queries.garbage(db, run_id))
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
         """The ``directories`` whose files contain bytes that have not been read, or cannot. Takes no write lock."""
         if not directories:
             return []
-        offsets = self.offsets([directory.id for directory in directories])
+        offsets = self.ask(lambda db: queries.offsets(db, [directory.id for directory in directories]))
         return [run for run in directories if _has_news(run, offsets.get(run.id, {}))]
 
     def sent(self, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:
         """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
-        from slurmtrain.registry.sent import SENT
-
-        def read(connection: sa.Connection) -> dict[str, dict[str, Sent]]:
-            by_run: dict[str, dict[str, Sent]] = {}
-            for row in queries.rows(connection, schema.sent, run_ids):
-                by_run.setdefault(row["run_id"], {})[row["tracker"]] = SENT.read(row)
-            return by_run
-
-        return self._read(read)
+        return self.ask(lambda db: queries.sent(db, run_ids))
 
     def unsent(self, run_ids: Collection[str]) -> list[str]:
         """The ids of the runs with metrics that were read but not sent to every tracker."""
-        read, sent = self.offsets(run_ids), self.sent(run_ids)
+        read, sent = self.ask(lambda db: queries.offsets(db, run_ids)), self.sent(run_ids)
 
         def is_behind(run_id: str, path: str, offset: int) -> bool:
             return any(offset > each.offsets.get(path, 0) for each in sent[run_id].values()) if run_id in sent else True
@@ -333,18 +304,6 @@ class Store:
 
         return self._try(transact)
 
-    def _rows(
-        self, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
-    ) -> list[dict[str, Any]]:
-        return self._read(lambda connection: list(queries.rows(connection, table, run_ids, *where)))
-
-    def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        def ask() -> T:
-            with reading(self._engine) as connection:
-                return query(connection)
-
-        return self._try(ask)
-
     def _try(self, action: Callable[[], T]) -> T:
         """Do something with the database; again in memory, if it fails or holds what slurmtrain has not written."""
         try:
@@ -367,7 +326,7 @@ class Store:
 
     def _try_in_memory(self, action: Callable[[], object], spare: Spare) -> None:
         """Raise what the action raises with what the run directories hold: then no file is to blame."""
-        engine, self._engine = self._engine, engine_in_memory()
+        engine, self._engine = self._engine, sqlite.engine_in_memory()
         try:
             with self.begin() as transaction:
                 spare.fill(transaction)
@@ -381,7 +340,7 @@ class Store:
 
     def _open(self) -> None:
         # Before it is opened: only this file may be put aside if it is damaged.
-        self._file = identity(self.address)
+        self._file = sqlite.identity(self.address) if isinstance(self.address, Path) else None
         self._engine = open_engine(self.address)
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:
@@ -396,7 +355,7 @@ class Store:
             problem = f"; a new one cannot be made: {failure}"
         self._spare.warn(f"{error}{problem}; meanwhile the run directories are read instead")
         self.in_memory = True
-        self._engine = engine_in_memory()
+        self._engine = sqlite.engine_in_memory()
         with self.begin() as transaction:
             self._spare.fill(transaction)
 
@@ -420,4 +379,12 @@ class Store:
         # Also if another command has put the file aside: it may not have filled the new one yet.
         with self.begin() as transaction:
             spare.fill(transaction)
+        return True
+
+
+def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
+    """Whether there is more to read in a run than up to these ``offsets``, or something that cannot be read."""
+    try:
+        return has_unread(journal_files(run), offsets)
+    except RunUnreadable:
         return True

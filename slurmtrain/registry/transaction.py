@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -22,20 +22,28 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.dialects import Conflict, insert
-from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
-from slurmtrain.registry.line_rows import METRICS, metric_rows, read_lines
-from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
-from slurmtrain.registry.sent import SENT
+from slurmtrain.registry.rows import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    GARBAGE,
+    LEDGER,
+    METRICS,
+    PROGRESS,
+    RUNS,
+    SENT,
+    Row,
+    RowFormat,
+    run_row,
+)
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.summary import LineSummary
     from slurmtrain.registry.sent import Sent
 
+T = TypeVar("T")
+
 # Putting a run replaces all its rows in these tables: the old ones are deleted first.
 _OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.builder, schema.checkpoint, schema.ledger)
-_EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
-_SOURCE_COLUMNS = ("run_id", "path", "offset")
-_SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
 
 
 class Transaction:
@@ -97,26 +105,9 @@ class Transaction:
             if table is not schema.sent:
                 self._connection.execute(table.delete())
 
-    def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
-        """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
-        return queries.offsets(self._connection, run_ids)
-
-    def events(self, run_ids: Collection[str]) -> dict[str, list[AnyEvent]]:
-        """All events of these runs, in no order."""
-        rows = queries.rows_by_run(self._connection, schema.event, run_ids)
-        return {
-            run_id: [event for row in of_run if (event := event_of(row)) is not None] for run_id, of_run in rows.items()
-        }
-
-    def builder_facts(self, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The facts that runs are built from, for runs that had not ended when they were last read."""
-        rows = queries.rows(self._connection, schema.builder, run_ids)
-        return {row["run_id"]: json.loads(row["facts"]) for row in rows}
-
-    def progress(self, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
-        """The summary of each attempt's metrics: by run, then by the name of the attempt's directory."""
-        rows = queries.rows_by_run(self._connection, schema.progress, run_ids)
-        return {run_id: {row["attempt_key"]: PROGRESS.read(row) for row in of_run} for run_id, of_run in rows.items()}
+    def ask(self, query: Callable[[sa.Connection], T]) -> T:
+        """What a ``query`` finds, such as one of :mod:`slurmtrain.registry.queries`; what is not flushed is missing."""
+        return query(self._connection)
 
     def forget(self, run_id: str, source: str) -> None:
         """Delete what was read from a file that has shrunk, so that it is read again from its start."""
@@ -134,12 +125,11 @@ class Transaction:
             event: The event.
             line: Its line in the journal.
         """
-        row = (run_id, event.source, event.offset, event.time, event.kind, line)
-        self._add("ignore", schema.event, _EVENT_COLUMNS, [row])
+        self._add("ignore", schema.event, [(run_id, event.source, event.offset, event.time, event.kind, line)])
 
     def add_garbage(self, run_id: str, garbage: Iterable[Garbage]) -> None:
         """Store lines of a run's journals that are not records; known ones change nothing."""
-        self._add("ignore", GARBAGE.table, GARBAGE.columns, [GARBAGE.row(line, run_id) for line in garbage])
+        self._add("ignore", GARBAGE, [GARBAGE.row(line, run_id) for line in garbage])
 
     def set_offset(self, run_id: str, source: str, offset: int) -> None:
         """Record how far a file has been read.
@@ -149,7 +139,7 @@ class Transaction:
             source: The file, relative to the run directory.
             offset: In bytes.
         """
-        self._add("replace", schema.source, _SOURCE_COLUMNS, [(run_id, source, offset)])
+        self._add("replace", schema.source, [(run_id, source, offset)])
 
     def set_progress(self, run_id: str, attempt_key: str, progress: Progress) -> None:
         """Store the summary of an attempt's metrics.
@@ -159,12 +149,7 @@ class Transaction:
             attempt_key: The name of the attempt's directory.
             progress: The summary.
         """
-        row = PROGRESS.row(progress, run_id, attempt_key)
-        self._add("replace", PROGRESS.table, PROGRESS.columns, [row])
-
-    def lines(self, run_ids: Collection[str]) -> dict[str, LineSummary]:
-        """What survives of the metrics of these runs, and what that was made of, by run."""
-        return read_lines(self._connection, run_ids)
+        self._add("replace", PROGRESS, [PROGRESS.row(progress, run_id, attempt_key)])
 
     def set_line(self, run_id: str, line: LineSummary, before: LineSummary) -> None:
         """Store what survives of a run's metrics.
@@ -178,12 +163,12 @@ class Transaction:
             table = schema.metric
             self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.name.in_(sorted(gone))))
         changed = {name: each for name, each in line.metrics.items() if before.metrics.get(name) != each}
-        self._add("replace", METRICS.table, METRICS.columns, metric_rows(run_id, changed))
-        self._add("replace", schema.line, ("run_id", "made_of"), [(run_id, json.dumps(line.to_json()))])
+        self._add("replace", METRICS, [METRICS.row(each, run_id, name) for name, each in changed.items()])
+        self._add("replace", schema.line, [(run_id, json.dumps(line.to_json()))])
 
     def set_builder_facts(self, run_id: str, facts: Mapping[str, Any]) -> None:
         """Store the facts from which a run that has not ended is built. Call :meth:`put` for the run first."""
-        self._add("fail", schema.builder, ("run_id", "facts"), [(run_id, json.dumps(facts))])
+        self._add("fail", schema.builder, [(run_id, json.dumps(facts))])
 
     def put(
         self, run: Run, entries: Sequence[LedgerEntry], *, settled: bool, scanned: Sequence[int], revision: int
@@ -200,15 +185,12 @@ class Transaction:
         if run.id in self._put:
             self.flush()
         self._put.add(run.id)
-        for attempt in run.attempts:
-            self._add("fail", ATTEMPTS.table, ATTEMPTS.columns, [ATTEMPTS.row(attempt, run.id)])
-            spent = [(run.id, attempt.number, kind, seconds) for kind, seconds in attempt.spent.items()]
-            self._add("fail", schema.attempt_seconds, _SECONDS_COLUMNS, spent)
-        checkpoints = [CHECKPOINTS.row(checkpoint, run.id) for checkpoint in run.checkpoints]
-        self._add("fail", CHECKPOINTS.table, CHECKPOINTS.columns, checkpoints)
-        self._add("fail", LEDGER.table, LEDGER.columns, [LEDGER.row(entry) for entry in entries])
-        row = run_row(run, settled=settled, scanned=scanned, revision=revision)
-        self._add("replace", RUNS.table, RUNS.columns, [row])
+        self._add("fail", ATTEMPTS, [ATTEMPTS.row(attempt, run.id) for attempt in run.attempts])
+        spent = [(run.id, a.number, kind, seconds) for a in run.attempts for kind, seconds in a.spent.items()]
+        self._add("fail", schema.attempt_seconds, spent)
+        self._add("fail", CHECKPOINTS, [CHECKPOINTS.row(checkpoint, run.id) for checkpoint in run.checkpoints])
+        self._add("fail", LEDGER, [LEDGER.row(entry) for entry in entries])
+        self._add("replace", RUNS, [run_row(run, settled=settled, scanned=scanned, revision=revision)])
 
     def set_unreadable(self, run_id: str, reason: str) -> None:
         """Record that a run cannot be read, and why; everything else that is known about it stays.
@@ -256,11 +238,18 @@ class Transaction:
 
     def set_sent(self, run_id: str, sent: Sent) -> None:
         """Record how much of a run a tracker has."""
-        self._add("replace", SENT.table, SENT.columns, [SENT.row(sent, run_id)])
+        self._add("replace", SENT, [SENT.row(sent, run_id)])
 
-    def _add(self, conflict: Conflict, table: sa.Table, columns: tuple[str, ...], rows: Iterable[Row]) -> None:
-        """Note rows of values of ``columns``, to be written with all others of their kind."""
-        self._rows[insert(self.dialect, conflict, table, columns)] += rows
+    def _add(self, conflict: Conflict, into: RowFormat[Any] | sa.Table, rows: Iterable[Row]) -> None:
+        """Note rows for a table, to be written with all others of their kind; they have all of its columns."""
+        self._rows[_insert(self.dialect, conflict, into)] += rows
+
+
+@cache
+def _insert(dialect: str, conflict: Conflict, into: RowFormat[Any] | sa.Table) -> str:
+    if isinstance(into, RowFormat):
+        return insert(dialect, conflict, into.table, into.columns)
+    return insert(dialect, conflict, into, tuple(column.name for column in into.columns))
 
 
 @cache

@@ -17,6 +17,7 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry import queries
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Store
@@ -66,7 +67,7 @@ class Root:
             with fresh.begin() as transaction:
                 ingest(transaction, [self.open().root.run(each) for each in IDS], dead=False)
             assert store.load_all(IDS) == fresh.load_all(IDS)
-            assert store.offsets(IDS) == fresh.offsets(IDS)
+            assert store.ask(lambda db: queries.offsets(db, IDS)) == fresh.ask(lambda db: queries.offsets(db, IDS))
             assert sorted(store.sent()) == IDS
 
     def rebuild(self) -> list[str]:

@@ -27,6 +27,9 @@ PUBLISHED = "checkpoints/step-"
 FROM_LOG = "log"
 """The step of a checkpoint that does not tell it: the one that was logged last when it was saved."""
 
+NO_COLUMN: Mapping[str, Any] = {"stored": False}
+"""The metadata of fields that the registry does not keep in a record's own row; it has a column for each other one."""
+
 # The state of a run whose last attempt ended with this cause, unless it is started again.
 STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
 
@@ -120,12 +123,12 @@ class Attempt:
     inherited: Mapping[str, str] = field(default_factory=dict)
     """The variables of the shell that submitted it which count beside the spec, by name."""
     executor: str = ""
+    asked_by: str = "submit"
+    """The command that started it: ``sync`` for an automatic restart."""
     pack: int = 1
     """How many runs share its job."""
     share_gpu: bool = False
     """Whether these runs share the job's GPUs too."""
-    asked_by: str = "submit"
-    """The command that started it: ``sync`` for an automatic restart."""
     policy: Mapping[str, Any] | None = None
     """The spec's ``requeue`` as plain data: what happens if it is interrupted. None: nothing."""
     excluded: Sequence[str] = ()
@@ -167,7 +170,7 @@ class Attempt:
     """Ranks that were slower than the others for a long time."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Further observations of its agents: memory, GPUs, Slurm's answer when a signal came."""
-    spent: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict, metadata=NO_COLUMN)
     """Seconds by kind of use, up to its end or the last time known about it (:mod:`.accounting`)."""
 
     @property
@@ -210,21 +213,21 @@ class Run:
     lost_steps: int | None = None
     mlflow_run_id: str | None = None
     git: Mapping[str, Any] | None = None
-    attempts: Sequence[Attempt] = ()
-    checkpoints: Sequence[Checkpoint] = ()
+    attempts: Sequence[Attempt] = field(default=(), metadata=NO_COLUMN)
+    checkpoints: Sequence[Checkpoint] = field(default=(), metadata=NO_COLUMN)
     """All checkpoints that were ever saved or found, including deleted ones, by step."""
     cancelled: bool = False
     """Whether a person cancelled the newest attempt."""
-    end_reason: str = ""
+    end_reason: str = field(default="", metadata=NO_COLUMN)
     """Why its search cancelled it; empty if it did not. In the registry it is the ``reason``."""
     save_problem: str = ""
     """Why the newest attempt's last save failed; empty if it succeeded."""
     goodput: float | None = None
     """The share, 0 to 1, of its time on nodes that went into training that was kept; None if it has had no nodes."""
 
-    job_over: bool = False
+    job_over: bool = field(default=False, metadata=NO_COLUMN)
     """Whether the newest attempt's job is over: it ended without being requeued, or was replaced."""
-    given_up: str = ""
+    given_up: str = field(default="", metadata=NO_COLUMN)
     """Why no command starts the run again after its newest attempt; empty if one may."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``params`` in its newest attempt, whose numbers remember how they were written."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.metrics.curves import Points
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.ops.shared.observe import ListedRuns
-    from slurmtrain.registry.choice.index import IndexRow
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.queries import IndexRow
 
 # How many runs are listed if nothing is asked, apart from runs that have not ended.
 NEWEST = 20

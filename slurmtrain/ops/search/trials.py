@@ -56,7 +56,10 @@ def read_trials(
         metric: what the search is for; None: what its runs say.
         with_curves: whether the values by step are needed, as pruners do.
     """
-    run_ids = [run_id for run_id, row in workspace.store.named([sweep]).items() if row.sweep == sweep]
+    from slurmtrain.registry import queries
+
+    named = workspace.store.ask(lambda db: queries.named(db, [sweep]))
+    run_ids = [run_id for run_id, row in named.items() if row.sweep == sweep]
     created = workspace.store.events_of(run_ids, RunCreated)
     searched = [run_id for run_id in run_ids if created.get(run_id) and created[run_id][0].payload.trial is not None]
     ends = workspace.store.events_of(searched, CancelRequested) if searched else {}

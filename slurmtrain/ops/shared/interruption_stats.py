@@ -39,8 +39,12 @@ def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Par
     partition, grace_s = _partition(workspace, plan) if executor == "slurm" else ("", None)
     history = InterruptionStats(grace_s=grace_s)
     if workspace.has_registry and (partition or executor == "local"):
+        from slurmtrain.registry.queries import partition_history
+
         since = time.time() - _WINDOW_S
-        recorded = workspace.store.partition_history(run_id, plan.spec.name, executor, partition, since)
+        recorded = workspace.store.ask(
+            lambda db: partition_history(db, run_id, plan.spec.name, executor, partition, since)
+        )
         # What a stall costs depends on the run's own model and ranks; how long a save takes, less so.
         stall_s = recorded.stall_s if recorded.own else None
         costs = InterruptionStats(grace_s=grace_s, stall_s=stall_s, save_s=recorded.save_s)

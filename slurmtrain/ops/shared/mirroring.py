@@ -24,7 +24,7 @@ from slurmtrain.tracking.plugins import open_tracker, writes_files
 from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
 
 # So many lines are sent before it is noted how far that went.
 _LINES_AT_ONCE = 1000

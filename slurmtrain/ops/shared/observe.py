@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
-    from slurmtrain.registry.choice.index import IndexRow
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.store import Store
     from slurmtrain.registry.transaction import Transaction
 
@@ -80,11 +80,15 @@ class ListedRuns(Mapping[str, "Listed"]):
 
     def named(self, names: Collection[str]) -> Mapping[str, IndexRow]:
         """The runs that have one of these ids, names or sweeps, or an id that begins so, and the newest of all."""
-        return {} if self._store is None else self._store.named(names)
+        from slurmtrain.registry import queries
+
+        return {} if self._store is None else self._store.ask(lambda db: queries.named(db, names))
 
     def worth_listing(self, newest: int) -> list[str]:
         """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
-        return [] if self._store is None else self._store.worth_listing(newest)
+        from slurmtrain.registry import queries
+
+        return [] if self._store is None else self._store.ask(lambda db: queries.worth_listing(db, newest))
 
     def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
         """The ids of the runs that may meet all conditions, oldest first.
@@ -93,11 +97,19 @@ class ListedRuns(Mapping[str, "Listed"]):
             conditions: The conditions.
             archived: Whether archived runs that have ended are among them.
         """
-        return [] if self._store is None else self._store.candidates(conditions, archived=archived)
+        from slurmtrain.registry import narrowing
+
+        return (
+            []
+            if self._store is None
+            else self._store.ask(lambda db: narrowing.candidates(db, conditions, archived=archived))
+        )
 
     def behind(self) -> list[str]:
         """The ids of the runs that trackers may have only in part, oldest first."""
-        return [] if self._store is None else self._store.behind()
+        from slurmtrain.registry import queries
+
+        return [] if self._store is None else self._store.ask(queries.behind)
 
     def best_candidates(self, measure: Measure, *, larger: bool, limit: int) -> tuple[list[str], int]:
         """The ids of the runs with the best values of a measure, and how many runs have none.
@@ -107,7 +119,11 @@ class ListedRuns(Mapping[str, "Listed"]):
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
-        return ([], 0) if self._store is None else self._store.best_candidates(measure, larger=larger, limit=limit)
+        from slurmtrain.registry.narrowing import best_candidates
+
+        if self._store is None:
+            return [], 0
+        return self._store.ask(lambda db: best_candidates(db, measure, larger=larger, limit=limit))
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
         """These runs in this order, without unknown ones."""
@@ -270,17 +286,20 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
     new = present - registered if absent or len(registered) != len(present) else frozenset()
     if thorough or len(registered) <= _FEW or _is_check_due(workspace.root.settled_check, _CHECK_EVERY_S):
         return _Census(store.index(), present, absent, new, is_whole=True)
-    rows = {**store.index(absent), **store.ended_last(_FEW), **store.unsettled()}
+    from slurmtrain.registry import queries
+
+    rows = {**store.index(absent), **store.ask(lambda db: queries.ended_last(db, _FEW)), **store.ask(queries.unsettled)}
     return _Census(rows, present, absent, new)
 
 
 def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]]:
     """Ingest many unknown runs, as for a new registry."""
+    from slurmtrain.registry import queries
     from slurmtrain.registry.ingest import ingest_all
 
     def change(transaction: Transaction) -> list[tuple[str, Garbage]]:
         # Another command may have read some since.
-        unread = sorted(new - transaction.offsets(new).keys())
+        unread = sorted(new - transaction.ask(lambda db: queries.offsets(db, new)).keys())
         return ingest_all(transaction, [workspace.root.run(run_id) for run_id in unread])
 
     return workspace.store.write(change)

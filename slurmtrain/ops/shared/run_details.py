@@ -25,7 +25,7 @@ from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint
-    from slurmtrain.registry.choice.listed import Listed
+    from slurmtrain.registry.listed import Listed
 
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.

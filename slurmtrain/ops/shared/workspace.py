@@ -66,8 +66,7 @@ class Workspace:
     @cached_property
     def store(self) -> Store:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
-        from slurmtrain.registry.spare import Spare
-        from slurmtrain.registry.store import Store
+        from slurmtrain.registry.store import Spare, Store
 
         return Store(self.config.registry, Spare(self._run_directories, self._warn or (lambda _: None), self.note))
 

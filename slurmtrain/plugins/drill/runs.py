@@ -45,7 +45,7 @@ from slurmtrain.plugins.drill.faults import find_target, inject, inject_in_save
 from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.plugins.drill.observe import RunObserver
 from slurmtrain.plugins.drill.saves import SaveWatch
-from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.listed import Listed
 from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"

@@ -32,7 +32,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.counters import Counters
-from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.listed import Listed
 from slurmtrain.version import __version__
 
 PREFIX = "slurmtrain_"

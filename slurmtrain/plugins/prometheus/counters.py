@@ -18,7 +18,7 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.query.tally import Placement, Tally, merged, place_of, tally
 from slurmtrain.model.run.events.command import RunCreated, Submitting
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.choice.index import IndexRow
+from slurmtrain.registry.queries import IndexRow
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import open_checked, read_checked

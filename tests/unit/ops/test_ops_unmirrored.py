@@ -15,6 +15,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unmirrored import describe_next, describe_refused, describe_unmirrored
+from slurmtrain.registry import queries
 from slurmtrain.registry.sent import Sent
 from slurmtrain.system.files import make_directory
 
@@ -38,7 +39,7 @@ def mirrored(workspace: Workspace) -> Any:
 def pretend_to_mirror(workspace: Workspace) -> None:
     """Record, long ago, that everything was sent."""
     listed = observe(workspace, ask_slurm=False).runs[RUN_ID]
-    offsets = workspace.store.offsets([RUN_ID])[RUN_ID]
+    offsets = workspace.store.ask(lambda db: queries.offsets(db, [RUN_ID]))[RUN_ID]
     sent = Sent("mlflow", "sqlite:///x", offsets=offsets, revision=listed.revision)
     workspace.store.write(lambda transaction: transaction.set_sent(RUN_ID, sent))
 

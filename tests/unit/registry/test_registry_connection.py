@@ -18,9 +18,8 @@ from helpers import without_locks
 from helpers.rare import drawn
 
 from slurmtrain.errors import RegistryFailed
-from slurmtrain.registry.spare import Spare
-from slurmtrain.registry.sqlite import connections
-from slurmtrain.registry.store import Store
+from slurmtrain.registry import sqlite
+from slurmtrain.registry.store import Spare, Store
 from slurmtrain.system import locks
 from slurmtrain.system.locks import locked
 
@@ -100,7 +99,7 @@ def stopped(registry: Path, transaction: str) -> Iterator[int]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once, and gives up soon."""
     monkeypatch.setattr(locks, "NOTICE_S", 0.0)
-    monkeypatch.setattr(connections, "LIMIT_S", 0.3)
+    monkeypatch.setattr(sqlite, "LIMIT_S", 0.3)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -154,7 +153,7 @@ def test_a_commit_waits_for_who_reads(registry: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_who_makes_the_tables_keeps_others_away_no_longer_than_a_while(registry: Path) -> None:
     registry.unlink()
-    with locked(connections.lock_beside(registry)), pytest.raises(RegistryFailed, match=r"registry\.db\.lock is still"):
+    with locked(sqlite.lock_beside(registry)), pytest.raises(RegistryFailed, match=r"registry\.db\.lock is still"):
         Store(registry)
 
 

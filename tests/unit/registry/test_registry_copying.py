@@ -20,9 +20,8 @@ from slurmtrain.ops.copy_registry import copy_registry
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import copying, schema
-from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.registry.sent import Sent
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Store, open_engine, reading
 
 # Dies when most of the copy is written.
 DIE = """

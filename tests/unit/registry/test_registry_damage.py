@@ -24,12 +24,11 @@ from slurmtrain.errors import RegistryDamaged
 from slurmtrain.ops import rebuild as rebuilding
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry import sqlite
 from slurmtrain.registry import store as store_module
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.sent import Sent, write_sent
-from slurmtrain.registry.spare import Spare
-from slurmtrain.registry.sqlite import connections
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Spare, Store
 from slurmtrain.system.locks import locked
 
 PAGE = 4096
@@ -260,7 +259,7 @@ def test_what_a_killed_command_leaves_is_completed_by_the_next(
             case "journal":
                 patched.setattr(Path, "replace", kill)
             case "sync":
-                patched.setattr("slurmtrain.registry.sqlite.file.fsync_directory", kill)
+                patched.setattr("slurmtrain.registry.sqlite.fsync_directory", kill)
             case "open":
                 patched.setattr(store_module, "put_aside", kill)
             case _:
@@ -368,8 +367,8 @@ def test_while_another_process_has_the_lock_the_run_directories_are_read(
 ) -> None:
     before, _ = root.status()
     halve(root.registry)
-    monkeypatch.setattr(connections, "LIMIT_S", 0.1)
-    with locked(connections.lock_beside(root.registry)):
+    monkeypatch.setattr(sqlite, "LIMIT_S", 0.1)
+    with locked(sqlite.lock_beside(root.registry)):
         after, errors = root.status()
     assert after == before
     [line] = errors.splitlines()

@@ -14,9 +14,8 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import PathError, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.sent import Sent
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Store, open_engine
 
 # Of the tables of each version: whoever changes them raises the version, and notes the new tables here.
 TABLES = {

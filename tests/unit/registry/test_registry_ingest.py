@@ -12,10 +12,10 @@ from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.database import open_engine
+from slurmtrain.registry import queries
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.sent import Sent
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Store, open_engine
 from slurmtrain.system import journal_files
 
 RUN_ID = "0123456789"
@@ -64,7 +64,7 @@ def test_only_new_bytes_are_read(store: Store, run: RunDir) -> None:
     assert store.unread([run]) == [run]
     assert read_again(store, run).state == "created"
     assert store.unread([run]) == []
-    assert store.offsets([run.id]) == {run.id: {"journal/submit.jsonl": len(CREATED)}}
+    assert store.ask(lambda db: queries.offsets(db, [run.id])) == {run.id: {"journal/submit.jsonl": len(CREATED)}}
     append(journal(run), SUBMITTING)
     assert store.unread([run]) == [run]
     assert read_again(store, run).state == "pending"
@@ -153,7 +153,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store, run: RunDir) -> N
     with pytest.raises(RuntimeError):
         fail()
     assert store.load(run.id) is None
-    assert store.offsets([run.id]) == {}
+    assert store.ask(lambda db: queries.offsets(db, [run.id])) == {}
 
 
 def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(store: Store, run: RunDir) -> None:

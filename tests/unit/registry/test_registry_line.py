@@ -18,9 +18,9 @@ from slurmtrain.model.query.measures import Measure
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.narrowing import best_candidates, candidates
+from slurmtrain.registry.store import Store, open_engine
 
 RUN_ID = "0123456789"
 
@@ -152,6 +152,10 @@ def test_runs_are_chosen_and_ranked_by_their_summaries(tmp_path: Path, registry_
         written.log(1, step, loss=loss)
     written.read()
     for text, holds in (("min:loss < 2", True), ("max:loss < 3", False), ("last:loss >= 2 and min:loss <= 1.5", True)):
-        assert written.store.candidates([parse(text, 0.0)], archived=False) == [RUN_ID] * holds
-    assert written.store.best_candidates(Measure("min", "loss"), larger=False, limit=5) == ([RUN_ID], 0)
-    assert written.store.best_candidates(Measure("max", "acc"), larger=True, limit=5) == ([], 1)
+        found = written.store.ask(lambda db, of=text: candidates(db, [parse(of, 0.0)], archived=False))
+        assert found == [RUN_ID] * holds
+    assert written.store.ask(lambda db: best_candidates(db, Measure("min", "loss"), larger=False, limit=5)) == (
+        [RUN_ID],
+        0,
+    )
+    assert written.store.ask(lambda db: best_candidates(db, Measure("max", "acc"), larger=True, limit=5)) == ([], 1)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.choice.listed import Listed
+from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.narrowing import candidates
 from slurmtrain.registry.store import Store
 
 NOW = 1_800_000_000.0
@@ -83,7 +84,7 @@ def record(listed: Listed) -> dict[str, Any]:
 def test_no_run_is_left_out_of_which_a_condition_holds(store: Store, text: str) -> None:
     condition = parse(text, NOW)
     matching = {run_id for run_id, listed in store.listed().items() if condition.holds(record(listed))}
-    assert matching <= set(store.candidates([condition], archived=False))
+    assert matching <= set(store.ask(lambda db: candidates(db, [condition], archived=False)))
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,11 @@ def test_what_sql_can_tell_leaves_out_all_other_runs(store: Store, text: str) ->
     matching = {run_id for run_id, listed in rows if condition.holds(record(listed))}
     # JSON has no NaN: SQLite cannot look into metrics with one.
     unsure = {run_id for run_id, listed in rows if "NaN" in listed.row["metrics"]} if "metrics" in text else set()
-    assert set(store.candidates([condition], archived=False)) - unsure == matching - unsure
+    assert set(store.ask(lambda db: candidates(db, [condition], archived=False))) - unsure == matching - unsure
 
 
 @pytest.mark.parametrize(
     "text", ["params.lr != 0.05", "name ~ net*", "note = null", "not state = failed", "params.x.y < 1"]
 )
 def test_what_sql_cannot_tell_leaves_out_no_run(store: Store, text: str) -> None:
-    assert len(store.candidates([parse(text, NOW)], archived=False)) == len(RUNS)
+    assert len(store.ask(lambda db: candidates(db, [parse(text, NOW)], archived=False))) == len(RUNS)

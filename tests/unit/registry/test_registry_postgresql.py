@@ -21,14 +21,11 @@ from slurmtrain.model.database_url import DatabaseUrl, read_database_url
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.registry import schema
-from slurmtrain.registry.database import open_engine, reading
+from slurmtrain.registry import postgresql, schema
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.postgresql import connections, server
 from slurmtrain.registry.sent import Sent
-from slurmtrain.registry.spare import Spare
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Spare, Store, open_engine, reading
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system import locks
 
@@ -60,7 +57,7 @@ def role(postgres: PostgresServer) -> Iterator[str]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits says so at once, and gives up soon."""
     monkeypatch.setattr(locks, "NOTICE_S", 0.0)
-    monkeypatch.setattr(connections, "LIMIT_S", 0.3)
+    monkeypatch.setattr(postgresql, "LIMIT_S", 0.3)
 
 
 def of_role(registry: DatabaseUrl, role: str) -> DatabaseUrl:
@@ -225,7 +222,7 @@ def test_many_that_open_it_at_once_make_it_once_and_whole(
 
 
 def test_a_server_that_is_too_old_is_refused(registry: DatabaseUrl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "OLDEST", 99_00_00)
+    monkeypatch.setattr(postgresql, "OLDEST", 99_00_00)
     with pytest.raises(RegistryFailed, match=r"is on PostgreSQL \d.*; it needs 99 or newer"):
         Store(registry)
 
@@ -365,8 +362,7 @@ def test_a_missing_driver_is_named_with_its_remedy(
     registry: DatabaseUrl, run: SimulatedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for name in ("connections", "server"):
-        monkeypatch.delitem(sys.modules, f"slurmtrain.registry.postgresql.{name}")
+    monkeypatch.delitem(sys.modules, "slurmtrain.registry.postgresql")
     warnings: list[str] = []
     assert set(Store(registry, Spare(lambda: [RunDir(registry.root / RUN_ID)], warnings.append)).index()) == {RUN_ID}
     assert "pip install 'slurmtrain[postgres]'" in warnings[0]

@@ -17,7 +17,9 @@ from slurmtrain.model.query.measures import Measure
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.registry import queries
 from slurmtrain.registry.copying import copy_registry
+from slurmtrain.registry.narrowing import best_candidates, candidates
 from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Store
 
@@ -27,18 +29,21 @@ CONDITIONS = (
     "submitted_at > 3d",
     "name = mlp or step < 5",
 )
+PARSED = [[parse(text, 2e9)] for text in CONDITIONS]
 QUESTIONS: dict[str, Callable[[Store], Any]] = {
     "index": lambda store: store.index(),
     "index of some": lambda store: store.index(["0000000002", "none"]),
     "ids": lambda store: store.ids(),
-    "unsettled": lambda store: store.unsettled(),
-    "ended_last": lambda store: store.ended_last(3),
-    "named": lambda store: store.named(["mlp", SWEEP, "000000000", "0000000003", "a-b", "\udcff"]),
-    "worth_listing": lambda store: store.worth_listing(2),
-    "candidates": lambda store: [store.candidates([parse(text, 2e9)], archived=False) for text in CONDITIONS],
-    "archived candidates": lambda store: store.candidates([], archived=True),
-    "best": lambda store: store.best_candidates(Measure("last", "acc"), larger=True, limit=3),
-    "smallest": lambda store: store.best_candidates(Measure("min", "loss"), larger=False, limit=3),
+    "unsettled": lambda store: store.ask(queries.unsettled),
+    "ended_last": lambda store: store.ask(lambda db: queries.ended_last(db, 3)),
+    "named": lambda store: store.ask(
+        lambda db: queries.named(db, ["mlp", SWEEP, "000000000", "0000000003", "a-b", "\udcff"])
+    ),
+    "worth_listing": lambda store: store.ask(lambda db: queries.worth_listing(db, 2)),
+    "candidates": lambda store: [store.ask(lambda db, of=each: candidates(db, of, archived=False)) for each in PARSED],
+    "archived candidates": lambda store: store.ask(lambda db: candidates(db, [], archived=True)),
+    "best": lambda store: store.ask(lambda db: best_candidates(db, Measure("last", "acc"), larger=True, limit=3)),
+    "smallest": lambda store: store.ask(lambda db: best_candidates(db, Measure("min", "loss"), larger=False, limit=3)),
     "listed": lambda store: store.listed(),
     "runs": lambda store: store.load_all(store.ids()),
     "events": lambda store: store.events("0000000001", RunCreated),
@@ -47,11 +52,13 @@ QUESTIONS: dict[str, Callable[[Store], Any]] = {
     "metrics by name": lambda store: store.surviving_metrics(["0000000001"], ["acc"]),
     "ledger": lambda store: store.ledger(),
     "garbage": lambda store: store.garbage("0000000007"),
-    "offsets": lambda store: store.offsets(store.ids()),
+    "offsets": lambda store: store.ask(lambda db: queries.offsets(db, store.ids())),
     "sent": lambda store: store.sent(),
     "unsent": lambda store: store.unsent(sorted(store.ids())),
-    "history": lambda store: store.partition_history("0000000001", "cnn", "local", "", 0.0),
-    "history of a partition": lambda store: store.partition_history("0000000008", "cnn", "slurm", "gpu", 0.0),
+    "history": lambda store: store.ask(lambda db: queries.partition_history(db, "0000000001", "cnn", "local", "", 0.0)),
+    "history of a partition": lambda store: store.ask(
+        lambda db: queries.partition_history(db, "0000000008", "cnn", "slurm", "gpu", 0.0)
+    ),
 }
 
 

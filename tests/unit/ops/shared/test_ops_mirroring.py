@@ -16,6 +16,7 @@ from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry import queries
 from slurmtrain.registry.sent import Sent
 from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
 
@@ -156,7 +157,7 @@ def test_a_name_that_is_refused_costs_nothing_but_itself(workspace: Workspace) -
 def test_what_an_earlier_version_has_sent_is_replaced_only_if_the_run_goes_on(workspace: Workspace) -> None:
     run = trained(workspace).ended("completed")
     listed = observe(workspace, ask_slurm=False).runs[RUN_ID]
-    offsets = workspace.store.offsets([RUN_ID])[RUN_ID]
+    offsets = workspace.store.ask(lambda db: queries.offsets(db, [RUN_ID]))[RUN_ID]
     Recorder.remote["old"] = []
     before = Sent("mlflow", "memory:", "old", offsets, revision=listed.revision)
     workspace.store.write(lambda transaction: transaction.set_sent(RUN_ID, before))

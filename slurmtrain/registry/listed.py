@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.model.written import remembering
-from slurmtrain.registry.foreign_values import read_cell
+from slurmtrain.registry.cells import decode_as, read_cell, read_checkpoint
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint, Live
@@ -123,15 +123,11 @@ class Listed:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint from which the run can start."""
-        from slurmtrain.registry.rows import read_checkpoint
-
         return read_cell(read_checkpoint, self.row["checkpoint"])
 
 
 def decode_cell(cell: str | None, annotation: str) -> Any:
     """What a cell holds, of the shape of an ``annotation``. Raises RegistryDamaged."""
-    from slurmtrain.registry.rows import decode_as
-
     return read_cell(lambda text: decode_as(text, annotation), cell)
 
 

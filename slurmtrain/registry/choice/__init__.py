@@ -1,1 +1,0 @@
-"""Choosing among very many runs by SQL, without reading them."""

@@ -24,9 +24,8 @@ from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, Rendezvou
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.events.command import RunCreated, Submitted, Submitting
 from slurmtrain.model.run.events.rank import SessionStarted, TrainingStarted
-from slurmtrain.model.run.ids import created_ms, run_id
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, created_ms, run_id
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.submit import load
 from slurmtrain.runtime.job.metrics import MetricsFile

@@ -14,9 +14,8 @@ from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, Rendezvou
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.events.command import RunCreated, Submitted, Submitting
 from slurmtrain.model.run.events.rank import SessionStarted, TrainingStarted
-from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, run_id
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.submit import load

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from slurmtrain.errors import RunUnreadable, UserError
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.command import NoteWritten, RunArchived, TagsChanged
-from slurmtrain.model.run.marks import tag_problem
 from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.find import LAST, find, find_all
@@ -15,6 +15,10 @@ from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.listed import Listed
 
+# Characters of a tag.
+TAG_LIMIT = 64
+# No quotes are needed for it in a shell, nor in a condition.
+_TAG = re.compile(r"\w[\w.+/:-]*")
 # Longer ones belong into a file.
 _LONGEST_NOTE = 10_000
 
@@ -59,6 +63,15 @@ def remove_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str
         raise UserError(f"none of these {len(run_ids)} run(s) has the tag {tag!r}{suggestion(tag, tags) or f'; {has}'}")
     change = TagsChanged(remove=[tag], by=person())
     return _mark(workspace, observed, run_ids, ("tag", change), lambda listed: tag in listed.tags)
+
+
+def tag_problem(tag: str) -> str:
+    """Why a text cannot be a tag, for a message; empty if it can."""
+    if not 0 < len(tag) <= TAG_LIMIT:
+        return f"a tag has 1 to {TAG_LIMIT} characters"
+    if not _TAG.fullmatch(tag) or not tag.isprintable():
+        return "it is a word of letters, digits, '.', '_', '-', '+', '/' and ':', which begins with a letter or digit"
+    return ""
 
 
 def write_note(workspace: Workspace, name: str, text: str) -> str:

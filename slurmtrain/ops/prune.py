@@ -13,9 +13,9 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.events.command import JobObserved
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name, checkpoint_step, staged_step
-from slurmtrain.model.run.files.retention import Saved, reasons
+from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.layout import MANIFEST, RunDir
+from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
 from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.ops.shared.checkpoints import refuse_external

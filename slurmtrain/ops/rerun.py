@@ -9,10 +9,9 @@ from pathlib import Path
 from slurmtrain.errors import PathError, RunBusy, UserError
 from slurmtrain.model.environment.changes import describe
 from slurmtrain.model.environment.environment import Environment, compare
-from slurmtrain.model.run.chain.upstreams import ids_by_name
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.lineage import RERUN, Parent
+from slurmtrain.model.run.lineage import RERUN, Parent, ids_by_name
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.code import CodeSnapshot
 from slurmtrain.model.spec.plan import Plan

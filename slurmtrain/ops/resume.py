@@ -26,12 +26,12 @@ from slurmtrain.errors import (
     UserError,
 )
 from slurmtrain.model.query.comparison import count_states
-from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.events.command import CancelRequested
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.checkpoint import OWN
 from slurmtrain.model.spec.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointVerified
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step, damaged_step
+from slurmtrain.model.run.file_names import checkpoint_step, damaged_step
 from slurmtrain.model.run.layout import MANIFEST
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints

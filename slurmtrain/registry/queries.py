@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 
 from slurmtrain.model.run.events.values import is_text
-from slurmtrain.model.run.ids import RUN_ID
+from slurmtrain.model.run.root import RUN_ID
 from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
 

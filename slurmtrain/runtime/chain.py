@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NoCheckpoint, PathError, SlurmtrainError
-from slurmtrain.model.run.chain.upstreams import EARLY, Standing, Upstream, standing
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
+from slurmtrain.model.run.file_names import checkpoint_name
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import EARLY, Standing, Upstream, standing
 from slurmtrain.model.run.root import RunsRoot, run_ids_among
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_new_directory, read_json, write_json
 

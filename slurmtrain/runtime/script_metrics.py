@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
-from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
+from slurmtrain.model.run.events.rank import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.tracking import ScriptMetricsSpec

@@ -21,10 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.run.events.agent import NodeEnded
 from slurmtrain.model.run.events.kinds import read_payload
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
-from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.file_names import checkpoint_name
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, run_id
 from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.saver import Saver

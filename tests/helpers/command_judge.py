@@ -13,8 +13,7 @@ from pathlib import Path, PurePath
 
 from helpers.forked_commands import Ended
 from helpers.sample_home import LIVE, SAVED, STATES, SampleHome, id_of
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name
-from slurmtrain.model.run.files.kinds import is_log, is_of_submitit, put_aside
+from slurmtrain.model.run.file_names import checkpoint_name, is_log, is_of_submitit, put_aside
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS
 from slurmtrain.model.run.root import is_run_id, is_unborn
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from slurmtrain.cli.show import show
 from slurmtrain.cli.status import status
 from slurmtrain.config import Config
-from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.root import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries

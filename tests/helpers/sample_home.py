@@ -18,8 +18,7 @@ from typing import Any
 from helpers.checkpoints import gone, make_checkpoints
 from helpers.fakeslurm import PARTITIONS, squeue_line
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
-from slurmtrain.model.run.ids import run_id
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, run_id
 from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.system.files import write_json
 

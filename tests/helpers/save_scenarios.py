@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.killpoints import kill_at, watch
-from slurmtrain.model.run.files import retention
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run import retention
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files, writer_process

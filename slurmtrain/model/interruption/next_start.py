@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.policy import decision
-from slurmtrain.model.run.chain.upstreams import UPSTREAM
 from slurmtrain.model.run.fold import with_state
-from slurmtrain.model.run.requeue import PREFLIGHT
+from slurmtrain.model.run.lineage import UPSTREAM
+from slurmtrain.model.run.outcome import PREFLIGHT
 from slurmtrain.model.run.run import Attempt, Run, replace
 
 # Causes whose reasons say all there is to say.

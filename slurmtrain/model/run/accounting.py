@@ -33,8 +33,13 @@ from slurmtrain.model.run.events.agent import (
 from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved
-from slurmtrain.model.run.events.rank import ExceptionRaised, RankStopped, SessionStarted, TrainingStarted
-from slurmtrain.model.run.events.script import ScriptProgressed
+from slurmtrain.model.run.events.rank import (
+    ExceptionRaised,
+    RankStopped,
+    ScriptProgressed,
+    SessionStarted,
+    TrainingStarted,
+)
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint, replace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -43,8 +43,13 @@ from slurmtrain.model.run.events.command import (
     Unstarted,
     UpstreamFailed,
 )
-from slurmtrain.model.run.events.rank import HardwareCompared, SessionStarted, SharesChosen
-from slurmtrain.model.run.events.script import ScriptProgressed, ScriptUnread
+from slurmtrain.model.run.events.rank import (
+    HardwareCompared,
+    ScriptProgressed,
+    ScriptUnread,
+    SessionStarted,
+    SharesChosen,
+)
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
@@ -157,10 +162,34 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
 # --- one kind of event each -------------------------------------------------------------------------------------------
 
 
+# What ranks do from then on, as long as the attempt runs.
+_ACTIVITY: Mapping[type[Payload], Callable[[Any], str]] = {
+    RanksRestarted: lambda _: "",
+    NodesJoined: lambda _: "",
+    RanksResumed: lambda _: "",
+    ScriptUnread: lambda unread: unread.why,
+}
+# Fields that list all events of a kind, with their times, and fields that have the last one.
+_LISTS: Mapping[type[Payload], str] = {
+    CheckpointPassedOver: "passed_over", RanksRestarted: "restarts", HangDetected: "hangs",
+    HangLimitRaised: "raised_limits", StragglerDetected: "stragglers", SharesChosen: "shares",
+}  # fmt: skip
+_LAST: Mapping[type[Payload], str] = {NetworkElected: "network", HardwareCompared: "hardware"}
+
+
 @singledispatch
-def _apply(_payload: Payload, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _apply(payload: Payload, attempt: Attempt, event: AnyEvent) -> Attempt:
     """The attempt after this event; most kinds do not change it."""
-    return attempt
+    kind = type(payload)
+    if kind in _ACTIVITY:
+        attempt = _running(attempt, _ACTIVITY[kind](payload))
+    changes: dict[str, Any] = {}
+    if kind in _LISTS:
+        before = getattr(attempt, _LISTS[kind])
+        changes[_LISTS[kind]] = (*before, {"at": event.time, **payload.known_json()})
+    elif kind in _LAST:
+        changes[_LAST[kind]] = payload.known_json()
+    return replace(attempt, **changes) if changes else attempt
 
 
 @_apply.register
@@ -239,11 +268,6 @@ def _apply_rendezvous(payload: RendezvousReady, attempt: Attempt, _event: AnyEve
 
 
 @_apply.register
-def _apply_election(payload: NetworkElected, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, network=payload.known_json())
-
-
-@_apply.register
 def _apply_clock(payload: ClockMeasured, attempt: Attempt, event: AnyEvent) -> Attempt:
     clock = {name: getattr(payload, name) for name in _CLOCK}
     return replace(attempt, clock={**attempt.clock, _host(attempt, event): clock})
@@ -276,11 +300,6 @@ def _apply_found(payload: CheckpointFound, attempt: Attempt, _event: AnyEvent) -
 
 
 @_apply.register
-def _apply_passed_over(payload: CheckpointPassedOver, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, passed_over=(*attempt.passed_over, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
 def _apply_session(payload: SessionStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return _at_step(attempt, payload.step)
 
@@ -293,11 +312,6 @@ def _apply_restored(payload: CheckpointRestored, attempt: Attempt, _event: AnyEv
 @_apply.register
 def _apply_script_steps(payload: ScriptProgressed, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return attempt if payload.step is None else _at_step(attempt, payload.step)
-
-
-@_apply.register
-def _apply_unread(payload: ScriptUnread, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _running(attempt, payload.why)
 
 
 def _at_step(attempt: Attempt, step: int) -> Attempt:
@@ -318,21 +332,10 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 
 
 @_apply.register
-def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    attempt = _running(attempt)
-    return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
 def _apply_requested(payload: NodesRequested, attempt: Attempt, _event: AnyEvent) -> Attempt:
     if payload.job_id is None:
         return attempt
     return _running(attempt, f"job {payload.job_id} waits for up to {payload.nodes} more node(s)")
-
-
-@_apply.register
-def _apply_joined(_payload: NodesJoined, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _running(attempt)
 
 
 @_apply.register
@@ -352,24 +355,9 @@ def _apply_kept(payload: NodesKept, attempt: Attempt, _event: AnyEvent) -> Attem
 
 
 @_apply.register
-def _apply_hang(payload: HangDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
-def _apply_raised(payload: HangLimitRaised, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, raised_limits=(*attempt.raised_limits, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
 def _apply_paused(payload: RanksPaused, attempt: Attempt, _event: AnyEvent) -> Attempt:
     after = f" after step {payload.step}" if payload.step is not None else ""
     return _running(attempt, f"paused{after}" + (f": {payload.activity}" if payload.activity else ""))
-
-
-@_apply.register
-def _apply_resumed(_payload: RanksResumed, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _running(attempt)
 
 
 def _running(attempt: Attempt, reason: str = "") -> Attempt:
@@ -380,21 +368,6 @@ def _running(attempt: Attempt, reason: str = "") -> Attempt:
 @_apply.register
 def _apply_apart(payload: RanksApart, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return _running(replace(attempt, evidence={**attempt.evidence, APART: payload.why}), payload.why)
-
-
-@_apply.register
-def _apply_straggler(payload: StragglerDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
-def _apply_shares(payload: SharesChosen, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, shares=(*attempt.shares, {"at": event.time, **payload.known_json()}))
-
-
-@_apply.register
-def _apply_hardware(payload: HardwareCompared, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, hardware=payload.known_json())
 
 
 @_apply.register

@@ -20,21 +20,23 @@ from slurmtrain.model.run.events.agent import SurplusStart
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.command import (
     CancelRequested,
+    DeletionRequested,
+    FilesDeleted,
     JobObserved,
     JobReplaced,
     MlflowRunLinked,
+    NoteWritten,
+    RunArchived,
     RunCreated,
     Submitting,
+    TagsChanged,
     Unstarted,
 )
-from slurmtrain.model.run.events.rank import TrainingStarted
-from slurmtrain.model.run.events.script import ScriptProgressed
+from slurmtrain.model.run.events.rank import ScriptProgressed, TrainingStarted
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
-from slurmtrain.model.run.marks import Marks, read_marks
-from slurmtrain.model.run.outcome import begin
+from slurmtrain.model.run.outcome import begin, describe_wait, is_over, reason_given_up
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.requeue import describe_wait, is_over, reason_given_up
 from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
 from slurmtrain.model.written import remembering
 
@@ -140,7 +142,7 @@ class RunBuilder:
             sweep=origin.sweep,
             parents=origin.parents or (),
         )
-        return with_state(_marked(run, read_marks(events)))
+        return with_state(_marked(run, events))
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
@@ -245,16 +247,24 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
     return newest.state, newest.reason or str(newest.evidence.get(APART) or "")
 
 
-def _marked(run: Run, marks: Marks) -> Run:
-    """The run with what people noted on it."""
-    return replace(
-        run,
-        tags=sorted(marks.tags),
-        note=marks.note,
-        archived=marks.archived,
-        deleted_at=marks.deleted_at,
-        freed=marks.freed,
-    )
+def _marked(run: Run, events: Iterable[AnyEvent]) -> Run:
+    """The run with what people have noted on it. ``events``: the oldest first."""
+    tags: set[str] = set()
+    noted: dict[str, Any] = {}
+    frees = 0
+    for event in events:
+        payload = event.payload
+        if isinstance(payload, TagsChanged):
+            tags = (tags | set(payload.add)) - set(payload.remove)
+        elif isinstance(payload, NoteWritten):
+            noted["note"] = payload.text
+        elif isinstance(payload, RunArchived):
+            noted["archived"] = payload.archived
+        elif isinstance(payload, DeletionRequested):
+            noted["deleted_at"], noted["freed"], frees = event.time, None, payload.bytes
+        elif isinstance(payload, FilesDeleted):
+            noted["freed"] = frees
+    return replace(run, tags=sorted(tags), **noted)
 
 
 def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> bool:

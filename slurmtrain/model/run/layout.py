@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 MANIFEST = "MANIFEST.json"
 JOURNALS = "journal"
@@ -18,21 +19,32 @@ _ATTEMPT = re.compile(r"(.+)\.([0-9]{1,9})")
 _NODE = re.compile(r"attempts/[^/]+/node-([0-9]{1,9})\.jsonl")
 
 
+class _HasPath(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class FixedPath:
+    """A file or directory of a fixed name in a directory: an attribute of the directory's class."""
+
+    def __init__(self, name: str) -> None:
+        """``name``: its path relative to that directory."""
+        self._name = name
+
+    def __get__(self, owner: _HasPath, _: type | None = None) -> Path:
+        return owner.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotDir:
     """One snapshot of code, ``.code/<hash>``, which never changes."""
 
     path: Path
 
-    @property
-    def manifest(self) -> Path:
-        """The files that it holds; its hash is the snapshot's."""
-        return self.path / "manifest.json"
-
-    @property
-    def contents(self) -> Path:
-        """The contents of these files, one after the other in the manifest's order, compressed."""
-        return self.path / "contents.gz"
+    manifest = FixedPath("manifest.json")
+    """The files that it holds; its hash is the snapshot's."""
+    contents = FixedPath("contents.gz")
+    """The contents of these files, one after the other in the manifest's order, compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,39 +58,23 @@ class RunDir:
         """The run's id, which is the directory's name."""
         return self.path.name
 
-    @property
-    def spec(self) -> Path:
-        """The spec as the user wrote it, with the overrides of the first submission."""
-        return self.path / "spec.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The plan of the first submission, which never changes."""
-        return self.path / "plan.json"
-
-    @property
-    def code_difference(self) -> Path:
-        """How the code that is in git differs from its revision, without secrets, as of the first submission."""
-        return self.path / "code.diff"
-
-    @property
-    def environment(self) -> Path:
-        """Python and the packages that it has, as of the first submission."""
-        return self.path / "environment.txt"
+    spec = FixedPath("spec.yaml")
+    """The spec as the user wrote it, with the overrides of the first submission."""
+    plan = FixedPath("plan.json")
+    """The plan of the first submission, which never changes."""
+    code_difference = FixedPath("code.diff")
+    """How the code that is in git differs from its revision, without secrets, as of the first submission."""
+    environment = FixedPath("environment.txt")
+    """Python and the packages that it has, as of the first submission."""
 
     def software(self, name: str) -> Path:
         """Python and the packages that attempts had on their nodes; ``name``: the hash of this list."""
         return self.path / ENVIRONMENTS / f"{name}.txt"
 
-    @property
-    def code(self) -> Path:
-        """Where the run's own copy of its snapshot is, and links to what is next to the repository."""
-        return self.path / "code"
-
-    @property
-    def code_state(self) -> Path:
-        """Names the snapshot that the copy was made from, once the copy is complete."""
-        return self.path / "code.json"
+    code = FixedPath("code")
+    """Where the run's own copy of its snapshot is, and links to what is next to the repository."""
+    code_state = FixedPath("code.json")
+    """Names the snapshot that the copy was made from, once the copy is complete."""
 
     def snapshot(self, name: str) -> SnapshotDir:
         """The snapshot of code with this hash, in the same runs root."""
@@ -88,80 +84,36 @@ class RunDir:
         """What the runs of sweeps on this machine have locked while they run, in the same runs root."""
         return self.path.parent / SLOTS / host
 
-    @property
-    def journals(self) -> Path:
-        """Journals of commands, one for each command that wrote any event."""
-        return self.path / JOURNALS
-
-    @property
-    def attempts(self) -> Path:
-        """The directories of the attempts, ``<job id>.<restart>`` each."""
-        return self.path / ATTEMPTS
-
-    @property
-    def checkpoints(self) -> Path:
-        """The published checkpoints, next to checkpoints being built or deleted, and damaged ones moved aside."""
-        return self.path / "checkpoints"
-
-    @property
-    def start(self) -> Path:
-        """The checkpoint of another run that it begins with, if any: as it was published there."""
-        return self.path / "start"
-
-    @property
-    def submissions(self) -> Path:
-        """The directories of the submissions, by number."""
-        return self.path / "submissions"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the command that starts, resumes or cancels this run."""
-        return self.path / ".lock"
-
-    @property
-    def lease(self) -> Path:
-        """Names the one attempt that may train and publish."""
-        return self.path / "lease.json"
-
-    @property
-    def claims(self) -> Path:
-        """A file for each attempt that another submission follows: the process that creates it must submit."""
-        return self.path / "claims"
-
-    @property
-    def upstreams(self) -> Path:
-        """The runs that must end before this one starts; missing if there are none."""
-        return self.path / "upstreams.json"
-
-    @property
-    def upstream_facts(self) -> Path:
-        """What is known of them: written when they had ended, as the run's first attempt began."""
-        return self.path / "upstream-facts.json"
-
-    @property
-    def dependents(self) -> Path:
-        """An empty file for each run that starts after this one, named by its id."""
-        return self.path / "dependents"
-
-    @property
-    def request(self) -> Path:
-        """A person's request for a checkpoint now."""
-        return self.path / "checkpoint-request.json"
-
-    @property
-    def live_metrics(self) -> Path:
-        """What was sent to MLflow from a node of the run."""
-        return self.path / "mlflow-live.json"
-
-    @property
-    def sent(self) -> Path:
-        """What trackers have of it."""
-        return self.path / "sent.json"
-
-    @property
-    def mlflow_runs(self) -> Path:
-        """Which MLflow runs have shown it, one file for each."""
-        return self.path / "mlflow"
+    journals = FixedPath(JOURNALS)
+    """Journals of commands, one for each command that wrote any event."""
+    attempts = FixedPath(ATTEMPTS)
+    """The directories of the attempts, ``<job id>.<restart>`` each."""
+    checkpoints = FixedPath("checkpoints")
+    """The published checkpoints, next to checkpoints being built or deleted, and damaged ones moved aside."""
+    start = FixedPath("start")
+    """The checkpoint of another run that it begins with, if any: as it was published there."""
+    submissions = FixedPath("submissions")
+    """The directories of the submissions, by number."""
+    lock = FixedPath(".lock")
+    """Held by the command that starts, resumes or cancels this run."""
+    lease = FixedPath("lease.json")
+    """Names the one attempt that may train and publish."""
+    claims = FixedPath("claims")
+    """A file for each attempt that another submission follows: the process that creates it must submit."""
+    upstreams = FixedPath("upstreams.json")
+    """The runs that must end before this one starts; missing if there are none."""
+    upstream_facts = FixedPath("upstream-facts.json")
+    """What is known of them: written when they had ended, as the run's first attempt began."""
+    dependents = FixedPath("dependents")
+    """An empty file for each run that starts after this one, named by its id."""
+    request = FixedPath("checkpoint-request.json")
+    """A person's request for a checkpoint now."""
+    live_metrics = FixedPath("mlflow-live.json")
+    """What was sent to MLflow from a node of the run."""
+    sent = FixedPath("sent.json")
+    """What trackers have of it."""
+    mlflow_runs = FixedPath("mlflow")
+    """Which MLflow runs have shown it, one file for each."""
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
         """The directory of one start of a job, which came after ``restart`` earlier ones."""
@@ -188,35 +140,18 @@ class SubmissionDir:
         """Its number, from 1 on."""
         return int(self.path.name)
 
-    @property
-    def plan(self) -> Path:
-        """The run's plan with the overrides of this and all earlier submissions."""
-        return self.path / "plan.json"
-
-    @property
-    def launch(self) -> Path:
-        """What the node agents need in addition to the plan."""
-        return self.path / "launch.json"
-
-    @property
-    def submitit(self) -> Path:
-        """The files of submitit itself: the pickle, the batch script, and the output of the node agents."""
-        return self.path / "submitit"
-
-    @property
-    def log_link(self) -> Path:
-        """Has the path of the user's own link to the attempt's log."""
-        return self.path / "log-link"
-
-    @property
-    def setup(self) -> Path:
-        """What a shell of a local run's first agent runs, with the spec's setup lines."""
-        return self.path / "setup.sh"
-
-    @property
-    def controller_log(self) -> Path:
-        """The output of the local executor's controller."""
-        return self.path / "controller.log"
+    plan = FixedPath("plan.json")
+    """The run's plan with the overrides of this and all earlier submissions."""
+    launch = FixedPath("launch.json")
+    """What the node agents need in addition to the plan."""
+    submitit = FixedPath("submitit")
+    """The files of submitit itself: the pickle, the batch script, and the output of the node agents."""
+    log_link = FixedPath("log-link")
+    """Has the path of the user's own link to the attempt's log."""
+    setup = FixedPath("setup.sh")
+    """What a shell of a local run's first agent runs, with the spec's setup lines."""
+    controller_log = FixedPath("controller.log")
+    """The output of the local executor's controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,67 +169,45 @@ class AttemptDir:
         """The run that this attempt belongs to."""
         return RunDir(self.path.parent.parent)
 
-    @property
-    def metrics(self) -> Path:
-        """Rank 0's metrics, one line for each step with logged metrics."""
-        return self.path / METRICS
-
-    @property
-    def logs(self) -> Path:
-        """The logs of the ranks."""
-        return self.path / "logs"
+    metrics = FixedPath(METRICS)
+    """Rank 0's metrics, one line for each step with logged metrics."""
+    logs = FixedPath("logs")
+    """The logs of the ranks."""
 
     @property
     def rendezvous(self) -> Path:
         """Node 0's address, for the nodes that have no other way to learn it; once for each stage of the attempt."""
         return self.path / (f"rendezvous.{self.round}.json" if self.round else "rendezvous.json")
 
-    @property
-    def newcomers(self) -> Path:
-        """A file for each agent of another job that could join this attempt."""
-        return self.path / "newcomers"
+    newcomers = FixedPath("newcomers")
+    """A file for each agent of another job that could join this attempt."""
 
     def newcomer(self, number: int) -> Path:
         """The file by which the agent with this number announces itself."""
         return self.newcomers / f"{number}.json"
 
-    @property
-    def admission(self) -> Path:
-        """Says which agents take part in the newest stage of the attempt, and that node 0 still looks for newcomers."""
-        return self.path / "admission.json"
+    admission = FixedPath("admission.json")
+    """Says which agents take part in the newest stage of the attempt, and that node 0 still looks for newcomers."""
 
     def params(self, node: int) -> Path:
         """The run's parameters, for the ranks of this node, where they are too long for a variable."""
         return self.path / f"params-{node}.json"
 
-    @property
-    def log_link(self) -> Path:
-        """Has the path of the user's own link to the attempt's log."""
-        return self.path / "log-link"
-
-    @property
-    def setup(self) -> Path:
-        """Says where the agents of a local run find what its setup has changed, once node 0 has run it."""
-        return self.path / "setup.json"
-
-    @property
-    def turn(self) -> Path:
-        """Says, once node 0 of a local run has its turn, which GPUs the run has."""
-        return self.path / "turn.json"
+    log_link = FixedPath("log-link")
+    """Has the path of the user's own link to the attempt's log."""
+    setup = FixedPath("setup.json")
+    """Says where the agents of a local run find what its setup has changed, once node 0 has run it."""
+    turn = FixedPath("turn.json")
+    """Says, once node 0 of a local run has its turn, which GPUs the run has."""
 
     def node_journal(self, node: int) -> Path:
         """The journal of a node's agent."""
         return self.path / f"node-{node}.jsonl"
 
-    @property
-    def requeue(self) -> Path:
-        """Tells the batch script to requeue the job if the agent cannot do so itself."""
-        return self.path / "requeue"
-
-    @property
-    def no_requeue(self) -> Path:
-        """Tells the batch script to forbid further requeues of the job if the agent cannot do so itself."""
-        return self.path / "no-requeue"
+    requeue = FixedPath("requeue")
+    """Tells the batch script to requeue the job if the agent cannot do so itself."""
+    no_requeue = FixedPath("no-requeue")
+    """Tells the batch script to forbid further requeues of the job if the agent cannot do so itself."""
 
     @property
     def owner(self) -> str:

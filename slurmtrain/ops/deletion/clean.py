@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
-from slurmtrain.model.run.files.kinds import is_log, is_of_submitit, put_aside
+from slurmtrain.model.run.file_names import is_log, is_of_submitit, put_aside
 from slurmtrain.model.run.layout import ATTEMPTS, RunDir, SubmissionDir
 from slurmtrain.model.run.root import ArrayDir, RunsRoot, is_unborn, run_ids_among
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries

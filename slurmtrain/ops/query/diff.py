@@ -16,7 +16,7 @@ from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.query.tally import GPU_S, tally
 from slurmtrain.model.run.accounting import summed
 from slurmtrain.model.run.events.command import RunCreated, Submitting
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.spec.code import CodeSnapshot, Difference
 from slurmtrain.ops.query.compare import spec_settings
 from slurmtrain.ops.shared.current_plan import current_plan

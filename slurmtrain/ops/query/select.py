@@ -375,7 +375,7 @@ def chain_lines(
         shown: Runs that are to be shown in any case, in order. Other users' runs, whose chains are unknown, come last.
         folds: The runs of a sweep are one line.
     """
-    from slurmtrain.model.run.chain.tree import tree_order
+    from slurmtrain.model.run.lineage import tree_order
     from slurmtrain.ops.shared.family import chains_of
 
     own = [run["id"] for run in shown if "user" not in run]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
-from slurmtrain.model.run.chain.upstreams import ids_by_name
+from slurmtrain.model.run.lineage import ids_by_name
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PathError
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name, checkpoint_step, damaged_step
+from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, damaged_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.chain.tree import tree_order
-from slurmtrain.model.run.chain.upstreams import UPSTREAM, Upstream, describe_failure, describe_wait
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.lineage import AFTER
+from slurmtrain.model.run.lineage import AFTER, UPSTREAM, Upstream, describe_failure, describe_wait, tree_order
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start_order import dependents
 from slurmtrain.ops.shared.workspace import Workspace

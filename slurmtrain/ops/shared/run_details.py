@@ -12,7 +12,7 @@ from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone, WorkersStarted
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
@@ -259,7 +259,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
 
 def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     """Why checkpoints are kept, by path and time of the save; empty if there is no plan that says so."""
-    from slurmtrain.model.run.files.retention import Saved, reasons
+    from slurmtrain.model.run.retention import Saved, reasons
     from slurmtrain.ops.shared.current_plan import current_plan
 
     published = {c.step: c for c in run.on_disk if c.published and c.step is not None}

@@ -50,9 +50,8 @@ from slurmtrain.errors import (
     SubmissionUncertain,
 )
 from slurmtrain.model.run.events.command import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
-from slurmtrain.model.run.ids import ALPHABET, run_id
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
-from slurmtrain.model.run.root import ArrayDir, unusable_in_root
+from slurmtrain.model.run.root import ALPHABET, ArrayDir, run_id, unusable_in_root
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.restarts import write_requeue
 from slurmtrain.model.spec.sweep import Pack

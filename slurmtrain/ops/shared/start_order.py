@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
-from slurmtrain.model.run.chain.upstreams import EARLY, Upstream, standing
-from slurmtrain.model.run.ids import RUN_ID
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import EARLY, Upstream, standing
+from slurmtrain.model.run.root import RUN_ID
 from slurmtrain.model.spec.sbatch import is_singleton
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.ops.shared.observe import ListedRuns, observe

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RunNotFound, UserError
-from slurmtrain.model.run.chain.upstreams import Upstream, describe_failure
+from slurmtrain.model.run.lineage import Upstream, describe_failure
 from slurmtrain.model.spec.chain import Dependency, creation_order, dependencies_of, find_cycle, references_of
 from slurmtrain.model.spec.sbatch import is_singleton
 from slurmtrain.ops.shared.find import choose_all_listed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
 from slurmtrain.model.spec.chain import dependencies_of
@@ -170,7 +170,7 @@ def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | st
 
 
 def _best(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
-    from slurmtrain.model.run.files.retention import Saved, best_steps
+    from slurmtrain.model.run.retention import Saved, best_steps
     from slurmtrain.ops.shared.current_plan import current_plan
     from slurmtrain.runtime.checkpoint.files import read_manifest
 

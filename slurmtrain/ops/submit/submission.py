@@ -22,8 +22,7 @@ from slurmtrain.errors import (
     SubmitFailed,
     SubmitInterrupted,
 )
-from slurmtrain.model.run.chain.upstreams import Upstream
-from slurmtrain.model.run.lineage import AFTER, FORK, Parent
+from slurmtrain.model.run.lineage import AFTER, FORK, Parent, Upstream
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.attempts import (
     HeldRun,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from slurmtrain.model.run.files.checkpoint_names import staged_step
+from slurmtrain.model.run.file_names import staged_step
 from slurmtrain.plugins.drill.facts import OwnCheckpoint
 from slurmtrain.runtime.checkpoint.external import Search, find_all
 from slurmtrain.runtime.checkpoint.formats.lookup import OTHER

@@ -22,7 +22,6 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM
 from slurmtrain.model.run.events.agent import (
     CodePrepared,
     ConnectionsRefused,
@@ -32,6 +31,7 @@ from slurmtrain.model.run.events.agent import (
     SurplusStart,
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.model.spec.chain import fill
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint import OWN, WEIGHTS
 from slurmtrain.model.spec.plan import Plan

@@ -31,9 +31,9 @@ from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
 from slurmtrain.model.interruption.kept_nodes import describe_kept, kept_s
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
-from slurmtrain.model.run.chain.upstreams import EARLY
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, NodesKept, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.lineage import EARLY
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.restarts import RequeueSpec
 from slurmtrain.model.spec.spec import Spec
@@ -94,7 +94,7 @@ def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
     state = lease.final_state(attempt.run, node.submission)
     if state is not None or node.restart == 0:
         return state
-    from slurmtrain.model.run.requeue import final_state
+    from slurmtrain.model.run.outcome import final_state
 
     before = attempt.run.attempt(node.job_id, node.restart - 1).node_journal(0)
     state = final_state(run_reader.read_events(before, before.name))

@@ -11,9 +11,9 @@ import time
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.chain.upstreams import EARLY, UPSTREAM, Upstream, describe_wait
 from slurmtrain.model.run.events.agent import AgentStarted, LeftoversKilled, WaitingForRun
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.run.lineage import EARLY, UPSTREAM, Upstream, describe_wait
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import Pack

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
-from slurmtrain.model.run.files import retention
-from slurmtrain.model.run.files.checkpoint_names import (
+from slurmtrain.model.run import retention
+from slurmtrain.model.run.file_names import (
     checkpoint_name,
     checkpoint_step,
     damaged_name,

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, WeightsLoaded
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_step
+from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index

@@ -141,7 +141,7 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
 
 def _spans_of_start(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     """The spans of one start; none if node 0 never journaled its beginning."""
-    from slurmtrain.model.run.requeue import PREFLIGHT
+    from slurmtrain.model.run.outcome import PREFLIGHT
 
     events = _events_at(attempt.node_journal(0))
     began = next(iter(select(events, AgentStarted)), None)

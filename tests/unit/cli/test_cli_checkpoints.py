@@ -18,9 +18,8 @@ from slurmtrain.cli.checkpoints import checkpoints
 from slurmtrain.cli.show import show
 from slurmtrain.cli.status import status
 from slurmtrain.model.run.events.checkpoint import CheckpointFound
-from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RunsRoot, run_id
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal

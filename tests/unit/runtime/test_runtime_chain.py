@@ -9,8 +9,8 @@ import pytest
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import PathError, SlurmtrainError
-from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.spec.chain import Reference
 from slurmtrain.runtime import chain
 from slurmtrain.runtime.chain import find_facts, look_again_s, standing_of, unfinished_jobs, wait_for_turn

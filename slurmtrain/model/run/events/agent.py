@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
-from slurmtrain.model.run.events.records import (
+from slurmtrain.model.run.events.values import (
     AddressRecord,
     EvidenceRecord,
     FailureRecord,

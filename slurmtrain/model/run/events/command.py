@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord
-from slurmtrain.model.run.events.records import GitRecord, ParentRecord, ProcessRecord
+from slurmtrain.model.run.events.values import GitRecord, ParentRecord, ProcessRecord
 
 
 @payload

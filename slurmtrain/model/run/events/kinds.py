@@ -9,8 +9,7 @@ from slurmtrain.model.run.events.agent import AGENT_EVENTS
 from slurmtrain.model.run.events.base import Payload, UnknownEvent
 from slurmtrain.model.run.events.checkpoint import CHECKPOINT_EVENTS
 from slurmtrain.model.run.events.command import COMMAND_EVENTS
-from slurmtrain.model.run.events.rank import RANK_EVENTS
-from slurmtrain.model.run.events.script import SCRIPT_EVENTS
+from slurmtrain.model.run.events.rank import RANK_EVENTS, SCRIPT_EVENTS
 from slurmtrain.model.run.events.values import is_plain, is_text
 
 KINDS: Mapping[str, type[Payload]] = {

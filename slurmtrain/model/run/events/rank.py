@@ -1,6 +1,7 @@
-"""Events that ranks write, into ``attempts/*/rank-<r>.jsonl``, or ``rank-<r>.<round>.jsonl`` after restarts in place.
+"""Events that ranks write, and the process that reads a script's metrics.
 
-Events about checkpoints are in :mod:`.checkpoint`.
+They are in ``attempts/*/rank-<r>.jsonl`` and ``script.jsonl``, after restarts in place ``rank-<r>.<round>.jsonl`` and
+``script.<round>.jsonl``. Events about checkpoints are in :mod:`.checkpoint`.
 """
 
 from __future__ import annotations
@@ -140,3 +141,30 @@ RANK_EVENTS: Sequence[type[Payload]] = (
     RankMeasured,
     ExceptionRaised,
 )  # fmt: skip
+
+
+@payload
+class ScriptProgressed(Payload):
+    """How far the script has come by its output: the first step of a round, and the last one."""
+
+    KIND: ClassVar[str] = "script_steps"
+
+    step: int | None = field(default=None, metadata=OMIT_NONE)
+    """The step before the first one that was read, which the ranks have resumed from, as far as is known."""
+    last_step: int | None = field(default=None, metadata=OMIT_NONE)
+    """The last step that was read, when the ranks have ended."""
+    total_steps: int | None = None
+    """The number of steps in the whole run, if the output or the spec says."""
+
+
+@payload
+class ScriptUnread(Payload):
+    """No metrics are read from the script's output any more."""
+
+    KIND: ClassVar[str] = "script_unread"
+
+    why: str = ""
+    """Why, as a sentence without a full stop."""
+
+
+SCRIPT_EVENTS: Sequence[type[Payload]] = (ScriptProgressed, ScriptUnread)

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
-from slurmtrain.model.run.events import agent, checkpoint, command, rank, script
+from slurmtrain.model.run.events import agent, checkpoint, command, rank
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
 from slurmtrain.model.run.events.kinds import KINDS, read_payload
-from slurmtrain.model.run.events.records import RECORD_KEYS
-from slurmtrain.model.run.events.values import UNUSABLE
+from slurmtrain.model.run.events.values import RECORD_KEYS, UNUSABLE
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.run import RUN_STATES
@@ -124,7 +123,7 @@ def test_events_sort_by_time_then_by_journal_then_by_place() -> None:
 
 
 def test_every_class_of_an_event_is_among_the_kinds_and_each_kind_stands_once() -> None:
-    modules = (command, agent, rank, script, checkpoint)
+    modules = (command, agent, rank, checkpoint)
     classes = {
         cls
         for module in modules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.ids import ALPHABET, EPOCH_MS, RUN_ID, base32, run_id
+from slurmtrain.model.run.root import ALPHABET, EPOCH_MS, RUN_ID, base32, run_id
 
 times = st.integers(min_value=EPOCH_MS, max_value=EPOCH_MS + 2**40 - 1)
 bits = st.integers(min_value=0, max_value=1023)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.model.run import layout
-from slurmtrain.model.run.ids import EPOCH_MS, run_id
-from slurmtrain.model.run.root import RunsRoot, is_run_id, is_unborn
+from slurmtrain.model.run.root import EPOCH_MS, RunsRoot, is_run_id, is_unborn, run_id
 
 ID = run_id(EPOCH_MS + 12345, 7)
 ROOT = RunsRoot(Path("/runs"))

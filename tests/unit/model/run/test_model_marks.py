@@ -9,8 +9,8 @@ import pytest
 from helpers.journal_events import event, read_run
 
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.marks import tag_problem
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.marks import tag_problem
 
 
 def journaled(*facts: tuple[str, dict[str, Any]]) -> list[AnyEvent]:

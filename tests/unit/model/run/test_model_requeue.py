@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE
-from slurmtrain.model.run.requeue import requeue_record
+from slurmtrain.model.run.outcome import requeue_record
 
 WHY = "n1: clock: 5.003 s ahead of n0 (limit 1 s)"
 AGAIN = f"{WHY}; starts again without n1"

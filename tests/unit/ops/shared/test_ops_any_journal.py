@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from slurmtrain.cli.show import show
 from slurmtrain.model.run.events.base import encode, layout
 from slurmtrain.model.run.events.kinds import KINDS
-from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import run_id
 from slurmtrain.model.run.run import RUN_STATES
 from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.shared.node_ledger import nodes_json

@@ -17,8 +17,8 @@ from helpers.fakeslurm import FakeScheduler, job
 from slurmtrain.cli.status import status
 from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.root import run_id
 from slurmtrain.ops import sync as sync_module
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared import observe as observing

@@ -12,7 +12,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import sync_again
 
 from slurmtrain.errors import RunBusy, SlurmtrainError, SpecError, SubmitFailed, UserError
-from slurmtrain.model.run.chain.upstreams import Upstream
+from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.deletion.delete import find_deletable
 from slurmtrain.ops.query.select import Question, select

@@ -16,8 +16,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.forked_commands import CommandLine, Ended, run_forked
 from helpers.site import until
 
-from slurmtrain.model.run.ids import RUN_ID
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.root import RUN_ID, RunsRoot
 from slurmtrain.runtime.chain import read_upstreams
 
 

@@ -26,9 +26,9 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
-from slurmtrain.model.run.chain.upstreams import Upstream
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.spec.restarts import RequeueSpec
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.site import until
 
-from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.root import run_id
 from slurmtrain.runtime.agent import local_slots as module
 from slurmtrain.runtime.agent.local_slots import Share, SlotRequest, Slots, take_slot
 

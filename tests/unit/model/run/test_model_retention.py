@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.files.retention import Saved, disposable, reasons
+from slurmtrain.model.run.retention import Saved, disposable, reasons
 from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 
 METRIC = "val_loss"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.run.files.checkpoint_names import checkpoint_name, checkpoint_step, staging_name, trash_name
+from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, staging_name, trash_name
 
 
 @pytest.mark.parametrize("step", [0, 5, 10**9])

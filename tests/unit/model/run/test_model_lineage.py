@@ -1,8 +1,8 @@
-"""How the runs stand that another one starts after."""
+"""How the runs stand that another one starts after, and chains of runs as a tree."""
 
 from __future__ import annotations
 
-from slurmtrain.model.run.chain.upstreams import Standing, Upstream, describe_wait, standing
+from slurmtrain.model.run.lineage import Standing, Upstream, describe_wait, standing, tree_order
 from slurmtrain.model.run.run import Run
 
 PRETRAIN = Upstream("0000000001", "pretrain")
@@ -44,3 +44,17 @@ def test_a_wait_is_described_by_what_the_other_run_does() -> None:
 
 def test_an_upstream_survives_its_json() -> None:
     assert [Upstream.from_dict(each.to_dict()) for each in (PRETRAIN, ANY)] == [PRETRAIN, ANY]
+
+
+def test_each_run_stands_once_below_the_last_of_those_that_it_starts_after() -> None:
+    above = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["a", "d"], "x": []}
+    assert list(tree_order(above, ["d"]).items()) == [("a", 0), ("b", 1), ("c", 1), ("d", 2), ("e", 3), ("x", 0)]
+
+
+def test_chains_come_in_the_order_in_which_they_are_wanted() -> None:
+    above = {"a": [], "b": ["a"], "c": [], "d": ["c"]}
+    assert list(tree_order(above, ["d", "b"])) == ["c", "d", "a", "b"]
+
+
+def test_runs_that_wait_for_each_other_according_to_damaged_files_are_listed_all_the_same() -> None:
+    assert tree_order({"a": ["b"], "b": ["a"], "c": ["a"]}, ["c"]) == {"c": 0, "a": 0, "b": 0}

@@ -1,1 +1,0 @@
-"""Runs that start after others: what is known of the others."""

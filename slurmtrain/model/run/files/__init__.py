@@ -1,1 +1,0 @@
-"""What the names of a run's files say, and which of its checkpoints stay."""

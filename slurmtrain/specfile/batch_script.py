@@ -9,12 +9,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.spec.kinds import KeyPath, Report
+from slurmtrain.model.spec.kinds import KeyPath, Section, read_all
 from slurmtrain.model.spec.launcher import NODE, choose_launcher
 from slurmtrain.model.spec.oversights import in_shell
 from slurmtrain.model.spec.sbatch import SBATCH, long_option
 from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS, advice_on
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import check_command
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
@@ -76,20 +76,15 @@ def as_spec(text: str, name: str) -> str:
             rest.append(f"# not translated: --{option}{'' if value is True else f'={value}'}: {advice or 'unknown'}\n")
     # What cannot be a value of its key is left out: the whole must be a spec.
     for _ in range(len(SLURM_OPTIONS)):
-        wrong: list[KeyPath] = []
-        read_spec(spec, _appending_to(wrong))
+        _, wrong = read_all(Section(Spec), spec)
         if not wrong:
             break
-        for path in wrong:
+        for path, _ in wrong:
             rest.append(f"# not translated: {'.'.join(path)}\n")
             _take_out(spec, path)
     # In a command, ${NAME} would be an interpolation.
     spec["command"] = spec["command"].replace("${", "\\${")
     return write_yaml(spec) + "".join(dict.fromkeys(rest))
-
-
-def _appending_to(paths: list[KeyPath]) -> Report:
-    return lambda at, _: paths.append(at)
 
 
 def _options(text: str) -> Iterator[tuple[str, str | bool]]:

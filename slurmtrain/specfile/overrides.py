@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.kinds import Entries, KeyPath, Scalar, Section, hint_for_unknown_key, suggestion, walk_keys
+from slurmtrain.model.spec.kinds import (
+    Entries,
+    KeyPath,
+    Scalar,
+    Section,
+    hint_for_unknown_key,
+    read_all,
+    suggestion,
+    walk_keys,
+)
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.sweep import WORDS
 from slurmtrain.model.spec.sweep_values import is_expression
@@ -160,12 +169,9 @@ def _takes_one(path: KeyPath, value: str, values: Sequence[object]) -> bool:
     """Whether a key of the schema cannot have this value, but any of these."""
     if path not in SCHEMA:
         return False
-    kind = SCHEMA[path]
 
     def is_right(each: object) -> bool:
-        mistakes: list[str] = []
-        kind.read(each, path, lambda _, message: mistakes.append(message))
-        return not mistakes
+        return not read_all(SCHEMA[path], each, path)[1]
 
     return not is_right(value) and all(map(is_right, values))
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of, read_all
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import value_at
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value, write_yaml
@@ -61,7 +61,7 @@ class Proposals:
             return message
         self._made += 1
         value = value_at(self._spec, at)
-        before = self._mistakes(self._spec)
+        before = _mistakes(self._spec)
         for each in _repairs(value):
             if self._is_right(at, each, message, before):
                 return f"{message}; write {flow(each)}"
@@ -74,15 +74,13 @@ class Proposals:
 
     def _is_right(self, at: KeyPath, value: object, message: str, before: set[tuple[KeyPath, str]]) -> bool:
         """Whether the spec with this value does not have this mistake, nor another one at the key."""
-        after = self._mistakes(_with(self._spec, at, value))
+        after = _mistakes(_with(self._spec, at, value))
         # What conflicts with other keys is a mistake of its own.
         return (at, message) not in after and not any(path[: len(at)] == at for path, _ in after - before)
 
-    @staticmethod
-    def _mistakes(spec: object) -> set[tuple[KeyPath, str]]:
-        mistakes: set[tuple[KeyPath, str]] = set()
-        read_spec(spec, lambda at, message: mistakes.add((at, message)))
-        return mistakes
+
+def _mistakes(spec: object) -> set[tuple[KeyPath, str]]:
+    return set(read_all(Section(Spec), spec)[1])
 
 
 def flow(value: object) -> str:

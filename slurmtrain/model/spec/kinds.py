@@ -73,6 +73,12 @@ class Kind(Protocol):
         """Return the value as written in YAML or JSON; ``read`` turns that into the value again."""
 
 
+def read_all(kind: Kind, value: object, at: KeyPath = ()) -> tuple[Any, list[tuple[KeyPath, str]]]:
+    """What a ``kind`` reads from a ``value`` at the key ``at``, and all mistakes, each with its key."""
+    mistakes: list[tuple[KeyPath, str]] = []
+    return kind.read(value, at, lambda *mistake: mistakes.append(mistake)), mistakes
+
+
 def suggestion(word: str, candidates: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the most similar candidate, or an empty string if none is similar."""
     near = nearest(str(word), candidates)

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmtrain.model.spec.checkpoint import CONDITIONAL
 from slurmtrain.model.spec.code import CodeSnapshot, relative_to_root
-from slurmtrain.model.spec.kinds import KeyPath
+from slurmtrain.model.spec.kinds import KeyPath, Section, read_all
 from slurmtrain.model.spec.launcher import (
     RANKS,
     add_options,
@@ -22,7 +22,7 @@ from slurmtrain.model.spec.launcher import (
     describe_choice,
     split_command,
 )
-from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
+from slurmtrain.model.spec.spec import Spec, write_spec
 from slurmtrain.model.spec.values import is_secret_variable
 from slurmtrain.model.written import remembering, storable, texts_as_json
 
@@ -171,10 +171,9 @@ class Plan:
         for name, kind in (("workdir", str), ("python", str), ("template", dict)):
             if not isinstance(data.get(name), kind):
                 raise ValueError(f"its {name!r} is missing, or of the wrong type")
-        mistakes: list[str] = []
-        spec = read_spec(data["spec"], lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}"))
+        spec, mistakes = read_all(Section(Spec), data["spec"])
         if mistakes:
-            raise ValueError("; ".join(mistakes))
+            raise ValueError("; ".join(f"{'.'.join(at)}: {message}" for at, message in mistakes))
         code = CodeSnapshot.from_dict(data["code"]) if data.get("code") is not None else None
         texts = data.get("written", [])
         template = remembering(data["template"], texts)

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from slurmtrain.model.spec.kinds import (
     Amount,
     Count,
-    Report,
     Scalar,
     Section,
     choice,
     finite_number,
     keys_of,
+    read_all,
     whole_number,
 )
 from slurmtrain.model.spec.values import Span, parse_memory, parse_span, write_duration
@@ -125,18 +125,9 @@ def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
 
     It comes from a journal: invalid values become defaults, since no user could repair them.
     """
-    usable = {}
-    for name, key in keys_of(RequeueSpec).items():
-        mistakes: list[str] = []
-        if name in plain:
-            value = key.kind.read(plain[name], (), _appending_to(mistakes))
-            if not mistakes:
-                usable[name] = value
+    read = {name: read_all(key.kind, plain[name]) for name, key in keys_of(RequeueSpec).items() if name in plain}
+    usable = {name: value for name, (value, mistakes) in read.items() if not mistakes}
     return RequeueSpec(**usable)
-
-
-def _appending_to(mistakes: list[str]) -> Report:
-    return lambda _, message: mistakes.append(message)
 
 
 def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from slurmtrain.model.spec.kinds import REQUIRED, KeyPath, Report, Section, whole_number
+from slurmtrain.model.spec.kinds import REQUIRED, KeyPath, Report, Section, read_all, whole_number
 from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.sbatch import named_options
 from slurmtrain.model.spec.sweep_values import (
@@ -67,8 +67,7 @@ def read_pack(value: Any, report: Report) -> Pack | None:
         value: the value.
         report: receives what is wrong, with its place below ``sweep``.
     """
-    mistakes: list[tuple[KeyPath, str]] = []
-    pack: Pack | None = Section(Pack, nullable=True).read(value, ("pack",), lambda *each: mistakes.append(each))
+    pack, mistakes = read_all(Section(Pack, nullable=True), value, ("pack",))
     for at, message in mistakes:
         report(at, message)
     return None if mistakes else pack

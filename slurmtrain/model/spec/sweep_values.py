@@ -18,13 +18,13 @@ from typing import Annotated, Any
 from slurmtrain.model.spec.kinds import (
     REQUIRED,
     Conflict,
-    KeyPath,
     Positive,
     Report,
     Scalar,
     Section,
     choice,
     keys_of,
+    read_all,
     suggestion,
     text,
     type_name,
@@ -442,15 +442,14 @@ def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, re
         max_runs: how many runs a sweep may have.
         report: receives what is wrong, with its place below ``sweep``.
     """
-    mistakes: list[tuple[KeyPath, str]] = []
     if isinstance(value, Mapping):
-        keys = Section(SearchKeys).read(value, ("search",), lambda *mistake: mistakes.append(mistake))
+        keys, mistakes = read_all(Section(SearchKeys), value, ("search",))
         if keys.trials is not None and keys.trials > max_runs:
             why = f"from 1 to {max_runs}, found {keys.trials}: sweep_max_runs in slurmtrain.yaml changes that"
             mistakes.append((("search", "trials"), f"expected a whole number {why}"))
     else:
         why = f"expected a mapping such as {{metric: loss, mode: min, trials: 20}}, found {value!r}"
-        mistakes.append((("search",), why))
+        mistakes = [(("search",), why)]
     if not space:
         why = "there is nothing to search: name a key, as in 'params.lr: loguniform(1e-5, 1e-1)'"
         mistakes.append((("search",), why))

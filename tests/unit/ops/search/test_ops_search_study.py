@@ -20,7 +20,7 @@ SPACE = {
 
 
 def search(**keys: Any) -> SearchSpec:
-    return SearchSpec(**{"space": SPACE, "metric": "loss", "larger": False, "trials": 50, "parallel": 2, **keys})
+    return SearchSpec(**{"space": SPACE, "metric": "loss", "mode": "min", "trials": 50, "parallel": 2, **keys})
 
 
 def complete(number: int, values: dict[str, Any], value: float, curve: dict[int, float] | None = None) -> Trial:

@@ -139,7 +139,7 @@ def _serve() -> None:
         import_module(module)
     for part in _IMPORTED_LATE:
         package = import_module(f"slurmtrain.{part}")
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{package.__name__}."):
             if not module.name.startswith(_RARE):
                 import_module(module.name)
     for line in sys.stdin:

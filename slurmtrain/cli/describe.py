@@ -56,7 +56,7 @@ def finding_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     for (status, check, _), reports in alike.items():
         numbers = {number for number, _, _ in reports}
         within = "" if len(attempts) == 1 else f" in {_describe_attempts(numbers)}"
-        nodes = describe_nodes(host for _, host, _ in reports)
+        nodes = formatting.describe_nodes(host for _, host, _ in reports)
         lines.append(f"{status}  {check} on {nodes}{within}: {merge([report[1:] for report in reports])}")
     return lines
 
@@ -118,7 +118,8 @@ def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
     for excluded in (network or {}).get("excluded", ()):
         alike.setdefault((excluded["interface"], excluded["why"]), []).append(excluded)
     return [
-        f"{interface} {_describe_addresses(excluded)} on {describe_nodes(each['host'] for each in excluded)}: {reason}"
+        f"{interface} {_describe_addresses(excluded)} on "
+        f"{formatting.describe_nodes(each['host'] for each in excluded)}: {reason}"
         for (interface, reason), excluded in alike.items()
     ]
 
@@ -145,7 +146,7 @@ def _comparison_key(finding: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _describe_hosts(hosts: Sequence[str], total: int) -> str:
-    return f"all {total}" if len(hosts) == total > 1 else describe_nodes(hosts)
+    return f"all {total}" if len(hosts) == total > 1 else formatting.describe_nodes(hosts)
 
 
 def _describe_attempts(numbers: set[int]) -> str:
@@ -177,8 +178,6 @@ def _rate(mb_per_s: float | None) -> str:
     return "-" if mb_per_s is None else f"{mb_per_s:.3g} MB/s"
 
 
-# Nodes without a range between them, such as tb[1,3,5], could fill a screen.
-_LONGEST = 60
 # So many clocks are listed one by one.
 _CLOCKS_LISTED = 4
 # Measured figures: numbers with a unit, but not the numbers in names, versions and addresses.
@@ -188,23 +187,9 @@ _FIGURE = re.compile(
 )
 
 
-def describe_nodes(hosts: Iterable[str]) -> str:
-    """Nodes as Slurm writes them, such as ``tb[1-15]``; a long list is cut."""
-    names = sorted(set(hosts), key=natural_sort_key)
-    try:
-        text = compress_hostlist(names)
-    except ValueError:
-        # Not all are names that Slurm would know.
-        text = ",".join(names)
-    if len(text) <= _LONGEST:
-        return text
-    beginning = text[:_LONGEST].rpartition(",")[0] or text[:_LONGEST]
-    return f"{beginning},...{']' * (beginning.count('[') > beginning.count(']'))} ({len(names)} nodes)"
-
-
 def count_and_nodes(hosts: Sequence[str]) -> str:
     """The nodes of an attempt, and how many there are if that is not obvious."""
-    text = describe_nodes(hosts)
+    text = formatting.describe_nodes(hosts)
     return text if len(hosts) < 2 or text.endswith(")") else f"{text} ({len(hosts)} nodes)"
 
 
@@ -216,7 +201,7 @@ def describe_values(values: Mapping[str, str]) -> str:
     if len(hosts) == 1:
         return next(iter(hosts))
     ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    return ", ".join(f"{value} on {describe_nodes(with_it)}" for value, with_it in ordered)
+    return ", ".join(f"{value} on {formatting.describe_nodes(with_it)}" for value, with_it in ordered)
 
 
 def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
@@ -231,7 +216,7 @@ def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
         low, high = _offset(min(offsets.values())), _offset(max(offsets.values()))
         phrases.append(low if low == high else f"{low} to {high}, the furthest on {furthest}")
     if missing := [host for host in clock if host not in offsets]:
-        phrases.append(f"not measured on {describe_nodes(missing)}")
+        phrases.append(f"not measured on {formatting.describe_nodes(missing)}")
     return "; ".join(phrases)
 
 

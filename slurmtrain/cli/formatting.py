@@ -12,12 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.model.hostlist import compress_hostlist
+from slurmtrain.model.preflight.election import natural_sort_key
 from slurmtrain.model.query.fields import flattened, write_settings, write_value
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Spread
 
 _METRICS_SHOWN = 3
+# Nodes without a range between them, such as tb[1,3,5], could fill a screen.
+_LONGEST = 60
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -104,11 +108,23 @@ def setting(value: Any) -> str:
     return " ".join(map(write_value, value)) if isinstance(value, list | tuple) else write_value(value)
 
 
+def describe_nodes(hosts: Iterable[str]) -> str:
+    """Nodes as Slurm writes them, such as ``tb[1-15]``; a long list is cut."""
+    names = sorted(set(hosts), key=natural_sort_key)
+    try:
+        text = compress_hostlist(names)
+    except ValueError:
+        # Not all are names that Slurm would know.
+        text = ",".join(names)
+    if len(text) <= _LONGEST:
+        return text
+    beginning = text[:_LONGEST].rpartition(",")[0] or text[:_LONGEST]
+    return f"{beginning},...{']' * (beginning.count('[') > beginning.count(']'))} ({len(names)} nodes)"
+
+
 def field(name: str, value: Any) -> str:
     """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
     if name == "nodes" and value:
-        from slurmtrain.cli.describe import describe_nodes
-
         return describe_nodes(value)
     return number(value) if isinstance(value, float) and not name.startswith("params.") else setting(value)
 

@@ -115,7 +115,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         finding = (node["state"], seen_at, until, f"{node['run_id']} ({node['attempt']})")
         alike.setdefault((*finding, describe.pattern(reason)), []).append((node["host"], reason))
     return [
-        (describe.describe_nodes(host for host, _ in reasons), *finding, describe.merge(reasons))
+        (formatting.describe_nodes(host for host, _ in reasons), *finding, describe.merge(reasons))
         for (*finding, _), reasons in alike.items()
     ]
 

@@ -249,7 +249,7 @@ def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "evidence", describe.describe_evidence(attempt["evidence"])
     yield "pack", f"{attempt['pack']} runs share its job" if attempt["pack"] > 1 else ""
     yield "shell", surroundings.describe(attempt.get("inherited", {}))
-    yield "without", describe.describe_nodes(attempt["without"])
+    yield "without", formatting.describe_nodes(attempt["without"])
     yield "overrides", " ".join(attempt["overrides"])
 
 

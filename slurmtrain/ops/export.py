@@ -20,8 +20,7 @@ from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.runtime.checkpoint.formats.lookup import find_damage, find_modules, read_contents
-from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
-from slurmtrain.runtime.checkpoint.formats.trees import list_tree
+from slurmtrain.runtime.checkpoint.formats.trees import Contents, list_tree
 from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left
 from slurmtrain.version import __version__
 

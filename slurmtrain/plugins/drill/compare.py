@@ -16,7 +16,7 @@ from slurmtrain.plugins.drill.facts import CheckpointComparison, TensorDifferenc
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published, read_manifest
 from slurmtrain.runtime.checkpoint.formats.lookup import OTHER, read_contents
-from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
+from slurmtrain.runtime.checkpoint.formats.trees import Contents
 
 if TYPE_CHECKING:
     from torch import Tensor

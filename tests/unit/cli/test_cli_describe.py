@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.cli import formatting
 from slurmtrain.cli.describe import (
     check_rows,
     count_and_nodes,
@@ -13,7 +14,6 @@ from slurmtrain.cli.describe import (
     describe_count,
     describe_evidence,
     describe_hang,
-    describe_nodes,
     describe_restart,
     describe_time,
     describe_values,
@@ -193,7 +193,7 @@ TB = [f"tb{i}" for i in range(1, 17)]
     ],
 )
 def test_nodes_are_written_as_slurm_writes_them(hosts: list[str], text: str) -> None:
-    assert describe_nodes(hosts) == text
+    assert formatting.describe_nodes(hosts) == text
 
 
 def test_the_nodes_of_an_attempt_are_counted_if_there_are_several() -> None:

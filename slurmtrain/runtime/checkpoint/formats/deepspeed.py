@@ -12,8 +12,8 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
-from slurmtrain.runtime.checkpoint.formats.plain_files import Contents, Format, prefixes
-from slurmtrain.runtime.checkpoint.formats.trees import FileTree, file_problem, is_archive, read_archive
+from slurmtrain.runtime.checkpoint.formats.plain_files import Format, prefixes
+from slurmtrain.runtime.checkpoint.formats.trees import Contents, FileTree, file_problem, is_archive, read_archive
 
 LATEST = "latest"
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")

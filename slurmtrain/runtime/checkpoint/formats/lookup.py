@@ -17,7 +17,6 @@ from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
 from slurmtrain.runtime.checkpoint.formats.plain_files import (
     INDEX,
     SHARD,
-    Contents,
     DcpDirectory,
     Format,
     Other,
@@ -30,6 +29,7 @@ from slurmtrain.runtime.checkpoint.formats.plain_files import (
 from slurmtrain.runtime.checkpoint.formats.trainers import Accelerate, HuggingFace, Lightning
 from slurmtrain.runtime.checkpoint.formats.trees import (
     METADATA,
+    Contents,
     FileTree,
     checksum_problem,
     directory_of_archive,

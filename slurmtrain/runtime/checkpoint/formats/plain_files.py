@@ -6,7 +6,7 @@ import io
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +18,7 @@ from slurmtrain.runtime.checkpoint.formats.pickles import STEP_NAMES, as_step, m
 from slurmtrain.runtime.checkpoint.formats.trees import (
     METADATA,
     TORCH_SUFFIXES,
+    Contents,
     FileTree,
     file_problem,
     is_archive,
@@ -26,9 +27,6 @@ from slurmtrain.runtime.checkpoint.formats.trees import (
     read_json_file,
 )
 from slurmtrain.system.owned_files import open_readable, read_readable
-
-Contents = dict[str, Callable[[], Any]]
-"""How to read each tensor and plain value of a checkpoint, by name."""
 
 
 class Format(ABC):
@@ -106,6 +104,7 @@ class TorchFiles(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Its tensors and values by dotted names, which in a directory begin with the file's name."""
+        # Imported here: it imports torch.
         from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
 
         if not tree.is_directory:

@@ -12,7 +12,6 @@ from slurmtrain.runtime.checkpoint.formats.deepspeed import tag_contents, tag_pr
 from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
 from slurmtrain.runtime.checkpoint.formats.plain_files import (
     FSDP_FOLDER,
-    Contents,
     Format,
     dcp_contents,
     dcp_problem,
@@ -24,6 +23,7 @@ from slurmtrain.runtime.checkpoint.formats.plain_files import (
 )
 from slurmtrain.runtime.checkpoint.formats.trees import (
     TORCH_SUFFIXES,
+    Contents,
     FileTree,
     file_problem,
     is_archive,

@@ -7,7 +7,7 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +15,9 @@ from typing import IO, Any
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import read_plain
 from slurmtrain.system.owned_files import open_readable, read_readable
+
+Contents = dict[str, Callable[[], Any]]
+"""How to read each tensor and plain value of a checkpoint, by name."""
 
 MAGIC = b"PK"
 _LOCAL_MAGIC = b"PK\x03\x04"

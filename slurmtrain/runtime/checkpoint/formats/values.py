@@ -14,8 +14,7 @@ import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.formats.pickles import Inert
-from slurmtrain.runtime.checkpoint.formats.plain_files import Contents
-from slurmtrain.runtime.checkpoint.formats.trees import is_archive
+from slurmtrain.runtime.checkpoint.formats.trees import Contents, is_archive
 
 # Lists and dictionaries inside each other: states have a handful.
 _DEEPEST = 64

@@ -42,7 +42,7 @@ TESTS = Path(__file__).resolve().parent
 LONGEST = (
     # Not long, if it is among the first: workers of loaders that are forked from a process which has run thousands of
     # tests take torch's 5 s each to end.
-    "unit/runtime/data/test_runtime_loader.py",
+    "unit/runtime/training/test_runtime_loader.py",
     "cluster/test_slurm_runs.py",
     "local/test_runs.py",
     "cluster/test_slurm_interruptions.py",

@@ -11,7 +11,7 @@ from torch import nn
 
 from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.step.precision import hardware_of
+from slurmtrain.runtime.strategies.forward import hardware_of
 from slurmtrain.runtime.strategies.strategy import Strategy
 
 STEPS = 4

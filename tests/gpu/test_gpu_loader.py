@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from slurmtrain.runtime.data.loader import DataRank, Loader
-from slurmtrain.runtime.data.loaders import Loaders
+from slurmtrain.runtime.training.loader import DataRank, Loader
+from slurmtrain.runtime.training.loaders import Loaders
 
 BATCH = 4
 

@@ -64,11 +64,11 @@ FURTHER = (
 )
 # Of the dear unit tests, one that proves the most of each file.
 UNITS = (
-    "unit/runtime/strategies/step/test_strategies_step.py::test_four_processes_do_what_one_does[zero1-fp16-2]",
+    "unit/runtime/strategies/test_strategies_step.py::test_four_processes_do_what_one_does[zero1-fp16-2]",
     "unit/runtime/strategies/test_evaluation.py::test_an_evaluation_has_the_mean_of_all_samples_and_changes_nothing[ddp]",
-    "unit/runtime/strategies/test_feedback_hooks.py::test_an_interrupted_run_is_the_same_bit_for_bit[topk]",
-    "unit/runtime/strategies/test_pipeline.py::test_stages_train_as_on_one_process[1f1b]",
-    "unit/runtime/strategies/test_tensor.py::test_divided_layers_train_as_on_one_process[ddp-tp]",
+    "unit/plugins/strategies/test_feedback_hooks.py::test_an_interrupted_run_is_the_same_bit_for_bit[topk]",
+    "unit/plugins/strategies/test_pipeline.py::test_stages_train_as_on_one_process[1f1b]",
+    "unit/plugins/strategies/test_tensor.py::test_divided_layers_train_as_on_one_process[ddp-tp]",
 )
 EVERYDAY = (*(test for tests in CAUSES.values() for test in tests), *LAUNCHERS.values(), *FURTHER, *UNITS)
 
@@ -100,7 +100,7 @@ TESTS_OF = {
         "cluster/test_slurm_interruptions.py", "cluster/test_slurm_forks.py",
     ),
     "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
-    "slurmtrain/runtime/data/": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
+    "slurmtrain/runtime/training/loader.py": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
     "slurmtrain/runtime/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/runtime/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
@@ -127,15 +127,15 @@ TESTS_OF = {
 # Unit tests that take long and are of parts which few users touch: how their ids begin, and which changes ask for them.
 _CHECKPOINTS = ("slurmtrain/runtime/checkpoint/", "tests/helpers/ranks.py")
 _STRATEGIES = (
-    "slurmtrain/runtime/strategies/", "slurmtrain/runtime/job/process_group.py", "slurmtrain/model/spec/strategy.py",
-    "tests/helpers/word_training.py", *_CHECKPOINTS,
+    "slurmtrain/runtime/strategies/", "slurmtrain/plugins/strategies/", "slurmtrain/runtime/job/process_group.py",
+    "slurmtrain/model/spec/strategy.py", "tests/helpers/word_training.py", *_CHECKPOINTS,
 )  # fmt: skip
 DEAR_UNITS = {
-    "unit/runtime/strategies/step/": _STRATEGIES,
+    "unit/runtime/strategies/test_strategies_": _STRATEGIES,
     "unit/runtime/strategies/test_evaluation.py": _STRATEGIES,
-    "unit/runtime/strategies/test_feedback_hooks.py": _STRATEGIES,
-    "unit/runtime/strategies/test_pipeline.py": _STRATEGIES,
-    "unit/runtime/strategies/test_tensor.py": _STRATEGIES,
+    "unit/plugins/strategies/test_feedback_hooks.py": _STRATEGIES,
+    "unit/plugins/strategies/test_pipeline.py": _STRATEGIES,
+    "unit/plugins/strategies/test_tensor.py": _STRATEGIES,
     "unit/runtime/checkpoint/formats/test_formats_of_trainers.py": (
         "slurmtrain/runtime/checkpoint/", "tests/helpers/saving_scripts/", "tests/unit/runtime/checkpoint/formats/",
     ),

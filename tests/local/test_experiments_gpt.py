@@ -91,7 +91,7 @@ def test_zero3_is_stopped_and_goes_on_as_zero1_on_half_the_processes(site: Site,
     check(site, run_id, expected, TOLERANCE)
 
 
-# tests/unit/runtime/strategies has each of them make a few steps.
+# tests/unit/plugins/strategies has each of them make a few steps.
 @rare
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
@@ -114,7 +114,7 @@ def test_scripts_of_other_trainers_are_preempted_and_have_them_too(
     check(site, run_id, expected, TOLERANCE)
 
 
-# tests/unit/runtime/strategies saves and restores them.
+# tests/unit/plugins/strategies saves and restores them.
 @rare
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_STATE)

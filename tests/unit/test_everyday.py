@@ -10,7 +10,7 @@ from helpers.everyday import CAUSES, DEAR_UNITS, EVERYDAY, TESTS_OF, UNITS, aske
 from slurmtrain.model.run import run
 
 PROJECT = Path(__file__).resolve().parents[2]
-DEAR = "unit/runtime/strategies/test_tensor.py::test_divided_weights_stay_tied_and_frozen[fsdp-sequence]"
+DEAR = "unit/plugins/strategies/test_tensor.py::test_divided_weights_stay_tied_and_frozen[fsdp-sequence]"
 OTHER = "cluster/test_slurm_growth.py::test_a_run_goes_on_alone_if_the_node_that_could_join_is_unfit"
 
 
@@ -49,8 +49,8 @@ def test_a_change_asks_for_the_tests_of_the_nearest_part(path: str, asks: bool) 
     [
         ("slurmtrain/runtime/strategies/tensor.py", True),
         ("slurmtrain/runtime/checkpoint/saver.py", True),
-        ("tests/unit/runtime/strategies/test_tensor.py", True),
-        ("tests/unit/runtime/strategies/test_pipeline.py", False),
+        ("tests/unit/plugins/strategies/test_tensor.py", True),
+        ("tests/unit/plugins/strategies/test_pipeline.py", False),
         ("slurmtrain/runtime/growth/files.py", False),
     ],
 )

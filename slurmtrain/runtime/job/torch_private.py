@@ -6,7 +6,7 @@ torch that begins with an underscore, or that its module does not list in ``__al
 
 What torch documents as extension points is used where it is needed: the planners, readers and writers of
 ``torch.distributed.checkpoint``, hooks. Among them is a method of ParallelStyle that begins with an underscore
-(STYLE_EXTENSION_POINT): only a subclass can override it, so its name also occurs in ``runtime.strategies.tensor``.
+(STYLE_EXTENSION_POINT): only a subclass can override it, so its name also occurs in ``plugins.strategies.tensor``.
 
 This module is imported where torch is not, so each function imports its part of torch itself.
 """

@@ -1,34 +1,48 @@
 """Whole replicas of models: one in each process, or one on each GPU of a single process.
 
 That is torch's DistributedDataParallel, or its DataParallel.
+
+DistributedDataParallel begins with buckets of its own, and makes others after its first backward pass, by the order of
+its gradients. A run that goes on from a checkpoint would then reduce its first step in other buckets than a run that
+has never stopped, so that with three ranks or more sums differ in the last place. Hence the final buckets are made at
+once, by the reverse of the order of the model's parameters, which is about the order of the backward pass.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import HIERARCHICAL, POWERSGD, TOPK, StrategySpec
+from slurmtrain.model.spec.strategy import BF16, FP16, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.buckets import make_buckets
-from slurmtrain.runtime.strategies.hooks.casts import CASTS
-from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
-from slurmtrain.runtime.strategies.hooks.hierarchical import Hierarchical, reduce_by_layers
-from slurmtrain.runtime.strategies.mesh import across_nodes
+from slurmtrain.system.plugins import STRATEGIES, load_plugin
 
 
-def replicate(
-    model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int
-) -> tuple[nn.Module, FeedbackHook | None]:
+class CommHook(ABC):
+    """A communication hook that a plug-in has: how DistributedDataParallel reduces gradients."""
+
+    is_settled = False
+    """Whether the replica has its final buckets; before that, nothing is reduced."""
+
+    @abstractmethod
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The future mean over ranks of the gradients in a ``bucket``."""
+
+
+def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) -> tuple[nn.Module, CommHook | None]:
     """The ``model`` on the device of these ``ranks``, in DistributedDataParallel with the options of ``spec``.
 
     With a single process, or without a parameter to train, there is nothing to reduce, and it stays as it is. This rank
     is on the given ``node``.
 
     Returns:
-        The model, and its communication hook if that has a state.
+        The model, and its communication hook if a plug-in has that.
 
     Raises:
         StrategyError: The hook cannot compress the gradients of the model, or does not suit the nodes.
@@ -36,7 +50,9 @@ def replicate(
     model = model.to(ranks.device)
     if ranks.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
         return model, None
-    hook = _feedback(model, spec)
+    hook: CommHook | None = None
+    if spec.hook is not None and spec.hook not in _CASTS:
+        hook = load_plugin(STRATEGIES, spec.hook)(model, spec, ranks, node)
     replica = DistributedDataParallel(
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
@@ -46,17 +62,16 @@ def replicate(
         find_unused_parameters=spec.find_unused_parameters,
     )
     if hook is not None:
-        hook.register(replica)
-        return replica, hook
-    if spec.hook == HIERARCHICAL:
-        _reduce_by_layers(replica, ranks, node)
-    elif spec.hook is not None:
-        replica.register_comm_hook(None, CASTS[spec.hook])
+        replica.register_comm_hook(hook, _reduce)
+    elif spec.hook in _CASTS:
+        replica.register_comm_hook(None, _CASTS[spec.hook])
     # With the former it keeps its first buckets, which depend on the model alone; with the latter it takes the first
     # step as the example of all others, so that there cannot be another one before it.
     if not (spec.find_unused_parameters or spec.static_graph):
-        make_buckets(replica)
-    return replica, None
+        _make_buckets(replica)
+    if hook is not None:
+        hook.is_settled = True
+    return replica, hook
 
 
 def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
@@ -72,22 +87,57 @@ def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
     return DataParallel(model)
 
 
-def _feedback(model: nn.Module, spec: StrategySpec) -> FeedbackHook | None:
-    """The hook of ``spec`` for the gradients of the ``model``, if it is one with error feedback."""
-    # torch's hook needs NumPy.
-    if spec.hook == POWERSGD:
-        from slurmtrain.runtime.strategies.hooks.powersgd import PowerSgd
-
-        return PowerSgd(model, spec)
-    if spec.hook == TOPK:
-        from slurmtrain.runtime.strategies.hooks.topk import TopK
-
-        return TopK(model, spec)
-    return None
+def completed(value: Tensor) -> Future[Tensor]:
+    """A future that already has its ``value``."""
+    future: Future[Tensor] = Future(devices=[value.device] if value.device.type == "cuda" else None)
+    future.set_result(value)
+    return future
 
 
-def _reduce_by_layers(replica: DistributedDataParallel, ranks: RankGroup, node: int) -> None:
-    """Let a ``replica`` reduce its gradients within nodes first; with one rank on each, or one node, as it does."""
-    mesh = across_nodes(ranks.gather(node), ranks.device, f"hook: {HIERARCHICAL}")
-    if mesh is not None:
-        replica.register_comm_hook(Hierarchical(mesh, ranks.device), reduce_by_layers)
+# DistributedDataParallel refuses annotations that are texts, as in this module; and torch's own bf16_compress_hook, by
+# its name, where there is no NCCL, though gloo can reduce bfloat16.
+def _reduce(hook, bucket):  # type: ignore[no-untyped-def]
+    return hook.reduce(bucket) if hook.is_settled else completed(bucket.buffer())
+
+
+def _compress_to_bf16(state, bucket):  # type: ignore[no-untyped-def]
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def _compress_to_fp16(state, bucket):  # type: ignore[no-untyped-def]
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.fp16_compress_hook(state, bucket)
+
+
+_CASTS = {BF16: _compress_to_bf16, FP16: _compress_to_fp16}
+
+
+def _make_buckets(replica: DistributedDataParallel) -> None:
+    """Let a ``replica`` make its final buckets, by a backward pass that has all gradients in reverse order.
+
+    Call it on all ranks.
+    """
+    module = replica.module
+    replica.module = _Sum(module)
+    try:
+        replica().backward()
+    finally:
+        replica.module = module
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+class _Sum(nn.Module):
+    """The sum of all parameters of a module. Autograd goes through its terms in reverse order."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self) -> Tensor:
+        """The sum."""
+        terms = [parameter.sum().float() for parameter in self.inner.parameters() if parameter.requires_grad]
+        return torch.stack(terms).sum()

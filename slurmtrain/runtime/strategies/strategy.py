@@ -1,10 +1,15 @@
-"""The strategy of a session: it distributes models and their optimizers, and knows whether the script has done so."""
+"""The strategy of a session: it distributes models and their optimizers, and knows whether the script has done so.
+
+Whole replicas are here and in ``replicated``; what needs a mesh of ranks, such as shards, is a plug-in.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,22 +18,65 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from slurmtrain.errors import StrategyError
+from slurmtrain.errors import DataError, StrategyError
 from slurmtrain.model.run.events.rank import HardwareCompared
-from slurmtrain.model.spec.strategy import DDP, DP, FP16, FP32, ZERO1, StrategySpec, is_by_hardware, precision_on
+from slurmtrain.model.spec.strategy import (
+    DDP,
+    DP,
+    FP16,
+    FP32,
+    ZERO1,
+    MeshSpec,
+    StrategySpec,
+    is_by_hardware,
+    precision_on,
+)
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
-from slurmtrain.runtime.strategies import divided, replicated, sharded
-from slurmtrain.runtime.strategies.hooks.feedback import FeedbackHook
-from slurmtrain.runtime.strategies.mesh import PP, make_mesh, sizes_of
-from slurmtrain.runtime.strategies.pipeline import LossOf, PipelinedModel
-from slurmtrain.runtime.strategies.step.accumulation import accumulated
-from slurmtrain.runtime.strategies.step.activations import recompute
-from slurmtrain.runtime.strategies.step.clipping import clip_grad_norm_
-from slurmtrain.runtime.strategies.step.evaluation import MeanLoss, evaluating
-from slurmtrain.runtime.strategies.step.gradients import Gradients
-from slurmtrain.runtime.strategies.step.precision import DTYPES, autocast, compute_in, hardware_of
-from slurmtrain.runtime.strategies.step.scaler import LossScaler
+from slurmtrain.runtime.strategies import replicated
+from slurmtrain.runtime.strategies.forward import DTYPES, compute_in, hardware_of, recompute
+from slurmtrain.runtime.strategies.gradients import Gradients, LossOf, LossScaler, clip_grad_norm_
+from slurmtrain.system.plugins import STRATEGIES, load_plugin
+
+
+class Pipeline(ABC):
+    """What computes whole steps of a model that no rank has as a whole: its attribute ``pipeline``."""
+
+    stages: Sequence[nn.Module]
+    """The stages of this rank."""
+    group: dist.ProcessGroup
+    """The ranks of the pipeline."""
+
+    @abstractmethod
+    def forward_backward(
+        self, gradients: Gradients, loss_of: LossOf, inputs: Any, targets: Any, accumulation: int
+    ) -> Tensor:
+        """Compute the gradients of a step; returns the mean loss of this part of the batch, on all ranks.
+
+        Args:
+            gradients: The gradients of the step.
+            loss_of: The mean loss of a microbatch, called with the model's output and its targets.
+            inputs: A tensor, or several in a tuple, with the same number of rows and the same shapes on all ranks.
+            targets: A tensor with as many rows.
+            accumulation: The number of parts that each microbatch is divided into.
+
+        Raises:
+            StrategyError: The rows cannot be divided into microbatches evenly.
+        """
+
+    @abstractmethod
+    def evaluate(self, loss_of: LossOf, arguments: tuple[Any, ...], targets: Tensor, rows: int) -> Tensor | None:
+        """Compute the loss of a part of a batch without gradients, in the modules' present modes.
+
+        Args:
+            loss_of: The mean loss of a microbatch, called with the model's output and its targets.
+            arguments: Tensors with the same number of rows.
+            targets: A tensor with as many rows.
+            rows: The most rows of any rank's part.
+
+        Returns:
+            The sum over the rows of this part; None on ranks without the model's output.
+        """
 
 
 class Strategy:
@@ -59,11 +107,12 @@ class Strategy:
         self._ranks = ranks
         self._node = node
         self._models = 0
-        # The ranks that have the stages of the model.
-        self._pipeline: dist.ProcessGroup | None = None
+        # The ranks that have different parts of the model.
+        self._parts: dist.ProcessGroup | None = None
         # The parameters of the models, whose gradients a step computes.
         self._parameters: list[weakref.ref[nn.Parameter]] = []
-        self._hooks: list[FeedbackHook] = []
+        # Communication hooks with a state.
+        self._hooks: list[replicated.CommHook] = []
         self._optimizers = 0
         precision, (name, has_bf16) = self._spec.mixed_precision, hardware or hardware_of(ranks.device)
         self._precision = precision_on(precision, name, has_bf16=has_bf16)
@@ -107,16 +156,17 @@ class Strategy:
             if self._precision != FP32:
                 compute_in(model, DTYPES[self._precision], self._ranks.device)
             replica, hook = replicated.replicate(model, self._spec, self._ranks, self._node)
-            self._hooks += [] if hook is None else [hook]
+            if hook is not None and hasattr(hook, "state_dict"):
+                self._hooks.append(hook)
             self._parameters += map(weakref.ref, replica.parameters())
             return replica
         before = list(model.parameters())
-        mesh = make_mesh(self._spec, self._ranks.gather(self._node), self._ranks.device)
-        model = divided.divide(model, self._spec, mesh, self._ranks.device)
-        self._pipeline = mesh[PP].get_group() if self._spec.is_pipeline else None
-        kept = {id(parameter) for parameter in model.parameters()}
+        divided: nn.Module = load_plugin(STRATEGIES, "mesh")(model, self._spec, self._ranks, self._node)
+        pipeline = _pipeline_of(divided)
+        self._parts = None if pipeline is None else pipeline.group
+        kept = {id(parameter) for parameter in divided.parameters()}
         self._replaced += [weakref.ref(parameter) for parameter in before if id(parameter) not in kept]
-        return model
+        return divided
 
     def optimizer(self, cls: type[torch.optim.Optimizer], parameters: Iterable[Any], options: Mapping[str, Any]) -> Any:
         """An optimizer of the class ``cls`` with these ``parameters``, or groups of them, and ``options``."""
@@ -152,9 +202,10 @@ class Strategy:
             microbatches: Into how many each microbatch of a pipeline is divided.
             divide: The sizes of the microbatches of so many rows, without a pipeline.
         """
-        if isinstance(model, PipelinedModel):
-            return model.pipeline.forward_backward(self.gradients, loss_of, *batch, microbatches)
-        return accumulated(self.gradients, model, loss_of, batch, step, divide(len(batch[1])))
+        pipeline = _pipeline_of(model)
+        if pipeline is not None:
+            return pipeline.forward_backward(self.gradients, loss_of, *batch, microbatches)
+        return self.gradients.accumulated(model, loss_of, batch, step, divide(len(batch[1])))
 
     def evaluate(self, model: nn.Module, loss_of: LossOf, batches: Iterable[tuple[Any, Any, bool]]) -> Tensor:
         """The mean loss over ``batches`` of all ranks, without gradients. Raises DataError.
@@ -164,24 +215,31 @@ class Strategy:
             loss_of: The mean loss of samples, of the model's output and the targets; or several figures in a tensor.
             batches: This rank's part of each, as for a step: inputs, targets, and whether its samples count.
         """
-        line = model.pipeline if isinstance(model, PipelinedModel) else None
-        mean = MeanLoss()
-        with evaluating([model] if line is None else line.stages):
+        total: Tensor | None = None
+        samples, pipeline = 0, _pipeline_of(model)
+        with _evaluating([model] if pipeline is None else pipeline.stages):
             for inputs, targets, counts in batches:
                 arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-                if line is None:
-                    total: Tensor | None = len(targets) * loss_of(model(*arguments), targets)
+                if pipeline is None:
+                    loss: Tensor | None = len(targets) * loss_of(model(*arguments), targets)
                 else:
-                    total = line.evaluate(loss_of, arguments, targets, self._ranks.greatest(len(targets))[0])
-                if total is not None and counts:
-                    mean.add(total, len(targets))
-        return mean.over(self._ranks)
+                    loss = pipeline.evaluate(loss_of, arguments, targets, self._ranks.greatest(len(targets))[0])
+                if loss is not None and counts:
+                    total = loss.detach().double() + (0 if total is None else total)
+                    samples += len(targets)
+        gathered = self._ranks.gather((None if total is None else total.tolist(), samples))
+        samples = sum(samples for _, samples in gathered)
+        if not samples:
+            raise DataError("run.evaluate() takes batches of inputs and targets, and there was none with a sample")
+        sums = [torch.tensor(total, dtype=torch.float64) for total, _ in gathered if total is not None]
+        return (torch.stack(sums).sum(0) / samples).float().to(self._ranks.device)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context for what the script computes outside of the model's forward pass, in the same precision."""
         # What shards return is float32, and so is what follows.
-        is_whole = self._spec.is_sharded or self._precision == FP32
-        return autocast(None if is_whole else DTYPES[self._precision], self._ranks.device)
+        if self._spec.is_sharded or self._precision == FP32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._ranks.device.type, dtype=DTYPES[self._precision])
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float) -> Tensor:
         """As torch's, over all ranks; nothing, and 0, before the last microbatch.
@@ -193,7 +251,7 @@ class Strategy:
             return torch.zeros((), device=device)
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         self.gradients.unscale(clipped)
-        return clip_grad_norm_(clipped, max_norm, norm_type, device=device, parts=self._pipeline)
+        return clip_grad_norm_(clipped, max_norm, norm_type, device=device, parts=self._parts)
 
     def replicated_parameters(self) -> list[nn.Parameter]:
         """The parameters of replicated models."""
@@ -239,13 +297,60 @@ class Strategy:
             )
 
 
+def sizes_of(spec: StrategySpec, world_size: int) -> MeshSpec:
+    """The sizes of a strategy's mesh with this many ranks.
+
+    Args:
+        spec: The strategy.
+        world_size: How many ranks there are.
+
+    Raises:
+        StrategyError: Its sizes do not multiply to that.
+    """
+    try:
+        return spec.layout.sizes(world_size)
+    except ValueError as problem:
+        raise StrategyError(f"'strategy.mesh': {problem}") from None
+
+
+def _pipeline_of(model: nn.Module) -> Pipeline | None:
+    pipeline = getattr(model, "pipeline", None)
+    return pipeline if isinstance(pipeline, Pipeline) else None
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to the ``model``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+@contextlib.contextmanager
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A context where ``modules`` are in eval mode and gradients are off; both are restored at its end."""
+    inner = list({id(each): each for module in modules for each in module.modules()}.values())
+    modes = [(module, module.training) for module in inner]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for module in inner:
+            # Some shards are freed by the backward pass alone; the optimizer would change them, and not what has been
+            # gathered from them.
+            if is_sharded(module):
+                module.reshard()  # type: ignore[operator]
+
+
 def _check(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
         raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")
-    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel, PipelinedModel
-    is_divided = sharded.is_sharded(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if isinstance(model, wrappers) or is_divided:
+    wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
+    is_divided = is_sharded(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if isinstance(model, wrappers) or is_divided or _pipeline_of(model) is not None:
         raise StrategyError(
             f"the model is distributed already ({type(model).__name__}): call run.parallelize() with the module itself"
         )

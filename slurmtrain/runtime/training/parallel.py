@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from slurmtrain.model.diagnosis.hang import PAUSE_S
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.data.shares import samples_of
-from slurmtrain.runtime.strategies.step.gradients import no_sync
+from slurmtrain.runtime.strategies.gradients import no_sync
+from slurmtrain.runtime.training.shares import samples_of
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.data.loader import Loader
-    from slurmtrain.runtime.data.loaders import Loaders
-    from slurmtrain.runtime.data.shares import Shares
     from slurmtrain.runtime.strategies.strategy import Strategy
+    from slurmtrain.runtime.training.loader import Loader
+    from slurmtrain.runtime.training.loaders import Loaders
+    from slurmtrain.runtime.training.shares import Shares
 
 
 class ParallelTraining:

@@ -19,7 +19,7 @@ from slurmtrain.model.environment.backend import GLOO, NCCL, ElectedBackend, Ran
 from slurmtrain.model.run.events.rank import HardwareCompared
 from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.environment.worker import Worker
-from slurmtrain.runtime.strategies.step.precision import hardware_of
+from slurmtrain.runtime.strategies.forward import hardware_of
 
 _log = logging.getLogger("slurmtrain")
 

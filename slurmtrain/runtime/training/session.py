@@ -23,9 +23,6 @@ from slurmtrain.model.run.events.rank import (
     TrainingCompleted,
 )
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.data.loader import DataRank
-from slurmtrain.runtime.data.loaders import Loaders
-from slurmtrain.runtime.data.shares import Shares
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job import stacks
@@ -35,14 +32,17 @@ from slurmtrain.runtime.job.run_reader import read_history
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy import Strategy
-from slurmtrain.runtime.training.balancer import Balancer
 from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.loader import DataRank
+from slurmtrain.runtime.training.loaders import Loaders
 from slurmtrain.runtime.training.rank_group import join_group, pick_device, with_backend
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
+from slurmtrain.runtime.training.shares import Shares
 from slurmtrain.runtime.training.steps import SteppedTraining
 from slurmtrain.system.interpreter import leave_quickly, without_collection
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.plugins import STRATEGIES, load_plugin
 
 # An exception's message is cut to this length: some contain a whole tensor.
 _MESSAGE_CHARACTERS = 2000
@@ -154,7 +154,8 @@ class Session(SteppedTraining):
         self._loaders = Loaders(data_rank, self.seed)
         self._shares = Shares(*parts, self._loaders, microbatches=self.accumulation, differ=mixed)
         if mixed and self.world_size > 1:
-            self._balancer = Balancer(self._shares, self._ranks, attempt.run if attempt is not None else None)
+            run = attempt.run if attempt is not None else None
+            self._balancer = load_plugin(STRATEGIES, "mixed")(self._shares, self._ranks, run)
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
                 self._flag.install(self._worker.stop_signal, forced_exit_s=self._worker.forced_exit_s)

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
-    from slurmtrain.runtime.data.loader import Loader
     from slurmtrain.runtime.job.heartbeat import Pulse
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.job.signals import StopFlag
-    from slurmtrain.runtime.training.balancer import Balancer
+    from slurmtrain.runtime.training.loader import Loader
     from slurmtrain.runtime.training.synchrony import SynchronyWatch
     from slurmtrain.system.journal import Journal
 
@@ -58,7 +57,8 @@ class SteppedTraining(ParallelTraining):
         self._first_step = 0
         self._samples = 0
         self._checkpointer: Checkpointer | None = None
-        self._balancer: Balancer | None = None
+        # A plug-in, on mixed hardware.
+        self._balancer: Any = None
         self._metrics = StepMetrics()
         self._own_time = StepTime(self.device)
         self._registered: tuple[object, ...] = ()

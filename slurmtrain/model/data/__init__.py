@@ -1,1 +1,0 @@
-"""How the samples of a dataset are divided over steps, and over the ranks of each."""

@@ -1,0 +1,1 @@
+"""Runs on mixed hardware: shares of batches that suit the speeds of ranks."""

@@ -1,0 +1,1 @@
+"""Strategies beyond whole replicas, and communication hooks of these."""

@@ -1,1 +1,0 @@
-"""The data loader of a training script: ``run.loader``."""

@@ -15,18 +15,18 @@ __all__ = ["Registry", "RunHandle", "__version__", "leave", "log", "pause", "pro
 if TYPE_CHECKING:
     from slurmtrain.api.registry import Registry
     from slurmtrain.api.run_handle import RunHandle
-    from slurmtrain.runtime.training.loop import leave, log, pause, progress, stop_requested
+    from slurmtrain.runtime.training.progress import leave, log, pause, progress, stop_requested
     from slurmtrain.runtime.training.session import session
 
 _MODULES = {
     "Registry": "slurmtrain.api.registry",
     "RunHandle": "slurmtrain.api.run_handle",
-    "leave": "slurmtrain.runtime.training.loop",
-    "log": "slurmtrain.runtime.training.loop",
-    "pause": "slurmtrain.runtime.training.loop",
-    "progress": "slurmtrain.runtime.training.loop",
+    "leave": "slurmtrain.runtime.training.progress",
+    "log": "slurmtrain.runtime.training.progress",
+    "pause": "slurmtrain.runtime.training.progress",
+    "progress": "slurmtrain.runtime.training.progress",
     "session": "slurmtrain.runtime.training.session",
-    "stop_requested": "slurmtrain.runtime.training.loop",
+    "stop_requested": "slurmtrain.runtime.training.progress",
 }
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from slurmtrain.errors import UserError
-from slurmtrain.integrations.worlds import check_world
-from slurmtrain.runtime.training.loop import current
+from slurmtrain.runtime.training.progress import current
 
 _DIRECTORY = re.compile(r"checkpoint-(\d+)")
 # Directories with the suffix .tmp never count as checkpoints.
@@ -39,8 +38,7 @@ def load_state(accelerator: Accelerator) -> int:
     """
     loop = current()
     loop.listen()
-    check_world(
-        loop,
+    loop.check_world(
         accelerator.num_processes,
         "without GPUs it needs Accelerator(cpu=True)",
     )

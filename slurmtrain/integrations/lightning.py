@@ -16,8 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from slurmtrain.errors import UserError
-from slurmtrain.integrations.worlds import check_world
-from slurmtrain.runtime.training.loop import current
+from slurmtrain.runtime.training.progress import current
 
 _STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt(?:\.tmp)?")
 
@@ -60,8 +59,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
                 "Lightning's SLURMEnvironment would requeue the job by itself, without slurmtrain's record of it: pass "
                 "Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
             )
-        check_world(
-            self._loop,
+        self._loop.check_world(
             trainer.world_size,
             "pass Trainer(devices=<resources.procs_per_node>, num_nodes=<resources.nodes>)",
         )

@@ -7,8 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from slurmtrain.errors import UserError
-from slurmtrain.integrations.worlds import check_world
-from slurmtrain.runtime.training.loop import current
+from slurmtrain.runtime.training.progress import current
 
 
 class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
@@ -44,8 +43,7 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
                 "ends with exit code 0: remove it from TrainingArguments, since SlurmtrainCallback saves when the run "
                 "is asked to stop"
             )
-        check_world(
-            self._loop,
+        self._loop.check_world(
             args.world_size,
             "without GPUs it needs TrainingArguments(use_cpu=True)",
         )

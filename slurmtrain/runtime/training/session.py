@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -25,22 +24,18 @@ from slurmtrain.model.run.events.rank import (
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.environment.worker import Worker
-from slurmtrain.runtime.job import stacks
-from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_history
-from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy import Strategy
-from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.loader import DataRank
 from slurmtrain.runtime.training.loaders import Loaders
+from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.rank_group import join_group, pick_device, with_backend
-from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
 from slurmtrain.runtime.training.shares import Shares
 from slurmtrain.runtime.training.steps import SteppedTraining
-from slurmtrain.system.interpreter import leave_quickly, without_collection
+from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.plugins import STRATEGIES, load_plugin
 
@@ -119,25 +114,20 @@ class Session(SteppedTraining):
         """The run's directory; None outside a job."""
         self.device = pick_device(worker.local_rank)
         """Where to compute: this process's GPU, or the CPU."""
-        super().__init__()
-        self._worker = worker
+        super().__init__(worker)
         self._backend = backend
         self._timeout = timeout
         self._plan = read_plan(worker.submission.plan) if worker.submission is not None else None
-        self._flag = StopFlag()
-        self._guard: ChildGuard | None = None
-        self._journal: Journal | None = None
         self._owns_group = False
-        self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
 
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        if self._worker.attempt is not None:
-            leave_quickly()
-            stacks.answer()
+        attempt = self._worker.attempt
+        if attempt is not None:
+            self._begin_process()
         self._beat(Phase.JOINING)
-        if self._worker.attempt is not None:
+        if attempt is not None:
             with without_collection():
                 import_checkpoints()
         mixed = self._plan is not None and self._plan.spec.resources.mixed
@@ -145,7 +135,6 @@ class Session(SteppedTraining):
         make_repeatable(self._worker)
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         strategy = self._plan.spec.strategy if self._plan else None
-        attempt = self._worker.attempt
         self._strategy = Strategy(strategy, self._ranks, self._worker.node, self.accumulation, mixed=mixed)
         parts = self._strategy.dp_rank, self._strategy.dp_size
         data_rank = DataRank(
@@ -157,15 +146,13 @@ class Session(SteppedTraining):
             run = attempt.run if attempt is not None else None
             self._balancer = load_plugin(STRATEGIES, "mixed")(self._shares, self._ranks, run)
         if attempt is not None:
-            if threading.current_thread() is threading.main_thread():
-                self._flag.install(self._worker.stop_signal, forced_exit_s=self._worker.forced_exit_s)
-            self._guard = ChildGuard()
+            self._hear_signals()
             self._journal = Journal(attempt.rank_journal(self.rank))
             if self.rank == 0:
                 self._metrics.open(attempt.metrics)
-                self._journal.write(SessionStarted(world_size=self.world_size, device=str(self.device)))
-                if (compared := with_backend(self._strategy.hardware, elected)) is not None:
-                    self._journal.write(compared)
+            self._write_first(SessionStarted(world_size=self.world_size, device=str(self.device)))
+            if (compared := with_backend(self._strategy.hardware, elected)) is not None:
+                self._write_first(compared)
         self._beat(Phase.READY)
         return self
 
@@ -177,22 +164,21 @@ class Session(SteppedTraining):
         try:
             if left:
                 self._finish()
-                if self._journal is not None and self._is_done():
-                    self._journal.write(self._measured())
+                # After a stop signal it may also mean that the script, or a library that it calls, has heard it itself.
+                if self._flag.raised is None or 0 < self._total <= self.step:
+                    self._write(self._measured())
                     # Every rank: an exit code of 0 does not prove this to the agent once a stop has been requested.
-                    self._journal.write(TrainingCompleted(step=self.step))
-            elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
+                    self._write(TrainingCompleted(step=self.step))
+            elif not isinstance(error, SystemExit | KeyboardInterrupt):
                 # Before anything else: the rank with the earliest event counts as the first to fail.
                 message = str(error) if not self._worker.deterministic else name_key(str(error))
                 message = redact(message)[:_MESSAGE_CHARACTERS]
-                self._journal.write(ExceptionRaised(type=type(error).__name__, message=message))
+                self._write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
             self._loaders.close()
             if self._checkpointer is not None:
                 self._checkpointer.close(failed=not (left or stopped))
-            self._metrics.close()
-            if self._journal is not None:
-                self._journal.close()
+            self._close_files()
             self._beat(Phase.LEFT)
         if left or stopped:
             self._ranks.close()
@@ -245,8 +231,8 @@ class Session(SteppedTraining):
             self._ranks,
             self._journal if self.rank == 0 else None,
         )
-        if self.rank == 0 and self._journal is not None:
-            self._journal.write(StateRegistered(objects=sorted(objects)))
+        self._write_first(StateRegistered(objects=sorted(objects)))
+        if self.rank == 0:
             files.sweep(attempt.run.checkpoints, attempt.owner)
         self._registered = tuple(objects.values())
         from_start = self._worker.from_start
@@ -255,10 +241,3 @@ class Session(SteppedTraining):
             self.step = self._first_step = restored.step
             self._restored_rng = restored.rng
         self._restore_rng()
-
-    def _is_done(self) -> bool:
-        """Whether leaving the session now means that the work is done.
-
-        After a stop signal it may also mean that the script, or a library that it calls, has heard the signal itself.
-        """
-        return self._flag.raised is None or 0 < self._total <= self.step

@@ -3,73 +3,54 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
+from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
-from slurmtrain.model.run.events.rank import RankMeasured, RankStopped, SharesChosen, TrainingStarted
+from slurmtrain.model.run.events.rank import RankMeasured, SharesChosen, TrainingStarted
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.job.peak_memory import peak_memory
+from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, log
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.repeatable import share_random_numbers
-from slurmtrain.runtime.training.step_metrics import StepMetrics
 from slurmtrain.runtime.training.step_time import StepTime
 
 if TYPE_CHECKING:
     import torch
 
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
-    from slurmtrain.runtime.job.heartbeat import Pulse
     from slurmtrain.runtime.job.process_group import RankGroup
-    from slurmtrain.runtime.job.signals import StopFlag
     from slurmtrain.runtime.training.loader import Loader
     from slurmtrain.runtime.training.synchrony import SynchronyWatch
-    from slurmtrain.system.journal import Journal
 
-_log = logging.getLogger("slurmtrain")
-_SMOOTHING = 0.2
-# How long a pause may take unless the script says otherwise.
-PAUSE = timedelta(seconds=PAUSE_S)
 T = TypeVar("T")
 
 
-class SteppedTraining(ParallelTraining):
+class SteppedTraining(TrainingLoop, ParallelTraining):
     """The part of a session that goes through steps."""
 
     rank: int
     device: torch.device
     _ranks: RankGroup
-    _pulse: Pulse
-    _flag: StopFlag
-    _journal: Journal | None
 
-    def __init__(self) -> None:
-        """Before the first step."""
-        self.step = 0
-        """The number of finished steps, including earlier attempts'."""
+    def __init__(self, worker: Worker) -> None:
+        """``worker``: where this process runs."""
+        super().__init__(worker)
         self._first_step = 0
         self._samples = 0
         self._checkpointer: Checkpointer | None = None
         # A plug-in, on mixed hardware.
         self._balancer: Any = None
-        self._metrics = StepMetrics()
         self._own_time = StepTime(self.device)
         self._registered: tuple[object, ...] = ()
         self._synchrony: SynchronyWatch | None = None
         self._restored_rng: dict[str, Any] | None = None
         self._in_step = False
-        self._step_s = 0.0
-        self._step_began = 0.0
         self._total = 0
-        self._gap = 1
-        self._agree_at = 0
 
     # --- what scripts call ------------------------------------------------------------------------------------------
 
@@ -106,14 +87,13 @@ class SteppedTraining(ParallelTraining):
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
         self._strategy.check_applied()
-        if self._journal is not None and self.rank == 0:
-            self._journal.write(TrainingStarted(total_steps=total))
+        self._write_first(TrainingStarted(total_steps=total))
         self._restore_rng()
         share_random_numbers(self._ranks, self._strategy.tp_size)
         self._total = total
         # What is shared outside of steps, as for an evaluation after them, is not trained on.
         self._shares.samples = self._samples
-        self._step_began = time.monotonic()
+        self._note_time(0)
         self._agree_after(1)
         if self._checkpointer is not None:
             self._checkpointer.begin_training()
@@ -132,6 +112,7 @@ class SteppedTraining(ParallelTraining):
                     # The last step before ranks agree: the pipeline of a GPU has filled again since the last time. Not
                     # the first one: torch.compile traces there, and must not see the hooks.
                     self._own_time.begin()
+                    self._own_s = self._own_time.s
                 elif self._own_time.is_measuring:
                     self._own_time.end()
                 if self._balancer is not None:
@@ -169,19 +150,18 @@ class SteppedTraining(ParallelTraining):
         Raises:
             ValueError: ``limit`` is not positive.
         """
-        if limit <= timedelta(0):
-            raise ValueError(f"run.pause() takes a positive limit, not {limit}")
-        phase, began = self._pulse.phase, time.monotonic()
+        check_limit(limit, "run.pause()")
+        phase = self._pulse.phase
         if phase is Phase.PAUSED:
             yield
             return
         self._own_time.discard()
-        self._pulse.pause(self.step, activity, limit.total_seconds(), self._step_s, self._own_time.s)
+        self._begin_pause(activity, limit)
         try:
             yield
         finally:
+            self._end_interlude()
             self._beat(phase)
-            self._step_began += time.monotonic() - began
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
@@ -197,13 +177,10 @@ class SteppedTraining(ParallelTraining):
             TypeError: A value is neither a number nor a one-element tensor. Tensors are read only when the step is
                 finished, so as not to wait for a GPU earlier.
         """
-        if self.rank != 0:
-            return
-        if metrics:
-            more.update(metrics)
-        self._metrics.add(more)
-        if not self._in_step:
-            self._metrics.write(self.step)
+        if self.rank == 0:
+            self._metrics.add({**more, **(metrics or {})})
+            if not self._in_step:
+                self._metrics.write(self.step)
 
     # --- between steps ----------------------------------------------------------------------------------------------
 
@@ -216,16 +193,15 @@ class SteppedTraining(ParallelTraining):
             self._note_shares(self._balancer.end(self.step))
         if self.rank == 0:
             self._metrics.write(self.step)
-        now = time.monotonic()
-        took, self._step_began = now - self._step_began, now
-        self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
-        self._pulse.beat(self.step, self._pulse.phase, self._step_s, self._own_time.s)
+        self._note_time()
+        self._beat(self._pulse.phase)
         if self.step >= self._agree_at:
             self._agree()
 
     def _agree(self) -> None:
         """Agree with the other ranks whether to stop or to save, and on the progress of a save."""
-        vote = Vote(stop=self._flag.raised is not None, gap=self._next_gap() if self.rank == 0 else 0)
+        saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
+        vote = self._own_vote(self._step_s, saving=saving)
         if self._checkpointer is not None:
             vote = self._checkpointer.complete(vote, self.step)
         if self._balancer is not None:
@@ -237,10 +213,10 @@ class SteppedTraining(ParallelTraining):
         if agreed.balance and self._balancer is not None:
             # Before a save, so that a run that continues from it has the same shares.
             self._note_shares(self._balancer.choose(self.step))
-            self._step_began = time.monotonic()
+            self._note_time(0)
         if self._synchrony is not None and self._synchrony.is_due(self.step):
             self._synchrony.look(self.step)
-            self._step_began = time.monotonic()
+            self._note_time(0)
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
         if agreed.stop and self.step < self._total:
             self._stop()
@@ -253,18 +229,14 @@ class SteppedTraining(ParallelTraining):
             self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
 
     def _note_shares(self, chosen: SharesChosen | None) -> None:
-        if chosen is not None and self.rank == 0 and self._journal is not None:
-            self._journal.write(chosen)
+        if chosen is not None:
+            self._write_first(chosen)
 
     def _agree_after(self, gap: int) -> None:
         """Agree after ``gap`` more steps, or earlier, at a step that is to be saved or at the last one."""
         self._gap = max(1, gap)
         due = self._checkpointer.next_step(self.step) if self._checkpointer is not None else None
         self._agree_at = min(self.step + self._gap, self._total, *(() if due is None else (due,)))
-
-    def _next_gap(self) -> int:
-        saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
-        return steps_to_agreement(self._step_s, self._gap, saving=saving)
 
     def _outside_step(self, work: Callable[[Checkpointer], T]) -> T | None:
         """Do ``work`` with checkpoints, which does not count in the step time, and return its result."""
@@ -277,7 +249,7 @@ class SteppedTraining(ParallelTraining):
         finally:
             self._pulse.saved(self._checkpointer.longest_s)
             self._beat(phase)
-            self._step_began = time.monotonic()
+            self._note_time(0)
             if self._checkpointer.saving_step == self.step:
                 # All ranks wait for the save that has just begun: agree after the next step, then less and less often.
                 self._agree_after(1)
@@ -287,24 +259,19 @@ class SteppedTraining(ParallelTraining):
         self._flag.put_off_forced_exit()
         self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
-        if self._journal is not None:
-            self._samples = self._shares.samples
-            self._journal.write(self._measured())
-            if self.rank == 0:
-                self._journal.write(RankStopped(step=self.step))
+        self._samples = self._shares.samples
+        self._journal_stop()
         if self.rank == 0 and reason is None:
-            _log.info("stopped after step %d", self.step)
+            log.info("stopped after step %d", self.step)
         raise SystemExit(STOPPED)
 
     def _measured(self) -> RankMeasured:
         """What this rank has needed since it was started."""
-        peak_bytes, memory = peak_memory()
-        return RankMeasured(
+        return replace(
+            super()._measured(),
             steps=self.step - self._first_step,
             samples=self._samples or None,
             epoch_samples=self._loaders.epoch_samples,
-            peak_bytes=peak_bytes,
-            memory=memory,
         )
 
     def _finish(self) -> None:
@@ -320,9 +287,6 @@ class SteppedTraining(ParallelTraining):
 
     def _save_if_new(self, why: str) -> str | None:
         return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._metrics.latest))
-
-    def _beat(self, phase: Phase) -> None:
-        self._pulse.beat(self.step, phase, self._step_s, self._own_time.s)
 
     def _restore_rng(self) -> None:
         """Restore the generators at registration, and again before the first step: setup in between may use them."""

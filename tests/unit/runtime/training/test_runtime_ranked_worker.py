@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
+from slurmtrain.runtime.training.loop import this_ranked_worker
 
 # The second of two nodes with two processes each.
 NODE = {"SLURMTRAIN_LAUNCHER": "node", "SLURMTRAIN_WORLD_SIZE": "4", "SLURMTRAIN_FIRST_RANK": "2"}

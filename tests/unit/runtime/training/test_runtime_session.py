@@ -141,7 +141,7 @@ def test_a_pause_is_no_part_of_a_step_and_ends_with_its_block(start: Start, monk
     monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr("slurmtrain.runtime.training.steps.time", clock)
+    monkeypatch.setattr("slurmtrain.runtime.training.loop.time", clock)
     phases: list[Any] = []
     with slurmtrain.session() as session:
         with session.pause():

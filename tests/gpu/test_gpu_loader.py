@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from slurmtrain.runtime.training.loader import DataRank, Loader
-from slurmtrain.runtime.training.loaders import Loaders
+from slurmtrain.runtime.training.loader import Loader, Loaders
+from slurmtrain.runtime.training.shares import Shares
 
 BATCH = 4
 
@@ -26,7 +26,7 @@ class Noisy(Dataset[Any]):
 
 def batches(device: torch.device, dataset: Any, **options: Any) -> list[Any]:
     """Those of an epoch."""
-    loaders = Loaders(DataRank(0, 1, device, lambda: None), 0)
+    loaders = Loaders(Shares(0, 1, device), 0)
     loader: Loader = loaders.make(dataset, BATCH, options, shuffle=True, drop_last=False, seed=None)
     loaded = [batch for _, batch in loaders.with_steps(iter(range(3)), loader)]
     loaders.close()

@@ -1,40 +1,34 @@
-"""Batches of a map-style dataset, divided over the ranks of a run, and the position that checkpoints keep."""
+"""Batches of map-style datasets, divided over the ranks of a run, and the positions that checkpoints keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.model.batches import (
     DataPosition,
     Division,
     StepBatch,
-    divide,
-    equal_shares,
     loss_weight,
     own_places,
 )
 from slurmtrain.runtime.training.samples import OwnBatch, RepeatableDataset, generators_kept
+from slurmtrain.runtime.training.shares import Shares
 
-
-@dataclass(frozen=True, slots=True)
-class DataRank:
-    """A process among those that divide the data, and the facts about its session."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-    step: Callable[[], int | None]
-    """Returns the step of ``run.steps`` that the script is in, None outside."""
-    take: Callable[[int, int], None] | None = None
-    """Called with how many samples this rank has of the batch of a step, and how many all ranks have."""
+# Options of torch's DataLoader that say what a loader of the session decides itself, and what to do instead.
+_DECIDED = {
+    "sampler": "it draws every sample of an epoch once; let the dataset choose among samples",
+    "batch_sampler": "it makes the batches itself; let the dataset choose among samples",
+    "generator": "give it a seed",
+    "in_order": "a batch that overtook another one would be counted in its place",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +54,11 @@ class Loader:
     """
 
     def __init__(
-        self, dataset: Any, division: Division, order: Order, rank: DataRank, options: Mapping[str, Any]
+        self, dataset: Any, division: Division, order: Order, shares: Shares, options: Mapping[str, Any]
     ) -> None:
         """``run.loader`` makes it, having checked everything.
 
-        ``dataset``: the script's. ``division``: of its epochs, each in the ``order``. ``rank``: of this process.
+        ``dataset``: the script's. ``division``: of its epochs, each in the ``order``. ``shares``: of the session.
         ``options``: of torch's DataLoader.
         """
         self.dataset = dataset
@@ -72,17 +66,18 @@ class Loader:
         self.weight = 1.0
         """By what to multiply the mean loss of this rank's samples of the current batch, so that the mean over ranks is
         that over samples; 1 unless ranks have different numbers of them. ``run.backward(loss)`` does so itself."""
-        self._rank = rank
+        self._shares = shares
         self._order = order
         self._division = division
-        self._shares = equal_shares(division.batch_size, rank.world_size)
         self._position = DataPosition()
         # Without workers a dataset may have its tensors on the GPU, and these cannot be pinned.
-        pins = rank.device.type == "cuda" and bool(options.get("num_workers"))
+        pins = shares.device.type == "cuda" and bool(options.get("num_workers"))
         self._options = {"pin_memory": pins, **options}
         # To seed the generators takes ten times as long as to read a sample of tensors, which draws no numbers.
         self._draws = type(dataset) is not TensorDataset or bool(self._options.get("collate_fn"))
         self._stream: Iterator[tuple[StepBatch, Any]] | None = None
+        # The shares by which the stream divides batches.
+        self._streamed: tuple[int, ...] = ()
         self._whole: tuple[_Sampler, DataLoader[Any]] | None = None
 
     # --- what scripts use -------------------------------------------------------------------------------------------
@@ -125,7 +120,7 @@ class Loader:
         Raises DataError if the loop goes on for more than one step of ``run.steps``, or if there are fewer samples than
         ranks.
         """
-        ranks = self._rank.world_size
+        ranks = self._shares.ranks
         if self._division.length < ranks:
             raise DataError(
                 f"the dataset has {self._division.length} samples, fewer than the {ranks} processes: one of them would "
@@ -136,7 +131,7 @@ class Loader:
             sampler = self._sampler(plan)
             self._whole = sampler, self._loading(sampler)
         sampler, loading = self._whole
-        sampler.plan, sampler.shares = plan, self._shares
+        sampler.plan, sampler.shares = plan, self._full()
         return self._within_step(plan, iter(loading))
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,31 +170,20 @@ class Loader:
         """Each of the ``steps`` with its batch.
 
         A batch counts as consumed from here on: the position is saved between steps only, when its step is finished.
+        With other shares, workers are started anew.
         """
         for step in steps:
-            if self._stream is None:
+            if self._stream is None or self._streamed != self._shares.current:
+                self._streamed = self._shares.current
                 plan = partial(self._division.batches, self._position)
                 self._stream = zip(plan(), self._loading(self._sampler(plan())), strict=True)
             with self._generators():
                 batch, data = next(self._stream)
-            own = self._begin(batch)
-            if self._rank.take is not None:
-                self._rank.take(own, batch.size)
+            sizes = self._shares.sizes(batch.size, self.batch_size)
+            self._shares.take(sizes)
+            self.weight = self._shares.weight
             self._position = batch.end
             yield step, data
-
-    def share(self, shares: Sequence[int]) -> None:
-        """Divide batches by these ``shares`` from the next one on: how many samples of a full one each rank gets.
-
-        Call it on all ranks after the same step. Workers are started anew. Raises DataError if they do not add up.
-        """
-        if len(shares) != self._rank.world_size or sum(shares) != self.batch_size or min(shares) < 1:
-            raise DataError(
-                f"the shares {list(shares)} are not those of {self._rank.world_size} processes in a batch of "
-                f"{self.batch_size}, with at least one sample for each"
-            )
-        self._shares = tuple(shares)
-        self._go_to(self._position)
 
     def close(self) -> None:
         """End the workers."""
@@ -208,7 +192,11 @@ class Loader:
     # --- batches ----------------------------------------------------------------------------------------------------
 
     def _sampler(self, plan: Iterable[StepBatch]) -> _Sampler:
-        return _Sampler(plan, self._division.length, self._order, self._shares, self._rank.rank)
+        return _Sampler(plan, self._division.length, self._order, self._full(), self._shares.rank)
+
+    def _full(self) -> tuple[int, ...]:
+        """The shares of a full batch."""
+        return self._shares.sizes(self.batch_size)
 
     def _loading(self, sampler: _Sampler) -> DataLoader[Any]:
         # A generator of its own: DataLoader draws a number from it, which would be one of the script's otherwise.
@@ -221,24 +209,18 @@ class Loader:
         """Keeps the script's random numbers apart from numbers that samples draw in this process, if they do."""
         return generators_kept() if self._draws and not self._options.get("num_workers") else nullcontext()
 
-    def _begin(self, batch: StepBatch) -> int:
-        """Set the weight for a ``batch``; returns how many of its samples this rank has."""
-        sizes = divide(batch.size, self._shares)
-        self.weight = loss_weight(sizes, self._rank.rank)
-        return sizes[self._rank.rank]
-
     def _within_step(self, plan: Iterable[StepBatch], loaded: Iterator[Any]) -> Iterator[Any]:
-        began = self._rank.step()
+        began = self._shares.step()
         for batch in plan:
             with self._generators():
                 data = next(loaded)
-            if self._rank.step() != began:
+            if self._shares.step() != began:
                 raise DataError(
                     "a loop over a loader goes on from one step of run.steps() to the next, so that its position would "
                     "not be in checkpoints, and it would end with the epoch: 'for step, batch in run.steps(total, "
                     "loader)' goes on after a resume, and from epoch to epoch"
                 )
-            self._begin(batch)
+            self.weight = loss_weight(self._shares.sizes(batch.size, self.batch_size), self._shares.rank)
             yield data
 
     def _go_to(self, position: DataPosition) -> None:
@@ -268,3 +250,112 @@ class _Sampler:
             # A rank without a sample gets one of another rank's, with the weight 0: it has to take part in the step.
             own = own_places(batch, self.shares, self.rank) or range(batch.start, batch.start + 1)
             yield OwnBatch(epoch, indices[own.start : own.stop].tolist())
+
+
+class Loaders:
+    """The loaders that a script has made, numbered by creation."""
+
+    def __init__(self, shares: Shares, seed: int | None) -> None:
+        """``shares``: of the session. ``seed``: the spec's, for loaders that get none."""
+        self._shares = shares
+        self._seed = seed or 0
+        self._loaders: list[Loader] = []
+        # Loaders whose positions checkpoints contain, once the script has registered the other contents.
+        self._registered: list[Loader] | None = None
+        # Loaders that steps have gone through; others, as for evaluations, have no position worth keeping.
+        self._stepped: set[int] = set()
+
+    def make(
+        self,
+        dataset: Any,
+        batch_size: int,
+        options: Mapping[str, Any],
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        seed: int | None,
+    ) -> Loader:
+        """A new loader; the arguments are as for ``run.loader``. Raises DataError.
+
+        ``dataset``, ``batch_size``, ``shuffle``, ``drop_last`` and ``seed`` have a parameter each there; ``options``
+        are all others, which go to torch's DataLoader.
+        """
+        _check(dataset, batch_size, self._shares.ranks, options)
+        division = Division(len(dataset), batch_size, drop_last)
+        if not division.steps:
+            raise DataError(
+                f"the dataset of run.loader() has {len(dataset)} samples, too few for a batch of {batch_size}, and "
+                "with drop_last=True nothing remains: reduce batch_size, or leave drop_last out"
+            )
+        order = Order(shuffle=shuffle, seed=self._seed if seed is None else seed)
+        loader = Loader(dataset, division, order, self._shares, options)
+        self._loaders.append(loader)
+        return loader
+
+    def register(self) -> dict[str, object]:
+        """Note that checkpoints contain the loaders made so far, and how: by a name that no script's object has."""
+        self._registered = list(self._loaders)
+        return {"run.loaders": self} if self._loaders else {}
+
+    def with_steps(self, steps: Iterator[int], loader: Loader) -> Iterator[tuple[int, Any]]:
+        """Each of the ``steps`` with its batch of a ``loader``.
+
+        Raises DataError for one that :meth:`make` has not made, or that is not in checkpoints although others are.
+        """
+        if not any(loader is each for each in self._loaders):
+            raise DataError(
+                f"run.steps(total, loader) takes what run.loader() has returned, not {type(loader).__name__}: with any "
+                "other loader take its batches within 'for step in run.steps(total)', and pass it to run.checkpoint()"
+            )
+        if self._registered is not None and not any(loader is each for each in self._registered):
+            raise DataError(
+                "the loader was made after run.checkpoint(), so that its position is not in checkpoints: call "
+                "run.loader() before it"
+            )
+        self._stepped.add(self._loaders.index(loader))
+        return loader.with_steps(steps)
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """The samples of an epoch of the loader that steps have gone through; None: there is none, or several."""
+        return self._loaders[min(self._stepped)].epoch_samples if len(self._stepped) == 1 else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The positions of loaders that steps have gone through, by number."""
+        return {str(number): self._loaders[number].state_dict() for number in sorted(self._stepped)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the positions of a ``state`` that :meth:`state_dict` returned. Raises CheckpointError."""
+        for number, position in state.items():
+            if int(number) >= len(self._loaders):
+                raise CheckpointError(
+                    f"it has the position of loader {int(number) + 1}, and the script has made {len(self._loaders)}"
+                )
+            self._loaders[int(number)].load_state_dict(position)
+            self._stepped.add(int(number))
+
+    def close(self) -> None:
+        """End the workers of all loaders."""
+        for loader in self._loaders:
+            loader.close()
+
+
+def _check(dataset: Any, batch_size: int, ranks: int, options: Mapping[str, Any]) -> None:
+    """Raise DataError unless the ``dataset`` can be divided into batches over this many ``ranks``."""
+    for name in sorted(_DECIDED.keys() & options.keys()):
+        raise DataError(f"run.loader() takes no {name!r}: {_DECIDED[name]}; or use torch's own DataLoader")
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise DataError(
+            f"run.loader() takes a dataset with __getitem__ and __len__, not {type(dataset).__name__}, whose samples "
+            "cannot be divided anew over another number of processes: use torchdata's StatefulDataLoader, and "
+            "run.checkpoint(..., loader=loader)"
+        )
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise DataError(f"the batch_size of run.loader() is a positive whole number, not {batch_size!r}")
+    if batch_size < ranks:
+        raise DataError(
+            f"the batch_size of run.loader() is that of a step, of all processes together, and {batch_size} is too few "
+            f"for {ranks} processes: raise it, or take fewer processes (resources.nodes, resources.procs_per_node)"
+        )
+    if not len(dataset):
+        raise DataError("the dataset of run.loader() is empty")

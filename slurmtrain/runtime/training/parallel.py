@@ -19,8 +19,7 @@ from slurmtrain.runtime.training.shares import samples_of
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.strategies.strategy import Strategy
-    from slurmtrain.runtime.training.loader import Loader
-    from slurmtrain.runtime.training.loaders import Loaders
+    from slurmtrain.runtime.training.loader import Loader, Loaders
     from slurmtrain.runtime.training.shares import Shares
 
 

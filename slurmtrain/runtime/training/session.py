@@ -28,8 +28,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_history
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy import Strategy
-from slurmtrain.runtime.training.loader import DataRank
-from slurmtrain.runtime.training.loaders import Loaders
+from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.rank_group import join_group, pick_device, with_backend
 from slurmtrain.runtime.training.repeatable import make_repeatable, name_key
@@ -136,12 +135,15 @@ class Session(SteppedTraining):
         self._ranks = RankGroup(self.rank, self.world_size, self.device)
         strategy = self._plan.spec.strategy if self._plan else None
         self._strategy = Strategy(strategy, self._ranks, self._worker.node, self.accumulation, mixed=mixed)
-        parts = self._strategy.dp_rank, self._strategy.dp_size
-        data_rank = DataRank(
-            *parts, self.device, lambda: self.step if self._in_step else None, lambda *sizes: self._shares.take(*sizes)
+        self._shares = Shares(
+            self._strategy.dp_rank,
+            self._strategy.dp_size,
+            self.device,
+            step=lambda: self.step if self._in_step else None,
+            microbatches=self.accumulation,
+            differ=mixed,
         )
-        self._loaders = Loaders(data_rank, self.seed)
-        self._shares = Shares(*parts, self._loaders, microbatches=self.accumulation, differ=mixed)
+        self._loaders = Loaders(self._shares, self.seed)
         if mixed and self.world_size > 1:
             run = attempt.run if attempt is not None else None
             self._balancer = load_plugin(STRATEGIES, "mixed")(self._shares, self._ranks, run)

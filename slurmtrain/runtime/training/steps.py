@@ -80,10 +80,10 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             StrategyError: The spec has a ``strategy`` that the script has not applied.
             SystemExit: A stop was requested: the code is 75.
         """
-        counted = self._count_to(total)
+        counted = self._count_to(total, loader)
         return counted if loader is None else self._loaders.with_steps(counted, loader)
 
-    def _count_to(self, total: int) -> Iterator[int]:
+    def _count_to(self, total: int, loader: Loader | None) -> Iterator[int]:
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
         self._strategy.check_applied()
@@ -103,7 +103,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             self._balancer.repeat(self.step)
         self._watch_synchrony()
         self._beat(Phase.FIRST)
-        self._shares.begin_steps()
+        self._shares.begin_steps(are_loaded=loader is not None)
         try:
             while self.step < total:
                 self._in_step = True

@@ -22,8 +22,6 @@ from slurmtrain.model.spec.strategy import StrategySpec
 from slurmtrain.plugins.mixed.balancer import Balancer, ComputeTime, SampleMemory
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy import Strategy
-from slurmtrain.runtime.training.loader import DataRank
-from slurmtrain.runtime.training.loaders import Loaders
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.shares import Shares
 
@@ -56,7 +54,7 @@ def make_layer() -> nn.Module:
 
 
 def make_shares(rank: int, ranks: int, **options: Any) -> Shares:
-    return Shares(rank, ranks, Loaders(DataRank(rank, ranks, CPU, lambda: None), 0), **options)
+    return Shares(rank, ranks, CPU, **options)
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
@@ -235,11 +233,11 @@ def test_shares_of_a_checkpoint_are_those_of_the_next_step() -> None:
     before, after = make_shares(1, 3), make_shares(1, 3)
     before.change((4, 12, 8))
     after.load_state_dict(before.state_dict())
-    assert after.places(BATCH) == range(4, 16)
+    assert after.part_of([range(BATCH)]) == [range(4, 16)]
     assert after.weight == 1.5
     other = make_shares(1, 2)
     other.reshard_state_dict([before.state_dict()], 1, 2)
-    assert other.places(BATCH) == range(12, 24)
+    assert other.part_of([range(BATCH)]) == [range(12, 24)]
 
 
 def test_a_rank_without_a_sample_takes_part_with_the_weight_0() -> None:
@@ -280,7 +278,7 @@ def test_waiting_after_the_last_gradient_does_not_count() -> None:
     assert clock.end() is None
 
 
-BATCH, NOISE = 64, 0.3
+LARGE, NOISE = 64, 0.3
 # The seconds of a sample on a rank in a step.
 SampleS = Callable[[int, int], float]
 
@@ -318,10 +316,7 @@ class Simulation:
         self.sample_s, self.noise, self.fixed_s, self.gap = sample_s, noise, fixed_s, gap
         self.numbers = Random(seed)
         self.accumulates = False
-        self.shares = [
-            Shares(rank, ranks, Loaders(DataRank(rank, ranks, CPU, lambda: None), 0), differ=True)
-            for rank in range(ranks)
-        ]
+        self.shares = [Shares(rank, ranks, CPU, differ=True) for rank in range(ranks)]
         self.balancers = [Balancer(shares, RankGroup(rank, 1, CPU)) for rank, shares in enumerate(self.shares)]
         for balancer in self.balancers:
             balancer._clock = SetClock()
@@ -336,10 +331,10 @@ class Simulation:
         """The shares of each step."""
         for step in range(steps):
             is_due = step % self.gap == 0
-            self.history.append(self.shares[0].current or equal_shares(BATCH, len(self.shares)))
+            self.history.append(self.shares[0].current or equal_shares(LARGE, len(self.shares)))
             for rank, (shares, balancer) in enumerate(zip(self.shares, self.balancers, strict=True)):
                 balancer.begin(step, due=is_due)
-                own = len(shares.part_of([range(BATCH)])[0])
+                own = len(shares.part_of([range(LARGE)])[0])
                 if self.accumulates:
                     shares.microbatches(own)
                 clock = balancer._clock
@@ -361,8 +356,8 @@ def test_equal_speeds_that_scatter_keep_equal_shares_or_come_back_to_them(ranks:
     unequal, ends = 0, 0
     for seed in range(8):
         history = Simulation(lambda *_: 0.01, ranks, seed=seed).run(300)
-        unequal += sum(max(shares) > 1.15 * BATCH / ranks for shares in history)
-        ends += max(history[-1]) > 1.15 * BATCH / ranks
+        unequal += sum(max(shares) > 1.15 * LARGE / ranks for shares in history)
+        ends += max(history[-1]) > 1.15 * LARGE / ranks
     assert unequal <= 0.02 * 8 * 300
     assert ends <= 1
 
@@ -375,8 +370,8 @@ def test_a_slower_rank_gets_what_suits_it_within_tens_of_steps(slower: float, ga
         simulation = Simulation(lambda rank, step: 0.01 * (slower if rank == 1 and step >= 100 else 1), 2, seed=seed)
         simulation.gap = gap
         history = simulation.run(100 + 80 * gap)
-        ideal = BATCH / (1 + slower)
-        met = next((step for step, shares in enumerate(history[100:]) if shares[1] < (BATCH / 2 + ideal) / 2), 10_000)
+        ideal = LARGE / (1 + slower)
+        met = next((step for step, shares in enumerate(history[100:]) if shares[1] < (LARGE / 2 + ideal) / 2), 10_000)
         late.append(met)
         off.append(abs(history[-1][1] - ideal) / ideal)
     assert max(late) <= 70 * gap
@@ -386,8 +381,8 @@ def test_a_slower_rank_gets_what_suits_it_within_tens_of_steps(slower: float, ga
 
 def test_a_rank_that_is_slower_from_the_beginning_gets_less_after_few_steps() -> None:
     history = Simulation(lambda rank, _: 0.01 * (2 if rank else 1), 2, noise=0.02).run(40)
-    assert abs(history[10][1] - BATCH / 3) < 3
-    assert abs(history[-1][1] - BATCH / 3) < 2
+    assert abs(history[10][1] - LARGE / 3) < 3
+    assert abs(history[-1][1] - LARGE / 3) < 2
 
 
 def test_a_fixed_part_of_the_time_is_learned() -> None:

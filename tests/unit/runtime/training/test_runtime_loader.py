@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from slurmtrain.errors import CheckpointError, DataError
-from slurmtrain.runtime.training.loader import DataRank, Loader
-from slurmtrain.runtime.training.loaders import Loaders
+from slurmtrain.runtime.training.loader import Loader, Loaders
 from slurmtrain.runtime.training.samples import OwnBatch, RepeatableDataset
+from slurmtrain.runtime.training.shares import Shares
 
 CPU = torch.device("cpu")
 LENGTH = 23
@@ -58,7 +58,8 @@ class Script:
     def __init__(self, rank: int = 0, ranks: int = 1, seed: int | None = 5) -> None:
         # Not the script itself: in a reference cycle, workers of its loaders would end only when it is collected.
         moment = self.moment = Moment()
-        self.loaders = Loaders(DataRank(rank, ranks, CPU, lambda: moment.step), seed)
+        self.shares = Shares(rank, ranks, CPU, step=lambda: moment.step)
+        self.loaders = Loaders(self.shares, seed)
 
     def loader(
         self,
@@ -208,14 +209,11 @@ def test_unequal_shares_hold_from_the_next_batch_on() -> None:
         for step, batch in script.steps(loader, 0, 4):
             sizes.append((rank, step, len(batch), loader.weight))
             if step == 0:
-                loader.share((6, 2))
+                script.shares.change((6, 2))
     assert sizes == [
         (0, 0, 4, 1.0), (0, 1, 6, 1.5), (0, 2, 5, 10 / 7), (0, 3, 6, 1.5),
         (1, 0, 4, 1.0), (1, 1, 2, 0.5), (1, 2, 2, 4 / 7), (1, 3, 2, 0.5),
     ]  # fmt: skip
-    for wrong in ((4, 3), (8, 0), (8,)):
-        with pytest.raises(DataError, match="not those of 2 processes in a batch of 8"):
-            loader.share(wrong)
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
@@ -331,7 +329,7 @@ def test_unequal_shares_hold_in_the_next_loop_too() -> None:
     script = Script(1, 2)
     loader = script.loader(Indices(16), 8)
     assert [(len(batch), loader.weight) for batch in loader] == [(4, 1.0)] * 2
-    loader.share((6, 2))
+    script.shares.change((6, 2))
     assert [(len(batch), loader.weight) for batch in loader] == [(2, 0.5)] * 2
 
 

@@ -566,11 +566,11 @@ def test_backward_weighs_the_loss_of_a_batch_only_in_steps_of_its_loader() -> No
         loader = session.loader([1, 2, 3], 2)
         gradients = []
         for _ in session.steps(3, loader):
-            loader.weight = 0.25
+            session._shares.weight = 0.25
             gradients.append(gradient(session))
         gradients += [gradient(session) for _ in session.steps(4)]
         for _ in session.steps(6, loader):
-            loader.weight = 0.5
+            session._shares.weight = 0.5
             gradients.append(gradient(session))
             break
         gradients.append(gradient(session))
@@ -579,9 +579,9 @@ def test_backward_weighs_the_loss_of_a_batch_only_in_steps_of_its_loader() -> No
 
 def test_the_weight_of_shared_samples_counts_in_their_step_alone() -> None:
     with slurmtrain.session() as session:
-        loader = session.loader([1, 2, 3], 2)
+        loader = session.loader([1, 2, 3], 3)
         # Two of three ranks have a sample of two, this one is among them.
-        session._shares._ranks = 3
+        session._shares.ranks = 3
         weights = []
         for step in session.steps(3):
             if step == 1:
@@ -606,7 +606,7 @@ def test_an_evaluation_leaves_the_step_as_it_was() -> None:
         return (output - targets).abs().mean() + torch.rand(()) + random.random() + np.random.random()
 
     with slurmtrain.session() as session:
-        session._shares._ranks = 3
+        session._shares.ranks = 3
         for evaluates in (True, False):
             torch.manual_seed(1)
             random.seed(1)
@@ -630,7 +630,7 @@ def test_the_gradients_of_a_whole_step_are_weighted_and_its_mean_loss_is_not(wei
     with slurmtrain.session() as session:
         loader = session.loader([1, 2], 2)
         for _ in session.steps(1, loader):
-            loader.weight = weight
+            session._shares.weight = weight
             targets = torch.zeros(2, 1)
             loss = session.forward_backward(model, lambda out, _: out.mean(), torch.full((2, 1), 3.0), targets)
     assert loss.item() == pytest.approx(mean)

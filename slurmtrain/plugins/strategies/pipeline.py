@@ -309,7 +309,10 @@ def stages_of(
             f"the model has {len(names)} parts, fewer than the {stages} stages of 'schedule: {spec.schedule}' on "
             f"{ranks} processes: use a shorter pipeline ('strategy.mesh.pp'), or divide the model into more parts"
         )
-    begins = [0, *_split_at(names, spec.split, stages)] if spec.split else _even(parts, stages)
+    if spec.split:
+        begins = [0, *_split_at(names, spec.split, stages)]
+    else:
+        begins = even_split([sum(each.numel() for each in part.parameters()) for part in parts.values()], stages)
     ends = [*begins[1:], len(names)]
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True), 1):
         if not any(True for name in names[begin:end] for _ in parts[name].parameters()):
@@ -319,10 +322,6 @@ def stages_of(
             )
     for index in schedule.stages_of(rank, ranks):
         yield index, names[begins[index] : ends[index]]
-
-
-def _even(parts: Mapping[str, nn.Module], stages: int) -> list[int]:
-    return even_split([sum(each.numel() for each in part.parameters()) for part in parts.values()], stages)
 
 
 def _split_at(names: Sequence[str], split: Sequence[str], stages: int) -> list[int]:

@@ -95,7 +95,12 @@ def divide(
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters(remove_duplicate=False)}
     for name, style in styles.items():
         module = model.get_submodule(name)
-        _apply(module, mesh, _style(module, style, sequence_parallel) if isinstance(style, str) else style, name)
+        chosen = _style(module, style, sequence_parallel) if isinstance(style, str) else style
+        try:
+            # All ranks have the same weights already.
+            parallelize_module(module, mesh, chosen, src_data_rank=None)
+        except NotImplementedError as error:
+            raise StrategyError(f"the plan's style for {name!r}: {error}") from error
     for first, *others in tied:
         for name in others:
             owner, _, own = name.rpartition(".")
@@ -247,15 +252,6 @@ def _style(module: nn.Module, style: str, sequence_parallel: bool) -> ParallelSt
         arrives = Replicate() if isinstance(module, nn.Embedding) else Shard(-1)
         return RowwiseParallel(input_layouts=arrives, output_layouts=between)
     return ColwiseParallel(input_layouts=before, output_layouts=Replicate() if style == COLWISE_REP else Shard(-1))
-
-
-def _apply(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle, name: str) -> None:
-    """Apply a style to a module, which is called ``name`` in messages."""
-    try:
-        # All ranks have the same weights already.
-        parallelize_module(module, mesh, style, src_data_rank=None)
-    except NotImplementedError as error:
-        raise StrategyError(f"the plan's style for {name!r}: {error}") from error
 
 
 class Whole(ParallelStyle):

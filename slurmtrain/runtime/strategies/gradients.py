@@ -195,27 +195,14 @@ class Gradients:
         if optimizer not in self._ready and (self._is_inside or self.scaler is not None):
             raise StrategyError("optimizer.step() without gradients: call run.backward(loss), not loss.backward()")
         self._ready.discard(optimizer)
-        scaler = self.scaler
-        return step(*args, **options) if scaler is None else _scaled_step(scaler, optimizer, step, *args, **options)
-
-
-def _scaled_step(
-    scaler: LossScaler, optimizer: Any, step: Callable[..., Any], *args: Any, **options: Any
-) -> float | None:
-    """Make the own ``step`` of an ``optimizer``, unless a gradient is not finite."""
-    optimizer.step_was_skipped = True
-
-    @wraps(step)
-    def step_at_all(*args: Any, **options: Any) -> Any:
-        optimizer.step_was_skipped = False
-        return step(*args, **options)
-
-    # The scaler calls the method of the optimizer, which would come back to it.
-    replaced, optimizer.step = optimizer.step, step_at_all
-    try:
-        return scaler.step(optimizer, *args, **options)
-    finally:
-        optimizer.step = replaced
+        if self.scaler is not None:
+            is_finite = self.scaler.allows_step(optimizer)
+            changed: Any = optimizer
+            changed.step_was_skipped = not is_finite
+            if not is_finite:
+                return None
+        result: float | None = step(*args, **options)
+        return result
 
 
 @contextlib.contextmanager
@@ -270,12 +257,14 @@ class LossScaler(torch.amp.GradScaler):
         own.clear()
         own[device] = anywhere
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As GradScaler's: ``args`` and ``kwargs`` are for the ``optimizer``. Call it on all ranks."""
+    def allows_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the gradients of an ``optimizer`` are finite, for its next step. Call it on all ranks.
+
+        GradScaler's own ``step`` would call the optimizer's, which has called this.
+        """
         self.unscale_(optimizer)
-        result = super().step(optimizer, *args, **kwargs)
         self._has_stepped = True
-        return result
+        return not any(flag.item() for flag in infinities(self, optimizer).values())
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """As GradScaler's, to ``new_scale`` if that is given."""
@@ -319,24 +308,17 @@ def clip_grad_norm_(
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             groups.setdefault(mesh, []).append(parameter)
-    norms = [_norm(group, norm_type).to(device) for group in groups.values()]
+    norms = []
+    for group in groups.values():
+        norm = get_total_norm((parameter.grad for parameter in group if parameter.grad is not None), norm_type)
+        norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).to(device))
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros((), device=device)
-    if parts is not None:
-        total = _over_parts(total, norm_type, parts)
+    if parts is not None and math.isinf(norm_type):
+        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=parts)
+    elif parts is not None:
+        powers = total**norm_type
+        dist.all_reduce(powers, group=parts)
+        total = powers ** (1.0 / norm_type)
     for group in groups.values():
         clip_grads_with_norm_(group, max_norm, total)
     return total
-
-
-def _norm(parameters: Iterable[Tensor], norm_type: float) -> Tensor:
-    norm = get_total_norm((parameter.grad for parameter in parameters if parameter.grad is not None), norm_type)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _over_parts(total: Tensor, norm_type: float, parts: dist.ProcessGroup) -> Tensor:
-    if math.isinf(norm_type):
-        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=parts)
-        return total
-    powers = total**norm_type
-    dist.all_reduce(powers, group=parts)
-    return powers ** (1.0 / norm_type)

@@ -54,24 +54,21 @@ def join_group(
     """
     if dist.is_initialized():
         return False, None
-    if not worker.launched:
+    if worker.launched:
+        store, rank, world_size = _open_store(worker, timeout)
+    else:
         use_loopback()
-        dist.init_process_group(
-            backend or _backend_of(device), store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
-        )
-        return True, None
-    store, rank, world_size = _open_store(worker, timeout)
-    if backend is not None or not elects or world_size == 1:
-        dist.init_process_group(
-            backend or _backend_of(device), store=store, rank=rank, world_size=world_size, timeout=timeout
-        )
-        return True, None
-    own = RankHardware(host=socket.gethostname(), **describe_rank(device))
-    ranks = exchange(dist.PrefixStore("slurmtrain/hardware", store), rank, world_size, own)
-    elected = elect_backend(ranks)
-    if rank == 0 and elected.name == GLOO and any(each.has_gpu for each in ranks):
-        _log.warning("gloo reduces gradients, which is slower than NCCL: %s", elected.why)
-    backend = _backend_of(device) if elected.name == NCCL else GLOO
+        store, rank, world_size = dist.HashStore(), 0, 1
+    elected = None
+    if backend is None and elects and world_size > 1:
+        own = RankHardware(host=socket.gethostname(), **describe_rank(device))
+        ranks = exchange(dist.PrefixStore("slurmtrain/hardware", store), rank, world_size, own)
+        elected = elect_backend(ranks)
+        if rank == 0 and elected.name == GLOO and any(each.has_gpu for each in ranks):
+            _log.warning("gloo reduces gradients, which is slower than NCCL: %s", elected.why)
+    if backend is None:
+        uses_nccl = device.type == "cuda" and (elected is None or elected.name == NCCL)
+        backend = "cpu:gloo,cuda:nccl" if uses_nccl else GLOO
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True, elected
 
@@ -135,14 +132,12 @@ def exchange(store: dist.Store, rank: int, world_size: int, own: RankHardware) -
 
 def describe_rank(device: torch.device) -> dict[str, Any]:
     """What :class:`RankHardware` holds of a rank that computes on a ``device``, but for its host."""
-    if device.type != "cuda":
-        return {"name": hardware_of(device)[0], "has_gpu": False}
-    if not dist.is_nccl_available():
-        return {"name": hardware_of(device)[0], "has_gpu": True}
-    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    # AMD's library has the same interface, and versions of its own that look alike.
-    library = "NCCL" if torch.version.hip is None else "RCCL"
-    return {"name": hardware_of(device)[0], "has_gpu": True, "library": library, "version": version}
+    facts: dict[str, Any] = {"name": hardware_of(device)[0], "has_gpu": device.type == "cuda"}
+    if device.type == "cuda" and dist.is_nccl_available():
+        # AMD's library has the same interface, and versions of its own that look alike.
+        facts["library"] = "NCCL" if torch.version.hip is None else "RCCL"
+        facts["version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return facts
 
 
 def with_backend(compared: HardwareCompared | None, elected: ElectedBackend | None) -> HardwareCompared | None:
@@ -150,7 +145,3 @@ def with_backend(compared: HardwareCompared | None, elected: ElectedBackend | No
     if elected is None:
         return compared
     return replace(compared or HardwareCompared(), backend=elected.name, backend_why=elected.why)
-
-
-def _backend_of(device: torch.device) -> str:
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else GLOO

@@ -107,7 +107,10 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         self._loop.complete()
 
     def _stop(self, trainer: Trainer) -> NoReturn:
-        path = self._stop_directory(trainer) / f"stop-step={trainer.global_step}.ckpt"
+        saved_to = self._directory or getattr(trainer.checkpoint_callback, "dirpath", None)
+        attempt = self._loop.worker.attempt
+        assert attempt is not None
+        path = Path(saved_to or attempt.run.checkpoints) / f"stop-step={trainer.global_step}.ckpt"
         # Lightning writes to the directory for temporary files, and moves: on another file system that is a copy, and a
         # kill leaves half of it. Sharded strategies write a directory, file by file.
         unfinished = path.with_name(f"{path.name}.tmp")
@@ -117,12 +120,6 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
             unfinished.rename(path)
             _delete_earlier(path.parent, trainer.global_step)
         self._loop.leave()
-
-    def _stop_directory(self, trainer: Trainer) -> Path:
-        saved_to = getattr(trainer.checkpoint_callback, "dirpath", None)
-        attempt = self._loop.worker.attempt
-        assert attempt is not None
-        return self._directory or (Path(saved_to) if saved_to else attempt.run.checkpoints)
 
 
 class SlurmtrainLogger(Logger):  # type: ignore[misc]

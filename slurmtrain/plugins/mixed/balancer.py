@@ -166,7 +166,9 @@ class Balancer:
         advice = ShareAdvice.KEEP if better is None else judge(speeds, errors, better, current)
         count = min(each.count for each in gathered)
         if better is not None and advice is ShareAdvice.CHANGE:
-            self._change(better, [each.most for each in gathered])
+            self._shares.change(better, [each.most for each in gathered])
+            self._times, self._batch, self._expected = [], None, None
+            self._remaining, self._skipped = 0, 1
         elif advice is ShareAdvice.WAIT:
             self._expected, self._remaining = None, math.ceil(_LONGER * count)
             return None
@@ -185,11 +187,6 @@ class Balancer:
             step_s=round(slowest_s(speeds, shares), 6),
             before_s=round(slowest_s(speeds, current), 6),
         )
-
-    def _change(self, shares: Sequence[int], limits: Sequence[int | None]) -> None:
-        self._shares.change(shares, limits)
-        self._times, self._batch, self._expected = [], None, None
-        self._remaining, self._skipped = 0, 1
 
     def _measured(self) -> _Measured:
         """What this rank tells the others, with its speed by its pace."""

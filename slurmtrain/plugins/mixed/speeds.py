@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -101,7 +101,7 @@ def _scatter(logs: Sequence[float]) -> float:
     """
     middle = median(logs)
     around = _BY_DEVIATION * median(abs(each - middle) for each in logs)
-    between = _BY_DIFFERENCE * _median(abs(second - first) for first, second in pairwise(logs))
+    between = _BY_DIFFERENCE * median([abs(second - first) for first, second in pairwise(logs)] or [0.0])
     if len(logs) < _FEW:
         alike = _ASSUMED_ALIKE
     else:
@@ -114,11 +114,6 @@ def _error(scatter: float, count: int) -> float:
     return _OF_MEDIAN * scatter / math.sqrt(count) * (1 + LEAST_TIMES / count)
 
 
-def _median(values: Iterable[float]) -> float:
-    listed = list(values)
-    return median(listed) if listed else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Speed:
     """How long a rank computes: seconds of a step without samples, and of each sample."""
@@ -129,10 +124,6 @@ class Speed:
     def seconds(self, samples: int) -> float:
         """The time for so many ``samples``."""
         return self.fixed_s + self.sample_s * samples
-
-    def scaled(self, factor: float) -> Speed:
-        """The speed of a rank that takes ``factor`` times as long."""
-        return Speed(self.fixed_s * factor, self.sample_s * factor)
 
 
 def fit_speed(paces: Mapping[int, Pace]) -> Speed:

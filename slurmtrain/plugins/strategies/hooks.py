@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -55,7 +55,9 @@ class FeedbackHook(CommHook):
             contents = [(self._names[id(each)], each.numel()) for each in bucket.parameters()]
             self._buckets[bucket.index()] = contents
             if any(name in self._restored for name, _ in contents):
-                self._errors[bucket.index()] = self._restored_error(contents, bucket.buffer())
+                # On the device and in the type of the gradients.
+                parts = [self._restored.pop(name, torch.zeros(count)).flatten() for name, count in contents]
+                self._errors[bucket.index()] = torch.cat([part.to(bucket.buffer()) for part in parts])
         return self._reduce(bucket)
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,11 +112,6 @@ class FeedbackHook(CommHook):
     def _names_in(self, index: int) -> _Names:
         """The names of the parameters in the bucket with this ``index``."""
         return tuple(name for name, _ in self._buckets[index])
-
-    def _restored_error(self, contents: Iterable[tuple[str, int]], like: Tensor) -> Tensor:
-        """The error of a bucket with these ``contents``, as a checkpoint has it, on the device of ``like``."""
-        parts = [self._restored.pop(name, torch.zeros(count)).flatten() for name, count in contents]
-        return torch.cat([part.to(like) for part in parts])
 
 
 def _check(module: nn.Module, key: str) -> None:
@@ -222,7 +219,8 @@ class TopK(FeedbackHook):
         unsent += buffer
         count = math.ceil(self._density * len(buffer))
         chosen = unsent.abs().topk(count, sorted=False).indices
-        message = _packed(chosen, unsent[chosen])
+        # Both as bytes, so that a single collective sends them.
+        message = torch.cat([chosen.to(_INDEX).view(torch.uint8), unsent[chosen].view(torch.uint8)])
         unsent[chosen] = 0
         if index not in self._received:
             self._received[index] = [torch.empty_like(message) for _ in range(ranks)]
@@ -233,24 +231,14 @@ class TopK(FeedbackHook):
             buffer.zero_()
             # Rank after rank, so that the order of the sums is always the same.
             for each in received:
-                indices, values = _unpacked(each, count, buffer.dtype)
-                buffer.index_add_(0, indices, values)
+                indices = each[: count * _INDEX.itemsize]
+                # A copy, since the values may begin where numbers of their size cannot.
+                values = each[len(indices) :].clone()
+                buffer.index_add_(0, indices.view(_INDEX), values.view(buffer.dtype))
             return buffer.div_(ranks)
 
         summed: Future[Tensor] = work.get_future().then(add)
         return summed
-
-
-def _packed(indices: Tensor, values: Tensor) -> Tensor:
-    """Both as bytes, so that a single collective sends them."""
-    return torch.cat([indices.to(_INDEX).view(torch.uint8), values.view(torch.uint8)])
-
-
-def _unpacked(message: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The indices in a ``message``, so many, and their values, which have this ``dtype``."""
-    # A copy, since the values may begin where numbers of their size cannot.
-    end = count * _INDEX.itemsize
-    return message[:end].view(_INDEX), message[end:].clone().view(dtype)
 
 
 class Hierarchical(CommHook):

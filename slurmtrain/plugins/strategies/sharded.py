@@ -65,7 +65,13 @@ def divide(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) ->
         # Each rank keeps a shard of its own ones.
         dist.broadcast(value.detach(), src=0)
     if styles:
-        tensor.divide(model, _within(styles, own), mesh[TP], sequence_parallel=spec.sequence_parallel)
+        # Of a pipeline only the parts that this rank has.
+        within = {
+            name: style
+            for name, style in styles.items()
+            if not spec.is_pipeline or any(f"{name}.".startswith(f"{part}.") for part in own)
+        }
+        tensor.divide(model, within, mesh[TP], sequence_parallel=spec.sequence_parallel)
     recompute(model, spec.activation_checkpointing)
     if not spec.is_pipeline:
         if styles:
@@ -78,13 +84,6 @@ def divide(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) ->
         stages[index] = _shard(stage.to(device), spec, replicas, [unit for unit in units if unit in inside], device)
     line = pipeline.TorchPipeline(stages, spec, mesh[PP].get_group(), device)
     return pipeline.PipelinedModel({name: parts[name] for name in own}, line)
-
-
-def _within(styles: Mapping[str, str | ParallelStyle], parts: Sequence[str]) -> dict[str, str | ParallelStyle]:
-    """The styles of modules in these parts of the model; without parts, of all."""
-    if not parts:
-        return dict(styles)
-    return {name: style for name, style in styles.items() if any(f"{name}.".startswith(f"{part}.") for part in parts)}
 
 
 def _check_inputs(

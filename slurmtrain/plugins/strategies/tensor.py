@@ -149,21 +149,21 @@ def _plan_of_transformers(model: nn.Module, size: int) -> dict[str, str]:
 
 def _expand(model: nn.Module, plan: Mapping[str, str | ParallelStyle]) -> dict[str, str | ParallelStyle]:
     """The style of each module that a plan names; of several that match, the last one counts."""
-    names = [name for name, _ in model.named_modules()]
+    names = {name: name.split(".") for name, _ in model.named_modules()}
     styles: dict[str, str | ParallelStyle] = {}
     for pattern, style in plan.items():
-        matching = [name for name in names if _matches(name, pattern)]
+        patterns = pattern.split(".")
+        matching = [
+            name
+            for name, parts in names.items()
+            if len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+        ]
         if not matching:
             raise StrategyError(
                 f"the plan names {pattern!r}, and the model has no such module{suggestion(pattern, names)}"
             )
         styles |= dict.fromkeys(matching, style)
     return styles
-
-
-def _matches(name: str, pattern: str) -> bool:
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _tied_parameters(model: nn.Module) -> list[list[str]]:

@@ -95,15 +95,12 @@ class Gradients:
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """The backward pass of a ``loss``, scaled as its microbatch needs, with ``options`` of ``Tensor.backward``."""
-        self.scaled(self._of_step(loss) if self._is_inside else loss).backward(**options)
-
-    def _of_step(self, loss: Tensor) -> Tensor:
-        """The share of the mean ``loss`` of the current microbatch in the step's loss."""
-        count, own = len(self._sizes), self._sizes[self._finished]
-        if count == 1:
-            return loss
-        # As scripts divide it that know of equal sizes only, to the same bits.
-        return loss / count if len(set(self._sizes)) == 1 else loss * (own / sum(self._sizes))
+        count = len(self._sizes)
+        if self._is_inside and count > 1:
+            own = self._sizes[self._finished]
+            # As scripts divide it that know of equal sizes only, to the same bits.
+            loss = loss / count if len(set(self._sizes)) == 1 else loss * (own / sum(self._sizes))
+        self.scaled(loss).backward(**options)
 
     def _check_finished(self) -> None:
         if self._finished:

@@ -100,19 +100,16 @@ def _reduce(hook, bucket):  # type: ignore[no-untyped-def]
     return hook.reduce(bucket) if hook.is_settled else completed(bucket.buffer())
 
 
-def _compress_to_bf16(state, bucket):  # type: ignore[no-untyped-def]
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+def _compress_by(name):  # type: ignore[no-untyped-def]
+    def compress(state, bucket):  # type: ignore[no-untyped-def]
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    return default_hooks.bf16_compress_hook(state, bucket)
+        return getattr(default_hooks, name)(state, bucket)
 
-
-def _compress_to_fp16(state, bucket):  # type: ignore[no-untyped-def]
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    return default_hooks.fp16_compress_hook(state, bucket)
+    return compress
 
 
-_CASTS = {BF16: _compress_to_bf16, FP16: _compress_to_fp16}
+_CASTS = {BF16: _compress_by("bf16_compress_hook"), FP16: _compress_by("fp16_compress_hook")}  # type: ignore[no-untyped-call]
 
 
 def _make_buckets(replica: DistributedDataParallel) -> None:

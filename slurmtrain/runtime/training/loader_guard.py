@@ -31,7 +31,9 @@ def guard_loaders() -> None:
         return
     if "SLURMTRAIN_SEED" in os.environ or "SLURMTRAIN_DETERMINISTIC" in os.environ:
         _make_repeatable()
-    if _kept or _is_child():
+    # Even a child that is still importing the main module.
+    is_child = parent_process() is not None or hasattr(current_process(), "_inheriting")
+    if _kept or is_child:
         return
     # An exception would make the script's import of torch fail.
     with contextlib.suppress(Exception):
@@ -49,8 +51,3 @@ def _make_repeatable() -> None:
         make_repeatable(this_worker())
     except Exception as error:  # noqa: BLE001 (the script's import of torch would fail)
         print(f"slurmtrain: the script is not repeatable: {error!r}", file=sys.stderr, flush=True)
-
-
-def _is_child() -> bool:
-    """Whether multiprocessing started this process, even if it is still importing the main module."""
-    return parent_process() is not None or hasattr(current_process(), "_inheriting")

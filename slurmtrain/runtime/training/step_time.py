@@ -19,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from slurmtrain.runtime.job.torch_private import compiles_hooks
 
 _SMOOTHING = 0.2
+# The classes of modules whose forward pass waits for other ranks.
+_COMMUNICATING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm")
 
 
 class StepTime:
@@ -95,12 +97,8 @@ def target_of(module: object) -> nn.Module | None:
         return None
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
-    return None if any(map(_communicates, module.modules())) else module
-
-
-def _communicates(module: nn.Module) -> bool:
-    names = {each.__name__ for each in type(module).__mro__}
-    return not names.isdisjoint({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm"})
+    names = {each.__name__ for inner in module.modules() for each in type(inner).__mro__}
+    return module if names.isdisjoint(_COMMUNICATING) else None
 
 
 class _Clock:

@@ -100,7 +100,9 @@ TESTS_OF = {
         "cluster/test_slurm_interruptions.py", "cluster/test_slurm_forks.py",
     ),
     "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
-    "slurmtrain/runtime/training/loader.py": ("local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py"),
+    "slurmtrain/runtime/training/loader.py": (
+        "local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py",
+    ),
     "slurmtrain/runtime/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/runtime/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),

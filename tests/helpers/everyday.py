@@ -133,7 +133,8 @@ _STRATEGIES = (
     "slurmtrain/model/spec/strategy.py", "tests/helpers/word_training.py", *_CHECKPOINTS,
 )  # fmt: skip
 DEAR_UNITS = {
-    "unit/runtime/strategies/test_strategies_": _STRATEGIES,
+    "unit/runtime/strategies/test_strategies_activations.py": _STRATEGIES,
+    "unit/runtime/strategies/test_strategies_step.py": _STRATEGIES,
     "unit/runtime/strategies/test_evaluation.py": _STRATEGIES,
     "unit/plugins/strategies/test_feedback_hooks.py": _STRATEGIES,
     "unit/plugins/strategies/test_pipeline.py": _STRATEGIES,

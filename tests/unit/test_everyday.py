@@ -47,7 +47,7 @@ def test_a_change_asks_for_the_tests_of_the_nearest_part(path: str, asks: bool) 
 @pytest.mark.parametrize(
     ("path", "asks"),
     [
-        ("slurmtrain/runtime/strategies/tensor.py", True),
+        ("slurmtrain/plugins/strategies/tensor.py", True),
         ("slurmtrain/runtime/checkpoint/saver.py", True),
         ("tests/unit/plugins/strategies/test_tensor.py", True),
         ("tests/unit/plugins/strategies/test_pipeline.py", False),

@@ -100,10 +100,6 @@ def _run_items(context: click.Context, incomplete: str) -> Iterator[CompletionIt
     yield from _items_of_sweeps(runs)
 
 
-def _sweep_items(context: click.Context, _incomplete: str) -> Iterator[CompletionItem]:
-    return _items_of_sweeps(_glimpses(context))
-
-
 def _items_of_sweeps(runs: Iterable[Glimpse]) -> Iterator[CompletionItem]:
     sweeps: dict[str, list[Glimpse]] = {}
     for run in runs:
@@ -112,10 +108,6 @@ def _items_of_sweeps(runs: Iterable[Glimpse]) -> Iterator[CompletionItem]:
     for sweep, of_sweep in sweeps.items():
         # No comma: click's script for fish splits there.
         yield CompletionItem(sweep, help=f"sweep of {len(of_sweep)} runs of {of_sweep[0].name}")
-
-
-def _tag_items(context: click.Context, _incomplete: str) -> list[CompletionItem]:
-    return _unique(tag for run in _glimpses(context) for tag in run.tags)
 
 
 def _metric_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -138,6 +130,10 @@ def _field_items(context: click.Context, incomplete: str) -> list[CompletionItem
 def _param_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
     prefix = "params." if incomplete.startswith("params.") else ""
     return _unique(f"{prefix}{param}" for run in _glimpses(context) for param in run.params)
+
+
+def _tag_items(context: click.Context, _incomplete: str) -> list[CompletionItem]:
+    return _unique(tag for run in _glimpses(context) for tag in run.tags)
 
 
 def _state_items(_context: click.Context, _incomplete: str) -> list[CompletionItem]:
@@ -196,7 +192,7 @@ complete_run = _completing(_run_items)
 complete_run_or_tag = _completing(lambda context, word: [*_run_items(context, word), *_tag_items(context, word)])
 complete_run_or_metric = _completing(lambda context, word: [*_run_items(context, word), *_metric_items(context, word)])
 complete_run_or_spec = _completing(lambda context, word: [*_run_items(context, word), *_spec_items(context, word)])
-complete_sweep = _completing(_sweep_items)
+complete_sweep = _completing(lambda context, _: _items_of_sweeps(_glimpses(context)))
 complete_tag = _completing(_tag_items)
 complete_metric = _completing(_metric_items)
 complete_metrics = _completing(_in_lists(_metric_items))

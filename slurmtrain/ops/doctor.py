@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import grp
 import os
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import torch_private
 from slurmtrain.slurm.request import signal_lead_s
+from slurmtrain.system.owned_files import user_name
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
@@ -90,7 +90,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     from slurmtrain.slurm.site import read_site
 
     # Only here: a local run needs no Slurm, and this asks it several questions.
-    site = read_site(workspace.scheduler, _user())
+    site = read_site(workspace.scheduler, user_name(os.getuid()))
     if plan is not None:
         findings += [SiteFinding("ok", "environment", note) for note in surroundings.notes([plan])]
         plan = surroundings.placed(plan)
@@ -179,14 +179,6 @@ def _default_qos(site: Site | None, account: object) -> str | None:
     own = [each for each in site.associations if account is None or each.account == account]
     defaults = {each.default_qos or (each.qos[0] if len(each.qos) == 1 else "") for each in own}
     return defaults.pop() or None if len(defaults) == 1 else None
-
-
-def _user() -> str:
-    """This user's name in accounting; the number if the user has no name, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _usable(site: Site) -> list[str]:

@@ -74,18 +74,11 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The state of a ``module`` of the ``checkpoint`` at this path, of this ``step``."""
+    """A module's state in a checkpoint, by the module's own names. ``others``: what is not a dense tensor."""
 
     checkpoint: Path
     step: int | None
     module: str
-    state: _State
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A module's state by the module's own names; ``others``: what is not a dense tensor."""
-
     tensors: Mapping[str, Any]
     others: Mapping[str, Any]
 
@@ -111,9 +104,9 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
     run = observe_run(workspace, run_id, ask_slurm=False)
     own = find_own(workspace.root.run(run_id), run)
     source = _read_own(run, own, request) if own is not None else _read_published(workspace, run, request, show)
-    left_out = () if write is _write_pt else tuple(source.state.others)
+    left_out = () if write is _write_pt else tuple(source.others)
     with _new_file(to, force=request.force) as temporary:
-        write(temporary, source.state, {"run": run_id, "step": str(source.step), "object": source.module})
+        write(temporary, source, run_id)
     return Exported(
         run=run,
         step=source.step,
@@ -121,7 +114,7 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
         object=source.module,
         to=to,
         bytes=to.stat().st_size,
-        tensors=len(source.state.tensors),
+        tensors=len(source.tensors),
         left_out=left_out,
     )
 
@@ -138,7 +131,7 @@ def _read_published(workspace: Workspace, run: Run, request: ExportRequest, show
             f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run.id}' "
             "shows which are good, and --step selects one"
         )
-    return _Source(directory, manifest.step, name, _read(directory, manifest, name, request.to.absolute()))
+    return _Source(directory, manifest.step, name, *_read(directory, manifest, name, request.to.absolute()))
 
 
 def _read_own(run: Run, own: Sequence[ExternalCheckpoint], request: ExportRequest) -> _Source:
@@ -159,7 +152,7 @@ def _read_own(run: Run, own: Sequence[ExternalCheckpoint], request: ExportReques
     tensors = {name: value for name, value in values.items() if hasattr(value, "nbytes")}
     _check_room(request.to.absolute(), sum(tensor.nbytes for tensor in tensors.values()))
     others = {name: value for name, value in values.items() if name not in tensors}
-    return _Source(checkpoint.path, checkpoint.step, module or "model", _State(tensors, others))
+    return _Source(checkpoint.path, checkpoint.step, module or "model", tensors, others)
 
 
 def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | None) -> str:
@@ -187,7 +180,7 @@ def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | 
 # --- checks before anything is read -----------------------------------------------------------------------------------
 
 
-def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
+def _format_of(to: Path) -> Callable[[Path, _Source, str], None]:
     formats = {".safetensors": _write_safetensors, ".pt": _write_pt}
     if to.suffix not in formats:
         raise UserError(f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to selects the format")
@@ -228,8 +221,8 @@ def _choose_module(path: Path, modules: Sequence[str], objects: Collection[str],
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
-def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> _State:
-    """A module's state, all of it in memory. Raises CheckpointError, also if there is no space for it at ``to``."""
+def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's tensors and other values, all in memory. Raises CheckpointError, also for lack of space at ``to``."""
     # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -250,7 +243,7 @@ def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> _State:
         raise CheckpointError(f"{directory} cannot be read: {problem}") from error
     except Exception as error:  # torch.load may raise anything
         raise CheckpointError(f"{directory} cannot be read: {' '.join(str(error).split())[:500]}") from error
-    return _State(_renamed(tensors, start), _renamed(others, start))
+    return _renamed(tensors, start), _renamed(others, start)
 
 
 def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
@@ -263,21 +256,22 @@ def _check_room(to: Path, size: int) -> None:
         raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
 
 
-def _write_pt(path: Path, state: _State, _about: Mapping[str, str]) -> None:
+def _write_pt(path: Path, source: _Source, _run_id: str) -> None:
     """A state_dict that ``torch.load(weights_only=True)`` accepts: the saver refuses any other state."""
     import torch
 
     with path.open("wb") as file:
-        torch.save({**state.tensors, **state.others}, file)
+        torch.save({**source.tensors, **source.others}, file)
 
 
-def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> None:
-    """``about`` becomes the file's metadata. Raises CheckpointError for number types that the format lacks."""
+def _write_safetensors(path: Path, source: _Source, run_id: str) -> None:
+    """Its metadata says where it comes from. Raises CheckpointError for number types that the format lacks."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(dict(state.tensors), path, {"format": "pt", "slurmtrain": __version__, **about})
+        about = {"run": run_id, "step": str(source.step), "object": source.module}
+        save_file(dict(source.tensors), path, {"format": "pt", "slurmtrain": __version__, **about})
     except KeyError as error:
         raise CheckpointError(f"safetensors cannot store numbers of type {error}; export to a .pt file") from error
     except SafetensorError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import socket
 import time
@@ -17,6 +16,7 @@ from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.owned_files import user_name
 from slurmtrain.tracking.to_mlflow.server import RunningServer, is_server, page_address, run_page, runs_page, serve
 
 # How often a page that is open gets new points, in seconds.
@@ -162,11 +162,4 @@ def tunnel(environ: Mapping[str, str], server: RunningServer) -> str:
         return ""
     # CLIENT CLIENT_PORT SERVER SERVER_PORT (ssh(1)).
     port = f" -p {connection[3]}" if connection[3:] and connection[3] != _SSH_PORT else ""
-    return f"ssh -N -L {server.port}:{server.place}{port} {_user()}@{socket.gethostname()}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+    return f"ssh -N -L {server.port}:{server.place}{port} {user_name(os.getuid())}@{socket.gethostname()}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def verify(
     with workspace.journal(directory, "verify") as journal, _Verifier(hashes, show) as verifier:
         # All are begun before the first result is waited for, so that the threads always have work.
         for pending in [verifier.begin(path) for path in paths]:
-            checked = pending.result()
+            checked = pending()
             results.append(checked)
             problems = _note(journal, checked, files.relative_path(checked.path), hashes=hashes) or problems
     return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step or 0, checked.path.name)), problems)
@@ -182,7 +183,7 @@ def _check_own(checkpoint: ExternalCheckpoint, *, hashes: bool) -> Checked:
 def verify_checkpoint(path: Path, show: ShowProgress) -> Checked:
     """Compare the files of one checkpoint with the sizes and hashes of its manifest; ``show`` gets the progress."""
     with _Verifier(True, show) as verifier:
-        return verifier.begin(path).result()
+        return verifier.begin(path)()
 
 
 class _Verifier:
@@ -201,17 +202,27 @@ class _Verifier:
         # After Ctrl-C, do not wait for files that no thread has begun to read.
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, path: Path) -> _PendingCheck:
-        """Start comparing a checkpoint's files."""
+    def begin(self, path: Path) -> Callable[[], Checked]:
+        """Start comparing a checkpoint's files; returns a function that waits until all are compared."""
         try:
             manifest = files.read_manifest(path)
         except CheckpointError as error:
-            return _PendingCheck(path, None, [str(error)])
+            return partial(_summarize, path, None, [str(error)])
         self._total_bytes += manifest.bytes
         # The largest first, so that no thread starts on one after the others have ended.
         names = sorted(manifest.files, key=lambda name: -manifest.files[name][0])
         futures = [self._pool.submit(self._check, path, manifest, name) for name in names]
-        return _PendingCheck(path, manifest, [], futures, self._add)
+
+        def result() -> Checked:
+            problems = []
+            for future in futures:
+                size, problem = future.result()
+                problems += [problem] if problem else []
+                self._compared_bytes += size
+                self._show(self._compared_bytes, self._total_bytes)
+            return _summarize(path, manifest, problems)
+
+        return result
 
     def _check(self, path: Path, manifest: files.Manifest, name: str) -> tuple[int, str]:
         try:
@@ -220,47 +231,27 @@ class _Verifier:
             return manifest.files[name][0], str(error)
         return manifest.files[name][0], ""
 
-    def _add(self, size: int) -> None:
-        self._compared_bytes += size
-        self._show(self._compared_bytes, self._total_bytes)
+
+def _summarize(path: Path, manifest: files.Manifest | None, problems: Sequence[str]) -> Checked:
+    """The result for a checkpoint whose files were compared. ``manifest``: None if it cannot be read."""
+    step = checkpoint_step(path.name)
+    assert step is not None
+    size = manifest.bytes if manifest else files.bytes_of(path)
+    if not problems:
+        return Checked(path, step, size, "good")
+    if _is_another(path, manifest):
+        return Checked(path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
+    return Checked(path, step, size, "bad", "; ".join(problems))
 
 
-@dataclass(slots=True)
-class _PendingCheck:
-    """A checkpoint whose files are being compared.
-
-    ``futures``: for each file, (bytes, what is wrong with it). ``on_file``: gets the bytes of each finished file.
-    """
-
-    path: Path
-    manifest: files.Manifest | None
-    problems: list[str]
-    futures: Sequence[Future[tuple[int, str]]] = ()
-    on_file: Callable[[int], None] = lambda _: None
-
-    def result(self) -> Checked:
-        """Wait until all files are compared, and summarize."""
-        for future in self.futures:
-            size, problem = future.result()
-            self.problems += [problem] if problem else []
-            self.on_file(size)
-        step = checkpoint_step(self.path.name)
-        assert step is not None
-        size = self.manifest.bytes if self.manifest else files.bytes_of(self.path)
-        if not self.problems:
-            return Checked(self.path, step, size, "good")
-        if self._is_another():
-            return Checked(self.path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
-        return Checked(self.path, step, size, "bad", "; ".join(self.problems))
-
-    def _is_another(self) -> bool:
-        """Whether the path now has another checkpoint, or none: a training run deletes and replaces them."""
-        if not (self.path / MANIFEST).exists():
-            return True
-        try:
-            return self.manifest is not None and files.read_manifest(self.path) != self.manifest
-        except CheckpointError:
-            return False
+def _is_another(path: Path, manifest: files.Manifest | None) -> bool:
+    """Whether the path now has another checkpoint, or none: a training run deletes and replaces them."""
+    if not (path / MANIFEST).exists():
+        return True
+    try:
+        return manifest is not None and files.read_manifest(path) != manifest
+    except CheckpointError:
+        return False
 
 
 def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:

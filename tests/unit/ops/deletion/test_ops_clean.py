@@ -15,7 +15,7 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.delete import clean
+from slurmtrain.cli.delete import _FLAGS, clean
 from slurmtrain.cli.show import show
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.code import CodeSpec
@@ -154,7 +154,7 @@ def test_a_run_that_ended_lately_is_left_alone(workspace: Workspace) -> None:
 
 
 def test_each_kind_has_an_option() -> None:
-    assert list(clean._FLAGS) == list(KINDS)
+    assert list(_FLAGS) == list(KINDS)
     assert KINDS.keys() >= ON_REQUEST
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.attempts import is_needed_by_others, leave
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.packs import is_needed_by_others, leave
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.start_order import dependents, end_blocked
 from slurmtrain.ops.shared.workspace import Workspace
@@ -30,7 +30,6 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.slurm.command import is_installed
 from slurmtrain.slurm.jobs import second_job_name
-from slurmtrain.slurm.parse import Job
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice
 from slurmtrain.system.process import Process, descendants
@@ -388,7 +387,11 @@ def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) ->
     while any(jobs.values()):
         queue = workspace.scheduler.queue()
         live = {
-            run_id: [job for job in of_run if not queue.answered or _is_live(queue.job(job))]
+            run_id: [
+                job_id
+                for job_id in of_run
+                if not queue.answered or ((job := queue.job(job_id)) is not None and not is_final(job.state))
+            ]
             for run_id, of_run in jobs.items()
         }
         if not any(live.values()) or time.monotonic() > deadline:
@@ -396,10 +399,6 @@ def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) ->
         time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
     return {}
-
-
-def _is_live(job: Job | None) -> bool:
-    return job is not None and not is_final(job.state)
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -411,15 +410,11 @@ def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
     if not force:
         for process in processes:
             process.send(signal.SIGTERM)
-        _wait_for(processes)
+        deadline = time.monotonic() + PATIENCE_S
+        while any(process.alive() for process in processes) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
     for process in processes:
         # Its descendants are listed before it is killed: orphans could no longer be traced to the run.
         for each in [process, *descendants(process)]:
             each.send(signal.SIGKILL)
     return bool(kill_leftovers(directory)) or bool(processes)
-
-
-def _wait_for(processes: Iterable[Process]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while any(process.alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)

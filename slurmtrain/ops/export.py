@@ -11,9 +11,8 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.shared.checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.observe import observe_run
-from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint

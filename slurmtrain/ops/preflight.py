@@ -48,8 +48,10 @@ def submit_preflight(
         UserError: ``nodes`` with a spec whose nodes are in components, or more than a spec may have.
         SlurmtrainError: As :func:`slurmtrain.ops.submit.submit_spec` does.
     """
-    if nodes is not None:
-        nodes = _checked(nodes)
+    try:
+        nodes = None if nodes is None else read_node_count(nodes)
+    except ValueError as error:
+        raise UserError(f"--nodes: {error}") from None
     planned = _planned(path, overrides)
     if nodes is not None and planned.plan.spec.resources.components:
         raise UserError(
@@ -62,14 +64,6 @@ def submit_preflight(
     spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
     [run_id], notes, _ = submit_spec(workspace, spec_file, executor=executor)
     return run_id, notes
-
-
-def _checked(nodes: int) -> int:
-    """How many nodes ``--nodes`` asks for, within the bounds of ``resources.nodes``."""
-    try:
-        return read_node_count(nodes)
-    except ValueError as error:
-        raise UserError(f"--nodes: {error}") from None
 
 
 def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:

@@ -19,12 +19,19 @@ from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
+from slurmtrain.ops.shared.attempts import (
+    HeldRun,
+    NewAttempt,
+    SweepLimit,
+    cancels,
+    group_attempts,
+    is_needed_by_others,
+    next_attempt,
+)
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
-from slurmtrain.ops.shared.packs import is_needed_by_others
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import BEGIN_TIME, end_blocked, move_late
 from slurmtrain.ops.shared.workspace import Workspace

@@ -15,9 +15,8 @@ from slurmtrain.model.run.events.checkpoint import CheckpointRejected, Checkpoin
 from slurmtrain.model.run.file_names import checkpoint_step, damaged_step
 from slurmtrain.model.run.layout import MANIFEST
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.shared.checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.observe import observe_run
-from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files

@@ -23,7 +23,7 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.command import is_installed, run_command
 from slurmtrain.slurm.jobs import describe_after
 from slurmtrain.slurm.limits import describe_too_few
-from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, NodeInfo, read_job, read_nodes
+from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, read_job, read_nodes
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 
@@ -296,9 +296,6 @@ def _missing_nodes(job: Mapping[str, str], excluded: str, without: Sequence[str]
     if not (needed.isdigit() and partitions):
         return None
     left_out = set(expanded(excluded))
-    left = max(_count(nodes, partition, left_out) for partition in partitions)
+    usable = [node.partition for node in nodes if node.usable and node.name not in left_out]
+    left = max(map(usable.count, partitions))
     return describe_too_few(int(needed), left) if left < int(needed) else None
-
-
-def _count(nodes: Sequence[NodeInfo], partition: str, excluded: set[str]) -> int:
-    return sum(node.partition == partition and node.usable and node.name not in excluded for node in nodes)

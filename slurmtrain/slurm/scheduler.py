@@ -156,10 +156,12 @@ class Scheduler:
         subjects = frozenset(job_ids) | ({"*"} if by_name else set())
         if self._accounting is not None:
             answered, answer = self._accounting
-            if now - answer.at < self._max_age_s and (subjects <= answered or not self._looks_again):
+            if now - answer.at < self._max_age_s and (subjects <= answered or self._cache is None):
                 return answer
+        # In this machine's time zone, which sacct assumes too (sacct(1), --starttime).
+        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - _CLOCK_MARGIN_S))
         command = ["sacct", "--parsable2", "--noheader", "--duplicates", f"--user={os.getuid()}"]
-        command += [f"--format={','.join(ACCOUNTING_FIELDS)}", f"--starttime={_local_time(since - _CLOCK_MARGIN_S)}"]
+        command += [f"--format={','.join(ACCOUNTING_FIELDS)}", f"--starttime={start}"]
         if not by_name and len(job_ids) <= _MAX_IDS:
             # Elements of an array that have not begun share a row, with the array's id.
             command.append(f"--jobs={','.join(sorted({job_id.partition('_')[0] for job_id in job_ids}))}")
@@ -263,10 +265,6 @@ class Scheduler:
         finally:
             self._asked_for_s += time.monotonic() - begin
 
-    @property
-    def _looks_again(self) -> bool:
-        return self._cache is not None
-
     def _read_cache(self, now: float) -> tuple[float, str | None]:
         """When another command last queried squeue, and the answer; None if there is no recent one."""
         if self._cache is None:
@@ -286,8 +284,3 @@ class Scheduler:
             return
         with contextlib.suppress(OSError):  # this user may only read these runs
             write_json(self._cache, {"at": at, "squeue": text})
-
-
-def _local_time(at: float) -> str:
-    """A time as an argument for sacct: in this machine's time zone, which sacct assumes too (sacct(1), --starttime)."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))

@@ -200,7 +200,7 @@ def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Ad
     """
     advanced = Advance()
     for sweep in under_way(workspace):
-        if only is not None and not _has_any(workspace, sweep, only):
+        if only is not None and all(row.sweep != sweep for row in workspace.store.index(only).values()):
             continue
         try:
             with locked_search(workspace, sweep, wait=only is not None) as is_ours:
@@ -281,10 +281,6 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     submitted = _submit(workspace, record, chosen, advanced)
     advanced.created += submitted
     advanced.runs += submitted
-
-
-def _has_any(workspace: Workspace, sweep: str, run_ids: Collection[str]) -> bool:
-    return any(row.sweep == sweep for row in workspace.store.index(run_ids).values())
 
 
 def _without_gaps(trials: Sequence[Trial], count: int) -> list[Trial]:

@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 
 from slurmtrain.model.run.job_state import GONE
-from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
@@ -100,7 +100,7 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         number, job_id = attempt.submission, attempt.job_id
         if process is not None:
             journal.write(Submitted(submission=number, job_id=job_id, process=process.to_dict(), adopted=True))
-        elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
+        elif not any(directory.attempt(attempt.job_id, attempt.restart).path.glob("node-*.jsonl")):
             reason = "its submission was killed before the job began"
             journal.write(Unstarted(submission=number, job_id=job_id, reason=reason))
     return True
@@ -142,10 +142,6 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> str:
             "put that right, and look again"
         )
     return ""
-
-
-def _has_agents(attempt: AttemptDir) -> bool:
-    return any(attempt.path.glob("node-*.jsonl"))
 
 
 def _why_gone(attempt: Attempt, submission: SubmissionDir) -> str:

@@ -233,7 +233,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
         run: The run.
         deleted_too: Include deleted ones, not only those on disk.
     """
-    from slurmtrain.ops.shared.own_checkpoints import as_checkpoints, find_own
+    from slurmtrain.ops.shared.checkpoints import as_checkpoints, find_own
 
     directory = workspace.root.run(run.id)
     own = find_own(directory, run)

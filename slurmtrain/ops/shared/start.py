@@ -55,12 +55,11 @@ from slurmtrain.model.run.root import ALPHABET, ArrayDir, run_id, unusable_in_ro
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.restarts import write_requeue
 from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.ops.shared.attempts import NewAttempt
+from slurmtrain.ops.shared.attempts import NewAttempt, shares_job
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.node_ledger import exclusions
-from slurmtrain.ops.shared.packs import shares_job
 from slurmtrain.ops.shared.start_order import (
     earlier_elements,
     jobs_of_namesakes,

@@ -137,7 +137,7 @@ def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
 def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
     checkpoint = run.listed.checkpoint
     if run["state"] in _STILL_SAVING:
-        from slurmtrain.ops.shared.own_checkpoints import newest_own
+        from slurmtrain.ops.shared.checkpoints import newest_own
 
         checkpoint = newest_own(run.workspace, run.listed.id, checkpoint)
     return checkpoint_json(run.directory, checkpoint) if checkpoint else None

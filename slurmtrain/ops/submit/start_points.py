@@ -138,8 +138,8 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
         NoCheckpoint: it has no such checkpoint.
         UserError: it has none that can be the best.
     """
+    from slurmtrain.ops.shared.checkpoints import choose_own, find_own
     from slurmtrain.ops.shared.find import find
-    from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 
     [run_id], _ = find(workspace, [request.run], ask_slurm=False)
     run = workspace.store.load(run_id)

@@ -20,8 +20,8 @@ from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.resume import find_failed, resume_failed
 from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.attempts import shares_job
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.packs import shares_job
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync

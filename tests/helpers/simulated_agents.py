@@ -20,13 +20,13 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.interruption.growth import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
+from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
+from slurmtrain.runtime.agent.workers import Placement, Supervisor, Workers
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
@@ -100,17 +100,25 @@ class Ranks(Workers):
 
     world: World
 
-    def __init__(self, config: WorkersConfig, control: ControlStore, flag: StopFlag, supervisor: Supervisor) -> None:
-        self.config = config
+    def __init__(
+        self,
+        placement: Placement,
+        _argv: Sequence[str],
+        directory: DeletionWatch,
+        control: ControlStore,
+        flag: StopFlag,
+        supervisor: Supervisor,
+    ) -> None:
         self.request: StopRequest | None = None
-        self._config = config
+        self.placement = self._placement = placement
+        self._stop_signal = signal.SIGTERM
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
-        self._exits = RankExits(config.attempt)
-        self._directory = DeletionWatch(config.attempt.run.path, config.attempt.run.plan.name)
-        self._first = config.members.index(config.node)
-        number, node = config.attempt.round, config.node
+        self._exits = RankExits(placement.attempt)
+        self._directory = directory
+        self._first = placement.place
+        number, node = placement.attempt.round, placement.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)
         process: Any = Process(1000 + 100 * number + node, self.behaviour)
         self._processes = {self._first: process}
@@ -119,9 +127,9 @@ class Ranks(Workers):
 
     def run(self) -> None:
         if self.behaviour == LOST:
-            self.world.lose(self._config.node, self._control)
+            self.world.lose(self._placement.node, self._control)
         self._supervisor.started({number: process.pid for number, process in self._processes.items()})
-        pulse = Pulse.open(self.world.boards[self._config.node], 0)
+        pulse = Pulse.open(self.world.boards[self._placement.node], 0)
         step = 0
         while self.request is None and None in self._exit_codes():
             step += 0 if self.behaviour == HANG else 1
@@ -139,7 +147,7 @@ class Ranks(Workers):
         return self._processes[self._first]
 
     def exits(self) -> list[Exit]:
-        if self._config.node == 0:
+        if self._placement.node == 0:
             self.world.when_ended()
         codes = [process.returncode for process in self._processes.values() if process.returncode is not None]
         lines = [self.world.last_line] if self.behaviour == CRASH else []
@@ -250,14 +258,12 @@ class World:
             restart=0,
             hosts={number: f"n{number}" for number in range(self.nodes)},
             address="127.0.0.1",
+            reserved=reserve(0) if node == 0 else None,
             deadline=self.deadline,
             lead_s=30.0,
         )
-        reserved = reserve(0) if node == 0 else None
-        port = reserved.getsockname()[1] if reserved is not None else 0
-        point, flag = MeetingPoint(self.board, "127.0.0.1", port, reserved), self.flags[node]
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
-            rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, flag)
+            rounds_here = Rounds(config, Host(self, node), self.board, JobQuery(None, None), journal, self.flags[node])
             try:
                 self.outcomes[node] = rounds_here.run()
             except Gone:
@@ -296,11 +302,11 @@ class Host:
     def find_mlflow_run(self) -> None:
         return None
 
-    def prepare_ranks(self, attempt: AttemptDir, _meeting: Meeting, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
         self.world.boards[self.node] = board
         if self.node == self.world.unfit:
             raise SlurmtrainError("cannot enter the working directory /w")
-        self.world.prepared.append((attempt.round, self.node, begin.resume_from))
+        self.world.prepared.append((placement.attempt.round, self.node, begin.resume_from))
         return ["true"]
 
     def ask_policy(self, latest: PriorEnd) -> Decision:

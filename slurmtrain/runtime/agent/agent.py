@@ -45,10 +45,11 @@ from slurmtrain.runtime.agent.finish import (
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
-from slurmtrain.runtime.agent.node_round import Begin, Meeting, MeetingPoint, RoundConfig
+from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.start import Beginning, enter_pack, time_limit_lead
+from slurmtrain.runtime.agent.workers import Placement
 from slurmtrain.runtime.chain import read_facts
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.limits import raise_soft_limit
@@ -297,10 +298,9 @@ class _Agent:
         """Join the other agents of a ``stage`` at ``master``, and run rounds of ranks with them until it ends."""
         # The port was bound during the preflight, so no other process can have taken it since.
         link = open_link(preflight, master[0], self._at, self._refusals, lambda: self._flag.raised is not None)
-        point = MeetingPoint(link, *master, preflight.reserved)
         self._journal.write(
             RendezvousReady(
-                node=self._node.index, master_addr=point.address, master_port=point.port, interface=preflight.interface
+                node=self._node.index, master_addr=master[0], master_port=master[1], interface=preflight.interface
             )
         )
         spec = self._plan.spec
@@ -313,14 +313,15 @@ class _Agent:
             job_id=self._node.job_id,
             restart=self._node.restart,
             hosts=self._at.hosts,
-            address=preflight.address,
+            address=master[0],
+            reserved=preflight.reserved,
             deadline=None if limit_s is None else self._beginning.at + limit_s - lead_s,
             lead_s=lead_s,
         )
         try:
-            outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
+            outcome = Rounds(config, self, link, self._query, self._journal, self._flag).run()
         finally:
-            point.link.close()
+            link.close()
         if self._node.index == 0:
             self._checkpoints.note_newest()
         if outcome is None:
@@ -370,14 +371,14 @@ class _Agent:
         """The id of the run on an MLflow server; None if it has none, or that takes too long."""
         return self._live.wait_for_run(give_up=lambda: self._flag.raised is not None) if self._live else None
 
-    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: the state that they
-        begin with. ``board``: the path of the board for heartbeats.
+        ``placement``: which ranks. ``begin``: the state that they begin with. ``board``: the path of the board for
+        heartbeats.
         """
         assert self._preflight is not None
-        place = self._place(meeting, self._preflight)
+        place = self._place(placement, self._preflight)
         if begin.mlflow_run_id is not None:
             set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
         facts = read_facts(self._attempt.run)
@@ -386,7 +387,7 @@ class _Agent:
         plan = self._plan.with_python(python_of_ranks(self._plan))
         set_worker_environment(
             replace(plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
-            attempt,
+            placement.attempt,
             self._at,
             place,
             resume_from=begin.resume_from,
@@ -410,7 +411,7 @@ class _Agent:
             self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
         )
         if per_node:
-            slots = zip(meeting.members, place.ranks.counts, strict=True)
+            slots = zip(placement.members, place.ranks.counts, strict=True)
             lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
         words = [str(fill(word, facts)) for word in fill_command(plan, placeholders)]
@@ -429,15 +430,15 @@ class _Agent:
         if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
             print(f"slurmtrain: {problem}", flush=True)
 
-    def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
+    def _place(self, placement: Placement, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""
         return NodePlace(
-            node_rank=meeting.members.index(self._at.index),
-            ranks=self._plan.spec.resources.ranks_on(meeting.members),
+            node_rank=placement.place,
+            ranks=placement.ranks,
             interface=preflight.interface,
             address=preflight.address,
-            master_addr=meeting.address,
-            master_port=meeting.port,
+            master_addr=placement.address,
+            master_port=placement.port,
             hostfile=str(self._attempt.hostfile(self._node.index)),
         )
 

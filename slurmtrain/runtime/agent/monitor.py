@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
@@ -17,9 +15,9 @@ from slurmtrain.model.run.events.agent import (
     RanksResumed,
     StragglerDetected,
 )
-from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.launcher import NodeRanks
+from slurmtrain.model.spec.launcher import known_launcher
 from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, Suspicion, Watchdog
+from slurmtrain.runtime.agent.workers import Placement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
@@ -37,53 +35,22 @@ _RECENT_S = 60.0
 _LASTING_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorConfig:
-    """What the monitor of a round needs to know.
-
-    ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
-    ranks; ``ranks_by_node``: how many each of these has. ``per_node``: the run's command was started once per node, and
-    starts the ranks; ``launched``: the launcher that it is, if that is known. ``port``: of node 0, where ranks meet.
-    ``hang_after``: seconds, from the spec; None: judged by the step times.
-    """
-
-    attempt: AttemptDir
-    node: int
-    hosts: Mapping[int, str]
-    members: Sequence[int]
-    ranks_by_node: NodeRanks
-    per_node: bool
-    port: int
-    hang_after: float | None
-    launched: str = ""
-
-    @property
-    def ranks(self) -> range:
-        """The global ranks of this node."""
-        return self.ranks_by_node.ranks_of(self.members.index(self.node))
-
-    @property
-    def logs(self) -> dict[str, Path]:
-        """The logs of this node, by name."""
-        attempt = self.attempt
-        paths = [attempt.node_log(self.node)] if self.per_node else [attempt.rank_log(rank) for rank in self.ranks]
-        return {path.name: path for path in paths}
-
-
 class RankMonitor:
     """Watches the ranks of one node. Node 0 also compares the ranks of all nodes."""
 
-    def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
-        """Watch the ranks in ``config`` by their heartbeats on ``board``.
+    def __init__(self, placement: Placement, board: Board, control: ControlStore, journal: Journal) -> None:
+        """Watch the ranks of a ``placement`` by their heartbeats on ``board``.
 
         ``control``: through which nodes compare their ranks. ``journal``: this node's.
         """
-        self._config = config
-        self._watchdog = Watchdog(board, config.ranks, config.hang_after)
+        spec = placement.spec
+        self._placement = placement
+        self._own_ranks = placement.own_ranks
+        self._watchdog = Watchdog(board, self._own_ranks, spec.requeue.hang_after)
         self._board = board
         self._control = control
         self._journal = journal
-        self._inquiry = HangInquiry(config.node, config.members, control, self._examine)
+        self._inquiry = HangInquiry(placement.node, placement.members, control, self._examine)
         self._stragglers = Stragglers()
         self._pids: Mapping[int, int] = {}
         self._started: Mapping[int, int] = {}
@@ -94,26 +61,27 @@ class RankMonitor:
         self._examined_at: float | None = None
         self._separation = Separation(
             SeparationConfig(
-                node=config.node,
-                members=config.members,
-                ranks=config.ranks_by_node.world_size,
-                per_node=config.per_node,
-                port=config.port,
-                launched=config.launched,
-                metrics=config.attempt.metrics,
+                node=placement.node,
+                members=placement.members,
+                ranks=placement.ranks.world_size,
+                per_node=spec.per_node,
+                port=placement.port,
+                launched=known_launcher(spec.command) if spec.calls_launcher else "",
+                metrics=placement.attempt.metrics,
             ),
             control,
             journal,
         )
-        self._log_sizes = LogSizes(config.attempt.log_sizes(config.node), config.logs)
+        logs = [placement.log_of(rank) for rank in self._own_ranks]
+        self._log_sizes = LogSizes(placement.attempt.log_sizes(placement.node), {log.name: log for log in logs})
         self.states: list[RankState] = []
         """What the ranks of this node were doing when the run hung."""
 
     def set_pids(self, pids: Mapping[int, int]) -> None:
         """Set the process ids of what was started, by global rank, or of the command that starts this node's ranks."""
-        config = self._config
         self._started = pids
-        self._pids = dict.fromkeys(config.ranks, *pids.values()) if config.per_node else pids
+        is_one = self._placement.spec.per_node
+        self._pids = dict.fromkeys(self._own_ranks, *pids.values()) if is_one else pids
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
@@ -155,18 +123,16 @@ class RankMonitor:
         """Find out and journal what the ranks of this node are doing. May take seconds."""
         if self._examined_at is None or time.monotonic() - self._examined_at > _RECENT_S:
             self._examine()
-        self._journal.write(HangDetected(node=self._config.node, ranks=[state.to_dict() for state in self.states]))
+        self._journal.write(HangDetected(node=self._placement.node, ranks=[state.to_dict() for state in self.states]))
 
     # --- whether a rank hangs -----------------------------------------------------------------------------------------
 
     def _examine(self) -> list[RankState]:
         """What the ranks of this node are doing."""
-        config = self._config
-        beats = dict(zip(config.ranks, self._board.read(), strict=True))
-        node_log = config.attempt.node_log(config.node) if config.per_node else None
-        logs = {rank: node_log or config.attempt.rank_log(rank) for rank in self._pids}
+        beats = dict(zip(self._own_ranks, self._board.read(), strict=True))
+        logs = {rank: self._placement.log_of(rank) for rank in self._pids}
         cpu = stacks.shares(self._processes(beats), self._used)
-        self.states = stacks.rank_states(config.node, beats, self._pids, logs, cpu)
+        self.states = stacks.rank_states(self._placement.node, beats, self._pids, logs, cpu)
         self._examined_at = time.monotonic()
         return self.states
 
@@ -180,7 +146,7 @@ class RankMonitor:
         self._used = {rank: use for rank, use in self._used.items() if rank in slow}
         if len(self._used) == len(slow):
             return
-        pids = self._processes(dict(zip(self._config.ranks, self._board.read(), strict=True)))
+        pids = self._processes(dict(zip(self._own_ranks, self._board.read(), strict=True)))
         for rank in set(slow) - set(self._used):
             if rank in pids and (use := ThreadUse.now(pids[rank])):
                 self._used[rank] = use
@@ -190,8 +156,8 @@ class RankMonitor:
         pauses = self._watchdog.pauses()
         if bool(pauses) != self._has_pauses:
             self._has_pauses = bool(pauses)
-            self._control.publish(f"paused/{self._config.node}", {"paused": self._has_pauses, "at": time.time()})
-        if self._config.node == 0:
+            self._control.publish(f"paused/{self._placement.node}", {"paused": self._has_pauses, "at": time.time()})
+        if self._placement.node == 0:
             self._journal_pause(pauses)
 
     def _journal_pause(self, pauses: Mapping[int, Beat]) -> None:
@@ -211,7 +177,7 @@ class RankMonitor:
         """When a rank of the run was last paused, by this machine's monotonic clock; 0 if none ever was."""
         now, last = time.monotonic(), 0.0
         try:
-            messages = self._control.read_each(f"paused/{node}" for node in self._config.members)
+            messages = self._control.read_each(f"paused/{node}" for node in self._placement.members)
         except CoordinatorGone:
             return 0.0
         for message in messages.values():
@@ -221,14 +187,14 @@ class RankMonitor:
         return last
 
     def _suspicion(self, hang: Hang) -> Suspicion:
-        return Suspicion(node=self._config.node, why=_describe(hang), limit_s=hang.limit_s, most_s=hang.most_s)
+        return Suspicion(node=self._placement.node, why=_describe(hang), limit_s=hang.limit_s, most_s=hang.most_s)
 
     def _raise_limits(self, verdict: HangVerdict) -> None:
         """Give ranks more time, on all nodes, since the ranks that others wait for compute."""
         self._watchdog.raise_limits()
         # Their computing from now on decides the next time.
         self._used = {}
-        if self._config.node == 0:
+        if self._placement.node == 0:
             suspicion = verdict.suspicion
             self._journal.write(
                 HangLimitRaised(
@@ -244,20 +210,20 @@ class RankMonitor:
 
     def _compare_paces(self) -> None:
         """Tell node 0 how fast the ranks are here; on node 0, journal ranks that slow down the others."""
-        config, paces = self._config, self._watchdog.paces()
-        self._control.publish(f"pace/{config.node}", {str(rank): pace for rank, pace in paces.items()})
-        if config.node != 0:
+        placement, paces = self._placement, self._watchdog.paces()
+        self._control.publish(f"pace/{placement.node}", {str(rank): pace for rank, pace in paces.items()})
+        if placement.node != 0:
             return
         own_s: dict[int, float] = {}
         # Nodes publish at their own times: this may be the pace of ten seconds ago, recent enough to find stragglers.
-        for message in self._control.read_each(f"pace/{node}" for node in config.members).values():
+        for message in self._control.read_each(f"pace/{node}" for node in placement.members).values():
             own_s.update({int(rank): float(seconds) for rank, (_, seconds) in message.items()})
         for slow in self._stragglers.look(own_s):
-            node = config.members[config.ranks_by_node.place_of(slow.rank)]
+            node = placement.members[placement.ranks.place_of(slow.rank)]
             self._journal.write(
                 StragglerDetected(
                     rank=slow.rank,
-                    host=config.hosts.get(node, f"node {node}"),
+                    host=placement.hosts.get(node, f"node {node}"),
                     ratio=round(slow.ratio, 3),
                     own_s=round(slow.own_s, 6),
                     median_s=round(slow.median_s, 6),

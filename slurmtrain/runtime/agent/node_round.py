@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -27,19 +26,17 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.launcher import RANKS, known_launcher
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
-from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
-from slurmtrain.runtime.environment.ranks import Tasks
+from slurmtrain.runtime.agent.monitor import RankMonitor
+from slurmtrain.runtime.agent.workers import Placement, Workers
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone, Link
+from slurmtrain.runtime.peers.store import CoordinatorGone
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_metrics import read_script_metrics
@@ -61,10 +58,11 @@ class RoundConfig:
     """The settings that all rounds of a stage of an attempt share.
 
     ``stage``: which agents take part. ``node``: the place of this one among them; ``nodes``: how many there are.
-    ``job_id`` and ``restart``: this start of the job, from which
-    ports are derived. ``hosts``: the names of nodes, if Slurm gives them. ``address``: this node's in the elected
-    network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time limit;
-    None: no limit.
+    ``job_id`` and ``restart``: this start of the job, from which ports are derived. ``hosts``: the names of nodes, if
+    Slurm gives them. ``address``: node 0's, where ranks meet: rank 0 opens the store there. The agents do not use it,
+    since their messages are authenticated (:mod:`slurmtrain.runtime.peers`), and a store is not. ``reserved``: on node
+    0, the socket that keeps a port free for it. ``deadline``: when to ask for a stop, by the monotonic clock,
+    ``lead_s`` seconds before the time limit; None: no limit.
     """
 
     attempt: AttemptDir
@@ -75,6 +73,7 @@ class RoundConfig:
     restart: int
     hosts: Mapping[int, str]
     address: str
+    reserved: socket.socket | None
     deadline: float | None
     lead_s: float
 
@@ -87,32 +86,6 @@ class RoundConfig:
     def number(self) -> int:
         """The number of this agent, which it has in all stages: its files are named by it."""
         return self.stage.roster[self.node]
-
-
-@dataclass(frozen=True, slots=True)
-class MeetingPoint:
-    """Where the nodes of an attempt meet.
-
-    Rank 0 opens the store where the ranks of a round meet; node 0 keeps its port free until then. The agents do not use
-    it: their messages are authenticated (:mod:`slurmtrain.runtime.peers`), a store is not.
-
-    ``link``: the agents' messages. ``address``: node 0's. ``port``: where ranks meet in the first round; ``reserved``:
-    the socket that keeps it free for rank 0, on node 0; None on other nodes.
-    """
-
-    link: Link
-    address: str
-    port: int
-    reserved: socket.socket | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The nodes that have ranks in a round (``members``), and where the ranks meet: an address and port of node 0."""
-
-    members: Sequence[int]
-    address: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +120,11 @@ class RoundHost(Protocol):
     def find_mlflow_run(self) -> str | None:
         """The id of the run on an MLflow server; None if it has none, or that is unknown after a moment."""
 
-    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
         """Prepare the environment that ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``begin``: the state that they
-        begin with. ``board``: the path of the board for heartbeats.
+        ``placement``: which ranks. ``begin``: the state that they begin with. ``board``: the path of the board for
+        heartbeats.
         """
 
     def set_up_node(self) -> ExitReport | None:
@@ -173,7 +146,6 @@ class Context:
 
     config: RoundConfig
     host: RoundHost
-    point: MeetingPoint
     query: JobQuery
     journal: Journal
     flag: StopFlag
@@ -217,31 +189,24 @@ class Round:
         self._context = context
         self._config = config
         self._control = context.control
-        self._members = members
         self._begin = begin
-        self._attempt = replace(config.attempt, round=number)
-        self._ranks = config.spec.resources.ranks_on(members)
+        self._placement = Placement(
+            attempt=replace(config.attempt, round=number),
+            spec=config.spec,
+            node=config.node,
+            number=config.number,
+            members=members,
+            hosts=config.hosts,
+            address=config.address,
+            port=begin.port,
+            deadline=config.deadline,
+        )
         self._published_until = 0.0
         self._began_at = time.monotonic()
         self._have_begun = False
         # Whether the ranks are stopped because of a signal to nodes of another job.
         self._is_of_others = False
-        self._monitor = RankMonitor(
-            MonitorConfig(
-                attempt=self._attempt,
-                node=config.node,
-                hosts=config.hosts,
-                members=members,
-                ranks_by_node=self._ranks,
-                per_node=config.spec.per_node,
-                port=begin.port,
-                hang_after=config.spec.requeue.hang_after,
-                launched=known_launcher(config.spec.command) if config.spec.calls_launcher else "",
-            ),
-            context.board,
-            context.control,
-            context.journal,
-        )
+        self._monitor = RankMonitor(self._placement, context.board, context.control, context.journal)
 
     def run(self) -> NodeResult:
         """Start the ranks, and wait until they end. Raises SlurmtrainError."""
@@ -249,33 +214,15 @@ class Round:
         context.query.forget_others()
         # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
-        meeting = Meeting(self._members, context.point.address, self._begin.port)
         argv = self._control.call_alive(
-            lambda: context.host.prepare_ranks(self._attempt, meeting, self._begin, context.board.path)
+            lambda: context.host.prepare_ranks(self._placement, self._begin, context.board.path)
         )
         kernel = KernelState.now()
-        workers = Workers(
-            WorkersConfig(
-                argv=argv,
-                ranks=self._ranks,
-                tasks=self._tasks(),
-                per_node=config.spec.per_node,
-                attempt=self._attempt,
-                node=config.node,
-                members=self._members,
-                master=(meeting.address, meeting.port),
-                stop_signal=signal.Signals[config.spec.requeue.signal],
-                zero_completes=config.spec.requeue.zero_completes,
-                deadline=config.deadline,
-                directory=context.directory,
-                besides=bool(config.spec.setup or config.spec.setup_node or config.spec.sidecars),
-            ),
-            context.control,
-            context.flag,
-            self,
-        )
+        workers = Workers(self._placement, argv, context.directory, context.control, context.flag, self)
         script_metrics = (
-            read_script_metrics(config.spec, self._attempt, context.host.resumed_at()) if config.node == 0 else None
+            read_script_metrics(config.spec, self._placement.attempt, context.host.resumed_at())
+            if config.node == 0
+            else None
         )
         try:
             with self._sampler():
@@ -300,18 +247,6 @@ class Round:
             reached=self._monitor.last_step(),
         )
 
-    def _tasks(self) -> Tasks:
-        config, spec = self._config, self._config.spec
-        hosts = [config.hosts[node] for node in self._members if node in config.hosts]
-        return Tasks(
-            launcher=spec.launcher or RANKS,
-            place=self._members.index(config.node),
-            ranks=self._ranks,
-            hosts=hosts if len(hosts) == len(self._members) else (),
-            cpus_per_task=spec.resources.of_node(config.number).cpus_per_proc,
-            own=spec.env.keys(),
-        )
-
     def _sampler(self) -> contextlib.AbstractContextManager[object]:
         """What notes how busy this node is while the ranks run."""
         config = self._config
@@ -326,16 +261,14 @@ class Round:
         """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
         spec = self._config.spec
         if self._context.host.growth is not None:
-            self._context.host.growth.ranks_started(len(self._members))
+            self._context.host.growth.ranks_started(len(self._placement.members))
         self._monitor.set_pids(pids)
         processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
         self._context.journal.write(
             WorkersStarted(
                 processes=processes,
                 ranks_each=spec.resources.local_world_size if spec.per_node else 1,
-                first_rank=self._ranks.ranks_of(self._members.index(self._config.node)).start
-                if spec.per_node
-                else None,
+                first_rank=self._placement.own_ranks.start if spec.per_node else None,
                 cpus=bound_cpus(sorted(pids)),
                 resume_from=self._begin.resume_from,
             )

@@ -46,7 +46,6 @@ from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
     Context,
-    MeetingPoint,
     NodeResult,
     Round,
     RoundConfig,
@@ -55,7 +54,7 @@ from slurmtrain.runtime.agent.node_round import (
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone
+from slurmtrain.runtime.peers.store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.runtime.setup.helpers import STOPPED_S
 from slurmtrain.runtime.setup.script import TEARDOWN_S
@@ -78,19 +77,19 @@ class Rounds:
         self,
         config: RoundConfig,
         host: RoundHost,
-        point: MeetingPoint,
+        link: Link,
         query: JobQuery,
         journal: Journal,
         flag: StopFlag,
     ) -> None:
         """Nothing is started before :meth:`run`.
 
-        ``config``: what is fixed. ``host``: the agent. ``point``: where the nodes meet. ``query``: asks Slurm about the
+        ``config``: what is fixed. ``host``: the agent. ``link``: the agents' messages. ``query``: asks Slurm about the
         job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
         """
         self._context = Context(
-            config=config, host=host, point=point, query=query, journal=journal, flag=flag,
-            control=ControlStore(point.link, config.node, config.nodes),
+            config=config, host=host, query=query, journal=journal, flag=flag,
+            control=ControlStore(link, config.node, config.nodes),
             board=Board(config.spec.resources.local_world_size),
             directory=DeletionWatch(config.attempt.run.path, config.attempt.run.plan.name),
         )  # fmt: skip
@@ -109,7 +108,7 @@ class Rounds:
         self._completed_before: NodeZeroCompleted | None = None
         self._round: Round | None = None
         # What keeps the port where ranks meet free for rank 0.
-        self._reserved_port = point.reserved
+        self._reserved_port = config.reserved
 
     def run(self) -> AttemptOutcome | Stage | None:
         """Run all rounds, and return how the attempt ended, or the stage that follows.

@@ -24,7 +24,8 @@ from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.launcher import NodeRanks
+from slurmtrain.model.spec.launcher import RANKS, NodeRanks
+from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.environment import variables
@@ -59,31 +60,56 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersConfig:
-    """How to start the ranks of one node.
+class Placement:
+    """Which ranks of a round are on this node, and where all ranks meet.
 
-    ``argv``: the command of each rank. ``ranks``: the number of ranks of each of the ``members``. ``tasks``: the same
-    as tasks of Slurm. ``per_node``: the command is started only once, and starts the ranks itself. ``attempt`` names
-    the round. ``node``: this node; ``members``: the nodes that have ranks in the round, this one among them.
-    ``master``: address and port of rank 0's store where the ranks meet. ``stop_signal``: the signal that asks them to
-    stop. ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask
-    for a stop because of the time limit, by the monotonic clock; None: never. ``directory``: whether the run's
-    directory is still there.
+    ``attempt`` names the round. ``node``: this node's place among all nodes, ``number``: its number, which it has in
+    all stages. ``members``: the nodes that have ranks in the round, this one among them. ``hosts``: the names of nodes,
+    as far as they are known. ``address``, ``port``: of rank 0's store. ``deadline``: when to ask for a stop because of
+    the time limit, by the monotonic clock; None: never.
     """
 
-    argv: Sequence[str]
-    ranks: NodeRanks
-    tasks: Tasks
-    per_node: bool
     attempt: AttemptDir
+    spec: Spec
     node: int
+    number: int
     members: Sequence[int]
-    master: tuple[str, int]
-    stop_signal: signal.Signals
-    zero_completes: bool
+    hosts: Mapping[int, str]
+    address: str
+    port: int
     deadline: float | None
-    directory: DeletionWatch
-    besides: bool = False
+
+    @property
+    def place(self) -> int:
+        """This node's place among the members."""
+        return self.members.index(self.node)
+
+    @property
+    def ranks(self) -> NodeRanks:
+        """How many ranks each member has."""
+        return self.spec.resources.ranks_on(self.members)
+
+    @property
+    def own_ranks(self) -> range:
+        """The global ranks of this node."""
+        return self.ranks.ranks_of(self.place)
+
+    @property
+    def tasks(self) -> Tasks:
+        """The ranks as tasks of Slurm."""
+        hosts = [self.hosts[node] for node in self.members if node in self.hosts]
+        return Tasks(
+            launcher=self.spec.launcher or RANKS,
+            place=self.place,
+            ranks=self.ranks,
+            hosts=hosts if len(hosts) == len(self.members) else (),
+            cpus_per_task=self.spec.resources.of_node(self.number).cpus_per_proc,
+            own=self.spec.env.keys(),
+        )
+
+    def log_of(self, rank: int) -> Path:
+        """The log of a ``rank`` of this node; if a command starts the ranks, all of them share one."""
+        return self.attempt.node_log(self.node) if self.spec.per_node else self.attempt.rank_log(rank)
 
 
 class Supervisor(Protocol):
@@ -121,28 +147,34 @@ class Workers:
 
     def __init__(
         self,
-        config: WorkersConfig,
+        placement: Placement,
+        argv: Sequence[str],
+        directory: DeletionWatch,
         control: ControlStore,
         flag: StopFlag,
         supervisor: Supervisor,
     ) -> None:
         """:meth:`run` starts the ranks.
 
-        ``config``: what to start. ``control``: the channel for stop requests between agents. ``flag``: set by a signal
-        to this agent. ``supervisor``: the round.
+        ``placement``: which ranks. ``argv``: the command of each. ``directory``: whether the run's directory is still
+        there. ``control``: the channel for stop requests between agents. ``flag``: set by a signal to this agent.
+        ``supervisor``: the round.
         """
         self.request: StopRequest | None = None
         """Why the ranks were asked to stop, if they were."""
-        self._config = config
+        self._placement = placement
+        self._argv = argv
+        self._directory = directory
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
-        attempt = config.attempt
-        self._exits = CommandExits(attempt, config.node, config.ranks) if config.per_node else RankExits(attempt)
-        self._ranks = RankProcesses(besides=config.besides)
+        attempt, spec = placement.attempt, placement.spec
+        self._exits = CommandExits(attempt, placement.node, placement.ranks) if spec.per_node else RankExits(attempt)
+        self._ranks = RankProcesses(besides=bool(spec.setup or spec.setup_node or spec.sidecars))
         # By rank; with a command that starts the ranks itself, by the node's place among the training nodes.
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._died_at: dict[int, float] = {}
+        self._stop_signal = signal.Signals[spec.requeue.signal]
 
     def run(self) -> None:
         """Start the ranks, and watch them until all have ended. Raises SlurmtrainError if one cannot be started."""
@@ -152,16 +184,16 @@ class Workers:
             self._check()
 
     def _start(self) -> None:
-        config = self._config
-        place = config.members.index(config.node)
-        placed = NodeRanks((1,) * len(config.members)) if config.per_node else config.ranks
-        argv = [sys.executable, "-I", "-S", str(_RANK_MAIN), *config.argv]
+        placement, place, tasks = self._placement, self._placement.place, self._placement.tasks
+        placed = NodeRanks((1,) * len(placement.members)) if placement.spec.per_node else placement.ranks
+        master = (placement.address, placement.port)
+        argv = [sys.executable, "-I", "-S", str(_RANK_MAIN), *self._argv]
         for local, rank in enumerate(placed.ranks_of(place)):
             environ = {
                 **variables.environment_of_agent(),
-                **variables_of_rank(config.attempt, placed, place, local, config.master),
+                **variables_of_rank(placement.attempt, placed, place, local, master),
             }
-            changes = write_changes(config.tasks.changes(environ, local))
+            changes = write_changes(tasks.changes(environ, local))
             try:
                 process = subprocess.Popen(argv, env={**environ, variables.CHANGES: changes}, start_new_session=True)
             except OSError as error:
@@ -206,19 +238,19 @@ class Workers:
         """
         if -signal.SIGTERM in codes or STOPPED in codes:
             return True
-        if None in codes or any(codes) or self._config.zero_completes:
+        if None in codes or any(codes) or self._placement.spec.requeue.zero_completes:
             return False
         return not all(each.finished for each in self.exits())
 
     def _find_request(self) -> StopRequest | None:
         """Why this node's ranks are to stop, if they are; this node's own reasons come first."""
-        node, deadline = self._config.node, self._config.deadline
+        node, deadline = self._placement.node, self._placement.deadline
         if self._flag.name is not None:
             return StopRequest.by_signal(self._flag.name, at=time.time(), node=node)
         if deadline is not None and time.monotonic() >= deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=node)
-        if self._config.directory.deleted:
-            why = f"the run directory {self._config.attempt.run.path} was deleted"
+        if self._directory.deleted:
+            why = f"the run directory {self._placement.attempt.run.path} was deleted"
             # The journals were deleted too: if anything is left of this attempt, it is its output.
             print(f"slurmtrain: {why}: the ranks cannot save any more, and are ended", file=sys.stderr, flush=True)
             return StopRequest(cause="cancelled", why=why, at=time.time(), node=node)
@@ -226,7 +258,7 @@ class Workers:
 
     def _end_workers(self, failed: bool) -> None:
         """Tell the other nodes, ask the ranks to stop, wait, and kill the ones that remain."""
-        request, node = self.request, self._config.node
+        request, node = self.request, self._placement.node
         if failed and request is None:
             first = min((exited for exited in self.exits() if exited.failed), key=lambda exited: exited.blame)
             self._control.publish_stop(StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=node))
@@ -235,7 +267,7 @@ class Workers:
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
-        if self._config.directory.deleted:
+        if self._directory.deleted:
             # Not asked: a save would make the directory again, with nothing in it that identifies it.
             self._wait_or_kill(_seconds_from_now(0.0), ask=False)
         else:
@@ -272,7 +304,7 @@ class Workers:
         while True:
             before, codes = codes, self._exit_codes()
             if ask and (codes != before or time.monotonic() - asked_at > _ASK_S):
-                asked_run, asked_at = self._ranks.ask(self._config.stop_signal), time.monotonic()
+                asked_run, asked_at = self._ranks.ask(self._stop_signal), time.monotonic()
             if None not in codes and deadline is stop_by and not self._may_save_without_rank(codes):
                 deadline = _seconds_from_now(min(CRASH_GRACE_S, stop_by() - time.monotonic()))
             if (None not in codes and not asked_run) or time.monotonic() >= deadline():

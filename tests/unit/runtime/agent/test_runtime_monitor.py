@@ -13,9 +13,10 @@ import pytest
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.launcher import NodeRanks
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.agent import hang, monitor
-from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
+from slurmtrain.runtime.agent.monitor import RankMonitor
+from slurmtrain.runtime.agent.workers import Placement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import MessageStore
@@ -47,17 +48,19 @@ class Node:
         self.control.begin_round(0, members)
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
-        config = MonitorConfig(
+        resources = {"nodes": 8, "procs_per_node": per_node}
+        placement = Placement(
             attempt=self.attempt,
+            spec=read_spec({"name": "x", "command": "true", "resources": resources}, lambda at, _: pytest.fail(at)),
             node=node,
-            hosts={number: f"host{number}" for number in range(8)},
+            number=node,
             members=members,
-            ranks_by_node=NodeRanks((per_node,) * len(members)),
+            hosts={number: f"host{number}" for number in range(8)},
+            address="127.0.0.1",
             port=0,
-            per_node=False,
-            hang_after=None,
+            deadline=None,
         )
-        self.monitor = RankMonitor(config, board, self.control, self.journal)
+        self.monitor = RankMonitor(placement, board, self.control, self.journal)
 
     def beat(self, local: int, step: int, own_s: float = 0.1, phase: Phase = Phase.TRAINING) -> None:
         self.board.beats[local] = Beat(step, phase, time.monotonic(), 0.2, own_s, pid=100 + local)

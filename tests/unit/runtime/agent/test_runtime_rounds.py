@@ -98,10 +98,10 @@ def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
     assert (event["past"]["began_at_step"], event["past"]["committed"]) == (3, 3)
     assert (world.rounds_of(0), world.rounds_of(1)) == ([0, 1], [0, 1])
     # The later round meets at a store of its own.
-    first, second = world.ranks[0, 1].config.master, world.ranks[1, 1].config.master
-    assert first == world.ranks[0, 0].config.master
+    first, second = world.ranks[0, 1].placement.port, world.ranks[1, 1].placement.port
+    assert first == world.ranks[0, 0].placement.port
     assert second != first
-    assert second == world.ranks[1, 0].config.master
+    assert second == world.ranks[1, 0].placement.port
 
 
 def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make) -> None:

@@ -122,7 +122,7 @@ def standing_of(run: RunDir, upstreams: Sequence[Upstream]) -> Standing:
     return standing(upstreams, read_upstream_runs(run, upstreams))
 
 
-def wait_for_turn(
+def wait_for_upstreams(
     run: RunDir,
     upstreams: Sequence[Upstream],
     *,

@@ -48,7 +48,7 @@ from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.start import Beginning, enter_pack, time_limit_lead
+from slurmtrain.runtime.agent.start import NodeStart, enter_pack, time_limit_lead
 from slurmtrain.runtime.agent.workers import Placement
 from slurmtrain.runtime.chain import read_facts
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
@@ -196,14 +196,14 @@ class _Agent:
         self._live: LiveMetrics | None = None
         self._helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
-        self._beginning = Beginning(attempt, node, self._plan, journal, flag, self._helpers)
-        self._beginning.at = began
+        self._start = NodeStart(attempt, node, self._plan, journal, flag, self._helpers)
+        self._start.at = began
 
     def run(self, stage: Stage) -> AttemptOutcome:
         """Run this node's part of the attempt from a ``stage`` on, and return its report. Raises SlurmtrainError."""
         submission = self._attempt.run.submission(self._node.submission)
         enter_pack(submission, self._node, self._plan.spec.resources.gpus_per_node)
-        report = self._beginning.begin(is_first=stage.round == 0) or take_setup_failure(self._plan, self._attempt)
+        report = self._start.begin(is_first=stage.round == 0) or take_setup_failure(self._plan, self._attempt)
         if report is not None:
             return AttemptOutcome(report, report)
         if self._node.index == 0:
@@ -262,7 +262,7 @@ class _Agent:
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
-        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._beginning.at, self._flag)
+        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._start.at, self._flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)
@@ -315,7 +315,7 @@ class _Agent:
             hosts=self._at.hosts,
             address=master[0],
             reserved=preflight.reserved,
-            deadline=None if limit_s is None else self._beginning.at + limit_s - lead_s,
+            deadline=None if limit_s is None else self._start.at + limit_s - lead_s,
             lead_s=lead_s,
         )
         try:
@@ -325,7 +325,7 @@ class _Agent:
         if self._node.index == 0:
             self._checkpoints.note_newest()
         if outcome is None:
-            report = self._beginning.report_early_signal()
+            report = self._start.report_early_signal()
             return AttemptOutcome(report, report)
         return outcome
 

@@ -222,7 +222,7 @@ _BEGIN_S = 300.0
 _SINGLE = "single"
 
 
-def wait_for_turn(
+def wait_for_slot(
     attempt: AttemptDir, node: Node, resources: ResourcesSpec, journal: Journal, give_up: Callable[[], bool]
 ) -> contextlib.ExitStack:
     """Wait until a local run may begin, and let this process use the GPUs that the run then has.

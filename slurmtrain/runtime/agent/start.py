@@ -34,7 +34,7 @@ _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
 
 
-class Beginning:
+class NodeStart:
     """The part of an attempt on this node before it can have ranks."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Beginning:
         report = self._wait_for_upstreams()
         if report is not None:
             return report
-        self._wait_for_turn()
+        self._wait_for_slot()
         if self._flag.raised is None:
             self._helpers.expect_teardown()
         # This attempt holds the lease, so nothing of an earlier one may train on.
@@ -112,13 +112,13 @@ class Beginning:
             return lease.acquire(self._attempt, submission)
         return lease.granted_to(self._attempt.run) == submission
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_slot(self) -> None:
         """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
         if self._node.executor != "local":
             return
-        from slurmtrain.runtime.agent.local_slots import wait_for_turn
+        from slurmtrain.runtime.agent.local_slots import wait_for_slot
 
-        self._slot = wait_for_turn(
+        self._slot = wait_for_slot(
             self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
         )
         self.at = time.monotonic()
@@ -152,9 +152,9 @@ class Beginning:
         run, local = self._attempt.run, self._node.executor == "local"
         upstreams = read_upstreams(run) if local or self._node.index == 0 else []
         if upstreams and not has_begun(run):
-            from slurmtrain.runtime.chain import wait_for_turn
+            from slurmtrain.runtime.chain import wait_for_upstreams
 
-            stands = wait_for_turn(
+            stands = wait_for_upstreams(
                 run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
             )
             if self._flag.raised is not None:

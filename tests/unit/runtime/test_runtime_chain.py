@@ -13,7 +13,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.spec.chain import Reference
 from slurmtrain.runtime import chain
-from slurmtrain.runtime.chain import find_facts, look_again_s, standing_of, unfinished_jobs, wait_for_turn
+from slurmtrain.runtime.chain import find_facts, look_again_s, standing_of, unfinished_jobs, wait_for_upstreams
 
 FIRST, SECOND = "0000000001", "0000000002"
 UPSTREAM = Upstream(FIRST, "pretrain")
@@ -56,14 +56,14 @@ def test_a_job_of_slurm_looks_for_a_moment_only_and_a_local_run_as_long_as_it_ta
     monkeypatch.setattr(chain, "_LAST_WORDS_S", 0.0)
     monkeypatch.setattr(chain, "_UPSTREAM_POLL_S", 0.001)
     noted: list[Upstream] = []
-    early = wait_for_turn(run, [UPSTREAM], patient=False, note=noted.append, give_up=lambda: False)
+    early = wait_for_upstreams(run, [UPSTREAM], patient=False, note=noted.append, give_up=lambda: False)
     assert (early.is_ready, noted) == (False, [])
 
     def complete(upstream: Upstream) -> None:
         noted.append(upstream)
         first.ended("completed")
 
-    assert wait_for_turn(run, [UPSTREAM], patient=True, note=complete, give_up=lambda: False).is_ready
+    assert wait_for_upstreams(run, [UPSTREAM], patient=True, note=complete, give_up=lambda: False).is_ready
     assert noted == [UPSTREAM]
 
 
@@ -86,12 +86,12 @@ def test_a_job_that_waits_for_a_command_looks_again_ever_more_rarely_until_its_u
 
 def test_a_run_whose_upstream_failed_waits_no_longer(run: RunDir, first: SimulatedRun) -> None:
     first.crashed()
-    stands = wait_for_turn(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: False)
+    stands = wait_for_upstreams(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: False)
     assert stands.problem.startswith(f"run {FIRST} (pretrain) failed: rank 0 exited with code 1")
 
 
 def test_a_stop_ends_the_wait(run: RunDir, first: SimulatedRun) -> None:
-    assert wait_for_turn(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: True).waits
+    assert wait_for_upstreams(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: True).waits
 
 
 def test_facts_are_those_of_the_run_when_it_has_ended(run: RunDir, first: SimulatedRun) -> None:

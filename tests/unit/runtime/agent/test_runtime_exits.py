@@ -6,12 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.interruption.exit_report import STOPPED, KernelEvidence
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.runtime.agent.exits import CommandExits, RankExits
+from slurmtrain.runtime.agent import exits
+from slurmtrain.runtime.agent.exits import (
+    CommandExits,
+    KernelState,
+    MemoryEvents,
+    RankExits,
+    last_record,
+    memory_events,
+    xids,
+)
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import Journal
 
@@ -106,3 +117,161 @@ def test_the_work_of_a_command_is_done_if_that_of_all_of_its_ranks_is(attempt: A
         with Journal(attempt.rank_journal(rank), durable=False) as journal:
             journal.write(TrainingCompleted(step=9))
         assert exits.read(0, Ended(0), at=5.0).finished is finished
+
+
+# --- what the kernel knows --------------------------------------------------------------------------------------------
+
+
+GIB = 2**30
+V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+V1_MOUNTS = (
+    "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
+)
+TASK = "slurm/uid_7/job_5/step_0/task_0"
+
+
+class Machine:
+    """A machine's files below a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def v2(self, *, kills: int, cgroup: str = f"0::/{TASK}\n") -> None:
+        """Version 2, with a limit on the job's cgroup only."""
+        self.write("proc/self/cgroup", cgroup)
+        self.write("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + V2_MOUNT)
+        self.write(f"sys/fs/cgroup/{TASK}/memory.events", f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")
+        self.write(f"sys/fs/cgroup/{TASK}/memory.max", "max\n")
+        self.write("sys/fs/cgroup/slurm/uid_7/job_5/memory.max", f"{4 * GIB}\n")
+
+    def v1(self, *, kills: int) -> None:
+        """Version 1 beside a version 2 without a memory controller."""
+        self.write("proc/self/cgroup", f"4:memory:/{TASK}\n2:cpu,cpuacct:/\n0::/elsewhere\n")
+        self.write("proc/self/mountinfo", V1_MOUNTS)
+        folder = f"sys/fs/cgroup/memory/{TASK}"
+        self.write(f"{folder}/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+        self.write(f"{folder}/memory.limit_in_bytes", f"{2 * GIB}\n")
+        self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "limit_bytes"), [("v1", 2 * GIB), ("v2", 4 * GIB)])
+def test_kills_and_the_limit_of_the_job_are_read_from_both_versions(
+    machine: Machine, version: str, limit_bytes: int
+) -> None:
+    write = getattr(machine, version)
+    write(kills=1)
+    before = memory_events(machine.root)
+    assert before == MemoryEvents(kills=1, limit_bytes=limit_bytes)
+    write(kills=3)
+    assert memory_events(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=limit_bytes)
+
+
+def test_a_cgroup_without_a_limit_has_none(machine: Machine) -> None:
+    machine.v1(kills=0)
+    machine.write(f"sys/fs/cgroup/memory/{TASK}/memory.limit_in_bytes", "9223372036854771712\n")
+    assert memory_events(machine.root).limit_bytes is None
+    machine.v2(kills=0)
+    machine.write("sys/fs/cgroup/slurm/uid_7/job_5/memory.max", "max\n")
+    assert memory_events(machine.root).limit_bytes is None
+
+
+def test_the_smallest_limit_around_a_process_holds(machine: Machine) -> None:
+    machine.v2(kills=0)
+    machine.write("sys/fs/cgroup/slurm/memory.max", f"{9 * GIB}\n")
+    machine.write("sys/fs/cgroup/slurm/uid_7/job_5/step_0/memory.max", f"{3 * GIB}\n")
+    assert memory_events(machine.root).limit_bytes == 3 * GIB
+
+
+@pytest.mark.parametrize("cgroup", ["0::/../outside\n", "0::/docker/abc\n", "0::/\n"])
+def test_a_container_reads_its_own_part_of_the_hierarchy(machine: Machine, cgroup: str) -> None:
+    machine.v2(kills=0, cgroup=cgroup)
+    machine.write("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /docker/abc ", 1))
+    machine.write("sys/fs/cgroup/memory.events", "oom_kill 5\n")
+    machine.write("sys/fs/cgroup/memory.max", f"{GIB}\n")
+    assert memory_events(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
+
+
+def test_without_a_cgroup_the_kills_of_the_whole_machine_are_counted(machine: Machine) -> None:
+    machine.v2(kills=7)
+    machine.write(f"sys/fs/cgroup/{TASK}/memory.events", "low 0\n")
+    machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n")
+    before = memory_events(machine.root)
+    assert before == MemoryEvents(kills=2, own=False)
+    machine.write("proc/vmstat", "oom_kill 3\n")
+    assert memory_events(machine.root).since(before) == MemoryEvents(kills=1, own=False)
+
+
+def test_unreadable_files_give_unknown_counts(machine: Machine) -> None:
+    nothing = memory_events(machine.root)
+    assert nothing == MemoryEvents(own=False)
+    assert nothing.since(nothing).kills == 0
+    # Those of a cgroup and of the machine are not compared.
+    assert MemoryEvents(kills=50, own=False).since(MemoryEvents(kills=1)).kills == 0
+    assert MemoryEvents(kills=50).since(MemoryEvents()).kills == 0
+    assert MemoryEvents(kills=1).since(MemoryEvents(kills=2)).kills == 0
+
+
+@given(cgroup=st.text(), mountinfo=st.text() | st.text().map(lambda text: f"1 2 3 {text} / - cgroup2 {text}"))
+@example(cgroup="x" * 300, mountinfo="1 2 3 / / - cgroup2 x")
+@example(cgroup="x", mountinfo="1 2 3 / /\0 - cgroup2 x")
+def test_reading_cgroups_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
+    machine = Machine(tmp_path_factory.mktemp("machine"))
+    (machine.root / "proc/self").mkdir(parents=True)
+    (machine.root / "proc/self/cgroup").write_bytes(f"0::/{cgroup}".encode("utf-8", "surrogatepass"))
+    (machine.root / "proc/self/mountinfo").write_bytes(mountinfo.encode("utf-8", "surrogatepass"))
+    assert memory_events(machine.root).limit_bytes is None
+
+
+# --- the kernel log ---------------------------------------------------------------------------------------------
+
+LOG = (
+    "6,100,1000000,-;usb 1-1: new device\n SUBSYSTEM=usb\n"
+    "4,101,1000001,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
+)
+LATER = "4,102,9,-;NVRM: Xid (PCI:0000:2b:00): 31, pid=77, name=python\n"
+
+
+def test_errors_of_gpus_after_a_record_are_returned(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(LOG)
+    before = last_record(log)
+    assert before == 101
+    assert xids(before, log) == []
+    log.write_text(LOG + LATER)
+    assert [(xid["bus"], xid["code"], xid["times"]) for xid in xids(before, log)] == [("0000:2b:00", 31, 1)]
+
+
+def test_an_unreadable_kernel_log_gives_no_errors(tmp_path: Path) -> None:
+    assert last_record(tmp_path / "none") is None
+    assert xids(None, tmp_path / "none") == []
+    assert xids(5, tmp_path / "none") == []
+    assert xids(5, tmp_path) == []
+
+
+# --- since the ranks started ------------------------------------------------------------------------------------
+
+
+def test_what_the_kernel_logged_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    xid = {"bus": "0000:3b:00", "code": 31, "times": 1}
+    monkeypatch.setattr(exits, "memory_events", lambda: MemoryEvents(kills=3, limit_bytes=GIB))
+    monkeypatch.setattr(exits, "last_record", lambda: 40)
+    monkeypatch.setattr(exits, "xids", {40: [xid]}.__getitem__)
+    before = KernelState.now()
+    assert before == KernelState(MemoryEvents(kills=3, limit_bytes=GIB), 40)
+    monkeypatch.setattr(exits, "memory_events", lambda: MemoryEvents(kills=5, limit_bytes=GIB))
+    assert before.changes() == KernelEvidence(oom_kills=2, memory_limit=GIB, xids=[xid])

@@ -23,8 +23,8 @@ _CHANGES = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-# Parts of names that differ between runs: ids of runs and jobs, random parts of temporary files, times.
-_OF_A_RUN = re.compile(r"(?<=/runs/)\w+|(?<=/proc/self/fd/)\d+|local-\w+|[0-9a-f]{8,}|\d+\.\d+")
+# Parts of names that differ between runs: ids of runs and jobs, random parts of temporary files, times, ports.
+_OF_A_RUN = re.compile(r"(?<=/runs/)\w+|(?<=/proc/self/fd/)\d+|local-\w+|(?=\d*[a-f])[0-9a-f]{8,}|\d+(\.\d+)?")
 
 
 class _Killer:

@@ -26,7 +26,7 @@ from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.workers import Placement, Supervisor, Workers
+from slurmtrain.runtime.agent.workers import RankPlacement, Supervisor, Workers
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
@@ -102,7 +102,7 @@ class Ranks(Workers):
 
     def __init__(
         self,
-        placement: Placement,
+        placement: RankPlacement,
         _argv: Sequence[str],
         directory: DeletionWatch,
         control: ControlStore,
@@ -302,7 +302,7 @@ class Host:
     def find_mlflow_run(self) -> None:
         return None
 
-    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: RankPlacement, begin: Begin, board: str) -> list[str]:
         self.world.boards[self.node] = board
         if self.node == self.world.unfit:
             raise SlurmtrainError("cannot enter the working directory /w")

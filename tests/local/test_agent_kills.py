@@ -49,7 +49,9 @@ def points(effects: list[str]) -> list[tuple[str, int]]:
 @pytest.mark.timeout(3600)
 def test_an_agent_that_is_killed_while_it_starts_leaves_nothing_and_the_next_one_trains(site: Site) -> None:
     log = site.path / "effects"
-    spec = site.light("killed", params={"steps": STEPS}, resources={**ONE_PROCESS, "procs_per_node": 2}, code="none")
+    # Ranks that have begun all the same, since their agent was slow to die, agree on a stop before their last step.
+    params = {"steps": STEPS, "slow_from": 0}
+    spec = site.light("killed", params=params, resources={**ONE_PROCESS, "procs_per_node": 2}, code="none")
     undisturbed = site.submit(spec, "--wait", env=dying(site, log))
     weights = [line for line in site.printed(undisturbed) if line.startswith("weights")]
     assert len(weights) == 2

@@ -49,7 +49,7 @@ from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.start import NodeStart, enter_pack, time_limit_lead
-from slurmtrain.runtime.agent.workers import Placement
+from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.chain import read_facts
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.limits import raise_soft_limit
@@ -371,7 +371,7 @@ class _Agent:
         """The id of the run on an MLflow server; None if it has none, or that takes too long."""
         return self._live.wait_for_run(give_up=lambda: self._flag.raised is not None) if self._live else None
 
-    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: RankPlacement, begin: Begin, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
         ``placement``: which ranks. ``begin``: the state that they begin with. ``board``: the path of the board for
@@ -430,7 +430,7 @@ class _Agent:
         if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
             print(f"slurmtrain: {problem}", flush=True)
 
-    def _place(self, placement: Placement, preflight: PreflightOutcome) -> NodePlace:
+    def _place(self, placement: RankPlacement, preflight: PreflightOutcome) -> NodePlace:
         """This node's place in a round; ``preflight`` has elected its interface."""
         return NodePlace(
             node_rank=placement.place,

@@ -17,7 +17,7 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.spec.launcher import known_launcher
 from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, Suspicion, Watchdog
-from slurmtrain.runtime.agent.workers import Placement
+from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
@@ -38,7 +38,7 @@ _LASTING_S = 10.0
 class RankMonitor:
     """Watches the ranks of one node. Node 0 also compares the ranks of all nodes."""
 
-    def __init__(self, placement: Placement, board: Board, control: ControlStore, journal: Journal) -> None:
+    def __init__(self, placement: RankPlacement, board: Board, control: ControlStore, journal: Journal) -> None:
         """Watch the ranks of a ``placement`` by their heartbeats on ``board``.
 
         ``control``: through which nodes compare their ranks. ``journal``: this node's.

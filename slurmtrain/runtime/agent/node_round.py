@@ -30,7 +30,7 @@ from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.monitor import RankMonitor
-from slurmtrain.runtime.agent.workers import Placement, Workers
+from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
@@ -120,7 +120,7 @@ class RoundHost(Protocol):
     def find_mlflow_run(self) -> str | None:
         """The id of the run on an MLflow server; None if it has none, or that is unknown after a moment."""
 
-    def prepare_ranks(self, placement: Placement, begin: Begin, board: str) -> list[str]:
+    def prepare_ranks(self, placement: RankPlacement, begin: Begin, board: str) -> list[str]:
         """Prepare the environment that ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
         ``placement``: which ranks. ``begin``: the state that they begin with. ``board``: the path of the board for
@@ -190,7 +190,7 @@ class Round:
         self._config = config
         self._control = context.control
         self._begin = begin
-        self._placement = Placement(
+        self._placement = RankPlacement(
             attempt=replace(config.attempt, round=number),
             spec=config.spec,
             node=config.node,

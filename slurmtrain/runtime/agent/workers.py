@@ -60,7 +60,7 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class RankPlacement:
     """Which ranks of a round are on this node, and where all ranks meet.
 
     ``attempt`` names the round. ``node``: this node's place among all nodes, ``number``: its number, which it has in
@@ -147,7 +147,7 @@ class Workers:
 
     def __init__(
         self,
-        placement: Placement,
+        placement: RankPlacement,
         argv: Sequence[str],
         directory: DeletionWatch,
         control: ControlStore,

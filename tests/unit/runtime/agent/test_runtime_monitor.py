@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.agent import hang, monitor
 from slurmtrain.runtime.agent.monitor import RankMonitor
-from slurmtrain.runtime.agent.workers import Placement
+from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.store import MessageStore
@@ -49,7 +49,7 @@ class Node:
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
         resources = {"nodes": 8, "procs_per_node": per_node}
-        placement = Placement(
+        placement = RankPlacement(
             attempt=self.attempt,
             spec=read_spec({"name": "x", "command": "true", "resources": resources}, lambda at, _: pytest.fail(at)),
             node=node,

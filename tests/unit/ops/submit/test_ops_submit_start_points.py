@@ -103,7 +103,7 @@ def test_what_no_run_can_begin_with_is_refused_and_nothing_is_created(
 
 
 @pytest.mark.parametrize(
-    ("word", "message"), [("", "is not RUN, RUN:STEP or RUN:best"), ("6:20", "there is no run '6'")]
+    ("word", "message"), [("", "expected run, found a blank text"), ("6:20", "there is no run '6'")]
 )
 def test_what_from_names_is_text_whatever_yaml_would_read(
     workspace: Workspace, spec: Path, word: str, message: str

@@ -22,7 +22,7 @@ from zipfile import ZipFile
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.metrics.columns import Block, MetricColumn
-from slurmtrain.model.metrics.curves import Curve, CurveBuilder, Segment, SurvivingLine, start_of
+from slurmtrain.model.metrics.curves import Curve, Segment, SurvivingLine, curves_of, start_of
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Run
@@ -66,11 +66,8 @@ def read_history(
         RunUnreadable: A metrics file is somebody else's, or cannot be read.
     """
     problems: list[str] = []
-    blocks = _blocks_of(run, directory, names, problems)
-    builder = CurveBuilder(names, keep_superseded=keep_superseded)
-    for attempt in run.attempts:
-        builder.add_blocks(start_of(attempt), blocks.get(attempt.key, ()))
-    return History(builder.curves, tuple(problems))
+    line = _surviving(run, directory, names, problems)
+    return History(curves_of(line, names, keep_superseded=keep_superseded), tuple(problems))
 
 
 def read_rows(run: Run, directory: RunDir) -> list[Segment]:
@@ -83,19 +80,17 @@ def read_rows(run: Run, directory: RunDir) -> list[Segment]:
     Raises:
         RunUnreadable: A metrics file is somebody else's, or cannot be read.
     """
-    blocks = _blocks_of(run, directory, (), [])
+    return _surviving(run, directory, (), []).kept
+
+
+def _surviving(run: Run, directory: RunDir, names: Collection[str] | None, problems: list[str]) -> SurvivingLine:
+    """What a run has logged of these metrics; ``problems`` receives what cannot be read."""
+    files = [file for file in journal_files(directory, problems) if file.metrics_of is not None]
+    blocks = read_blocks(RunsRoot(directory.path.parent).history(run.id), files, names, ended=run.ended)
     line = SurvivingLine()
     for attempt in run.attempts:
         line.add_attempt(start_of(attempt), blocks.get(attempt.key, ()))
-    return line.kept
-
-
-def _blocks_of(
-    run: Run, directory: RunDir, names: Collection[str] | None, problems: list[str]
-) -> Mapping[str, Sequence[Block]]:
-    """What a run has logged, by the name of the attempt's directory; ``problems`` receives what cannot be read."""
-    files = [file for file in journal_files(directory, problems) if file.metrics_of is not None]
-    return read_blocks(RunsRoot(directory.path.parent).history(run.id), files, names, ended=run.ended)
+    return line
 
 
 def read_blocks(

@@ -91,7 +91,7 @@ def plot(
     elif as_csv:
         _print_csv(means_csv(groups, subject.metrics) if over else points_csv(plotted))
     elif png is not None or svg is not None:
-        from slurmtrain.ops.picture import COLUMNS
+        from slurmtrain.ops.plot import COLUMNS
 
         _write([chart(metric, COLUMNS) for metric in subject.metrics], png, svg)
     else:
@@ -129,7 +129,7 @@ def _print_csv(rows: Iterable[Sequence[str]]) -> None:
 
 def _write(charts: Sequence[Any], png: Path | None, svg: Path | None) -> None:
     from slurmtrain.errors import UserError
-    from slurmtrain.ops.picture import write_picture
+    from slurmtrain.ops.plot import write_picture
 
     for path, suffix in ((png, ".png"), (svg, ".svg")):
         if path is None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from slurmtrain.model.metrics.columns import Block, block_of, is_increasing
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.metrics.columns import Block, is_increasing
 from slurmtrain.model.run.run import Attempt
 
 
@@ -222,47 +221,39 @@ class Curve:
     superseded: Points = field(default_factory=Points)
 
 
-class CurveBuilder:
-    """Builds the curves of a run from its points: attempt by attempt, in the order of logging."""
+def curves_of(
+    line: SurvivingLine, names: Collection[str] | None = None, *, keep_superseded: bool = False
+) -> dict[str, Curve]:
+    """The curves of all metrics that were logged, also if nothing of one survives.
 
-    def __init__(self, names: Collection[str] | None = None, *, keep_superseded: bool = False) -> None:
-        """``names``: the metrics that matter; None: all. ``keep_superseded``: note superseded points too."""
-        self._line = SurvivingLine()
-        self._names = names
-        self._keep_superseded = keep_superseded
+    Args:
+        line: The rows of the run.
+        names: The metrics that matter; None: all.
+        keep_superseded: Note superseded points too.
+    """
+    logged = dict.fromkeys(name for each in (*line.kept, *line.superseded) for name in each.block.columns)
+    return {
+        name: _curve(line, name, keep_superseded=keep_superseded) for name in logged if names is None or name in names
+    }
 
-    def add_attempt(self, start: AttemptStart, points: Iterable[Point]) -> None:
-        """Add the points of the next attempt, which began at ``start``."""
-        self.add_blocks(start, [block_of(points)])
 
-    def add_blocks(self, start: AttemptStart, blocks: Iterable[Block]) -> None:
-        """Add the points of the next attempt, which began at ``start``, in columns."""
-        self._line.add_attempt(start, blocks)
-
-    @property
-    def curves(self) -> dict[str, Curve]:
-        """The curves of all metrics that were logged, also if nothing of one survives."""
-        segments = [*self._line.kept, *self._line.superseded]
-        names = dict.fromkeys(name for segment in segments for name in segment.block.columns)
-        return {name: self._curve(name) for name in names if self._names is None or name in self._names}
-
-    def _curve(self, name: str) -> Curve:
-        curve = Curve()
-        superseded = curve.superseded if self._keep_superseded else None
-        if superseded is not None:
-            for segment in self._line.superseded:
-                superseded.extend(segment.attempt, *columns_of(segment, name))
-        for segment in self._line.kept:
-            steps, times, values = columns_of(segment, name)
-            if not len(steps):
-                continue
-            is_next = not curve.kept.steps or curve.kept.steps[-1] < steps[0]
-            if is_next and (segment.block.increases or is_increasing(steps)):
-                curve.kept.extend(segment.attempt, steps, times, values)
-            else:
-                for point in zip(steps, times, values, strict=True):
-                    _replace(curve.kept, segment.attempt, *point, superseded)
-        return curve
+def _curve(line: SurvivingLine, name: str, *, keep_superseded: bool) -> Curve:
+    curve = Curve()
+    superseded = curve.superseded if keep_superseded else None
+    if superseded is not None:
+        for segment in line.superseded:
+            superseded.extend(segment.attempt, *columns_of(segment, name))
+    for segment in line.kept:
+        steps, times, values = columns_of(segment, name)
+        if not len(steps):
+            continue
+        is_next = not curve.kept.steps or curve.kept.steps[-1] < steps[0]
+        if is_next and (segment.block.increases or is_increasing(steps)):
+            curve.kept.extend(segment.attempt, steps, times, values)
+        else:
+            for point in zip(steps, times, values, strict=True):
+                _replace(curve.kept, segment.attempt, *point, superseded)
+    return curve
 
 
 def columns_of(segment: Segment, name: str) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:

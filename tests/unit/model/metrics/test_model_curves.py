@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.curves import AttemptStart, Curve, CurveBuilder, Points, Restart, mean_curve
+from slurmtrain.model.metrics.columns import block_of
+from slurmtrain.model.metrics.curves import AttemptStart, Curve, Points, Restart, SurvivingLine, curves_of, mean_curve
 from slurmtrain.model.run.progress import Point
 
 
@@ -59,11 +61,13 @@ class Story:
         return story
 
 
-def build(story: Story, *, keep_superseded: bool = False) -> dict[str, Curve]:
-    builder = CurveBuilder(keep_superseded=keep_superseded)
-    for start, points in story.attempts:
-        builder.add_attempt(start, points)
-    return builder.curves
+def build(
+    attempts: Sequence[tuple[AttemptStart, Sequence[Point]]], *names: str, keep_superseded: bool = False
+) -> dict[str, Curve]:
+    line = SurvivingLine()
+    for start, points in attempts:
+        line.add_attempt(start, [block_of(points)])
+    return curves_of(line, names or None, keep_superseded=keep_superseded)
 
 
 def as_dict(curves: dict[str, Curve], name: str) -> dict[int, float]:
@@ -75,7 +79,7 @@ def as_dict(curves: dict[str, Curve], name: str) -> dict[int, float]:
 @given(st.lists(rounds, max_size=12), st.integers(1, 7))
 def test_each_step_survives_once_as_in_a_training_without_interruptions(played: list[Round], every: int) -> None:
     story = Story.play(played, every, resumes_known=True)
-    curves = build(story)
+    curves = build(story.attempts)
     # Step 0 may also mean that ranks have yet to restore their checkpoint: it counts once they train.
     if not _ends_untrained_at_0(played):
         assert {name: as_dict(curves, name) for name in story.kept} == story.kept
@@ -92,13 +96,13 @@ def _ends_untrained_at_0(played: list[Round]) -> bool:
 @given(st.lists(rounds.filter(lambda each: each.steps > 0), max_size=12))
 def test_where_ranks_resumed_also_follows_from_the_first_step_that_they_log(played: list[Round]) -> None:
     story = Story.play(played, 1, resumes_known=False)
-    assert as_dict(build(story), "loss") == story.kept["loss"]
+    assert as_dict(build(story.attempts), "loss") == story.kept["loss"]
 
 
 @given(st.lists(rounds, max_size=12), st.integers(1, 7))
 def test_every_point_is_either_kept_or_superseded(played: list[Round], every: int) -> None:
     story = Story.play(played, every, resumes_known=True)
-    curves = build(story, keep_superseded=True)
+    curves = build(story.attempts, keep_superseded=True)
     for name in ("loss", "val"):
         logged = sum(name in point.metrics for _, points in story.attempts for point in points)
         curve = curves.get(name, Curve())
@@ -106,34 +110,29 @@ def test_every_point_is_either_kept_or_superseded(played: list[Round], every: in
 
 
 def test_points_after_the_step_that_a_later_attempt_resumed_from_are_superseded_before_it_logs_any() -> None:
-    builder = CurveBuilder(keep_superseded=True)
-    builder.add_attempt(AttemptStart(1, 0), [Point(step, step, {"loss": step}) for step in range(1, 11)])
-    builder.add_attempt(AttemptStart(2, 6), [])
-    assert list(builder.curves["loss"].kept.steps) == [1, 2, 3, 4, 5, 6]
-    assert list(builder.curves["loss"].superseded.steps) == [7, 8, 9, 10]
+    points = [Point(step, step, {"loss": step}) for step in range(1, 11)]
+    curves = build([(AttemptStart(1, 0), points), (AttemptStart(2, 6), [])], keep_superseded=True)
+    assert list(curves["loss"].kept.steps) == [1, 2, 3, 4, 5, 6]
+    assert list(curves["loss"].superseded.steps) == [7, 8, 9, 10]
 
 
 def test_an_attempt_that_has_not_restored_its_checkpoint_yet_supersedes_nothing() -> None:
-    builder = CurveBuilder()
-    builder.add_attempt(AttemptStart(1, 0), [Point(1, 1.0, {"loss": 3.0})])
-    builder.add_attempt(AttemptStart(2, 0), [])
-    assert list(builder.curves["loss"].kept.steps) == [1]
+    curves = build([(AttemptStart(1, 0), [Point(1, 1.0, {"loss": 3.0})]), (AttemptStart(2, 0), [])])
+    assert list(curves["loss"].kept.steps) == [1]
 
 
 def test_further_lines_of_a_step_are_no_rollback() -> None:
-    builder = CurveBuilder()
     points = [Point(1, 1.0, {"loss": 3.0}), Point(1, 2.0, {"val": 4.0}), Point(1, 3.0, {"loss": 2.0})]
-    builder.add_attempt(AttemptStart(1, 0), points)
-    assert list(builder.curves["val"].kept.values) == [4.0]
-    assert list(builder.curves["loss"].kept.values) == [2.0]
+    curves = build([(AttemptStart(1, 0), points)])
+    assert list(curves["val"].kept.values) == [4.0]
+    assert list(curves["loss"].kept.values) == [2.0]
 
 
 def test_only_the_chosen_metrics_are_kept_and_all_lines_count_for_rollbacks() -> None:
-    builder = CurveBuilder(["val"])
-    builder.add_attempt(AttemptStart(1), [Point(8, 1.0, {"val": math.nan}), Point(9, 2.0, {"loss": 1.0})])
-    builder.add_attempt(AttemptStart(2), [Point(7, 3.0, {"loss": 1.0})])
-    assert list(builder.curves) == ["val"]
-    assert len(builder.curves["val"].kept) == 0
+    first = [Point(8, 1.0, {"val": math.nan}), Point(9, 2.0, {"loss": 1.0})]
+    curves = build([(AttemptStart(1), first), (AttemptStart(2), [Point(7, 3.0, {"loss": 1.0})])], "val")
+    assert list(curves) == ["val"]
+    assert len(curves["val"].kept) == 0
 
 
 def points(*rows: tuple[int, float, float]) -> Points:

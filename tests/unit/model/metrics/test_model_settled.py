@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.curves import AttemptStart, CurveBuilder, Restart
+from slurmtrain.model.metrics.columns import block_of
+from slurmtrain.model.metrics.curves import AttemptStart, Restart, SurvivingLine, curves_of
 from slurmtrain.model.metrics.settled import (
     Attempted,
     Decided,
@@ -83,10 +84,10 @@ class Training:
         self.ended = False
 
     def surviving(self) -> dict[str, dict[int, float]]:
-        builder = CurveBuilder()
+        line = SurvivingLine()
         for start in self.starts:
-            builder.add_attempt(start, self.points[start.number])
-        curves = {name: curve.kept for name, curve in builder.curves.items() if len(curve.kept)}
+            line.add_attempt(start, [block_of(self.points[start.number])])
+        curves = {name: curve.kept for name, curve in curves_of(line).items() if len(curve.kept)}
         return {name: dict(zip(kept.steps, kept.values, strict=True)) for name, kept in curves.items()}
 
     def logged(self) -> list[tuple[str, int, float]]:

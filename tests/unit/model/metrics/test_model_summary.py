@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import block_of
-from slurmtrain.model.metrics.curves import AttemptStart, CurveBuilder, Restart
+from slurmtrain.model.metrics.curves import AttemptStart, Restart, SurvivingLine, curves_of
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
 from slurmtrain.model.run.progress import Point
 
@@ -55,11 +55,11 @@ class Reader:
 
 @given(lines())
 def test_curves_and_summaries_are_those_of_a_walk_point_by_point(story: Lines) -> None:
-    builder = CurveBuilder(keep_superseded=True)
+    line = SurvivingLine()
     for start, logged in story.attempts:
-        builder.add_blocks(start, [block_of(logged[:3]), block_of([]), block_of(logged[3:])])
+        line.add_attempt(start, [block_of(logged[:3]), block_of([]), block_of(logged[3:])])
     kept, superseded = story.survivors()
-    curves = builder.curves
+    curves = curves_of(line, keep_superseded=True)
     assert {name: text(curve.kept.rows()) for name, curve in curves.items()} == {n: text(r) for n, r in kept.items()}
     for name, curve in curves.items():
         assert sorted(text(curve.superseded.rows())) == sorted(text(superseded.get(name, [])))

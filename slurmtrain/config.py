@@ -218,9 +218,9 @@ def _is_mine(path: Path) -> bool:
 
 
 def _read(file: _File) -> dict[str, Any]:
-    from slurmtrain.system.yaml_file import decode, parse_yaml
+    from slurmtrain.system.yaml_file import decode_text, parse_yaml
 
-    path, text = file.path, decode(file.content, file.path)
+    path, text = file.path, decode_text(file.content, file.path)
     # An empty spec is a mistake, but an empty configuration is a common way to mark a project's directory.
     if not text.strip():
         return {}

@@ -225,8 +225,8 @@ def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> tuple[dic
     # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from slurmtrain.runtime.checkpoint.index import Index
     from slurmtrain.runtime.checkpoint.rank_parts import read_shared
+    from slurmtrain.runtime.checkpoint.torch_index import Index
 
     start = f"{name}."
     try:

@@ -186,10 +186,10 @@ def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of
     if code_of_now:
         return with_code_of_now(workspace, directory, plan)
     if plan.code is not None:
-        from slurmtrain.runtime.code.tree import read_contents
+        from slurmtrain.runtime.code.code_copy import read_code
 
         try:
-            for _ in read_contents(directory, plan.code.hash):
+            for _ in read_code(directory, plan.code.hash):
                 pass
         except PathError as error:
             why = str(error).partition("; ")[0]

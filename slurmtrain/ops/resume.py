@@ -202,9 +202,9 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
     if pattern is not None:
-        from slurmtrain.runtime.checkpoint.external import Search, find_all
+        from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 
-        matches = find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
+        matches = find_checkpoints(Search.from_plan(plan, directory, last_fresh_start(run)))
         if not any(each.complete for each in matches) and not any(directory.start.glob("*")):
             newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
@@ -221,12 +221,12 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
     """Refuse to start over a script that would find its earlier checkpoints. Raises UserError."""
     if plan.spec.checkpoint.format != OWN:
         return
-    from slurmtrain.runtime.checkpoint.external import Search, find_all
+    from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 
     # Checkpoints in the run's own directory are put aside.
     outside = [
         each.path
-        for each in find_all(Search.from_plan(plan, directory))
+        for each in find_checkpoints(Search.from_plan(plan, directory))
         if not each.path.is_relative_to(directory.checkpoints)
     ]
     if outside:

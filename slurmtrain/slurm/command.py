@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.environment.variables import scrubbed
-from slurmtrain.system.user_cache import identity, load, store
+from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
 
 # Slurm's own commands give up after MessageTimeout (10 s by default, slurm.conf(5)) and some retries.
 _TIMEOUT_S = 60.0
@@ -93,13 +93,13 @@ def read_options(option: str, program: str = "sbatch") -> frozenset[str]:
     path = shutil.which(program)
     if path is None:
         return frozenset()
-    key = [identity(path), os.environ.get("SLURM_CONF", "")]
-    remembered = load(f"{program}-options", key)
+    key = [file_identity(path), os.environ.get("SLURM_CONF", "")]
+    remembered = load_answer(f"{program}-options", key)
     if isinstance(remembered, list) and option in remembered:
         return frozenset(map(str, remembered))
     try:
         options = frozenset(_OPTION.findall(run_command(path, "--help", timeout_s=_HELP_S)))
     except SlurmDown:
         return frozenset()
-    store(f"{program}-options", key, sorted(options))
+    store_answer(f"{program}-options", key, sorted(options))
     return options

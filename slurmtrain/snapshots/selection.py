@@ -64,7 +64,7 @@ class CodeSelection:
     repositories: Sequence[str]
 
 
-def select(source: CodeSource, runs_root: Path) -> CodeSelection:
+def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
     """Select the files of the repository that holds the working directory or, without one, of that directory itself.
 
     Args:

@@ -21,7 +21,7 @@ from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import follow_links, open_regular
-from slurmtrain.system.yaml_file import YamlDocument, decode, parse_yaml, write_yaml
+from slurmtrain.system.yaml_file import YamlDocument, decode_text, parse_yaml, write_yaml
 
 KEY = "extends"
 _DEEPEST = 10
@@ -118,7 +118,7 @@ class _Layers:
 def _read(path: Path, name: str) -> str:
     try:
         with os.fdopen(open_regular(follow_links(path)), "rb") as file:
-            return decode(file.read(), path)
+            return decode_text(file.read(), path)
     except (FileNotFoundError, NotADirectoryError):
         near = suggestion(path.name, [each.name for each in path.parent.glob("*.y*ml")])
         raise PathError(f"there is no {name} ({path}){near}") from None

@@ -87,7 +87,7 @@ def descend(table: Mapping[int, Entry], pid: int) -> list[Entry]:
     return descendants
 
 
-def marked(variables: Iterable[str]) -> dict[int, dict[str, str]]:
+def marked_processes(variables: Iterable[str]) -> dict[int, dict[str, str]]:
     """Processes of this user that were started with one of these environment variables, and the values they had then.
 
     By process id, without this process. What a process has changed in its own environment since does not show.

@@ -15,7 +15,7 @@ from slurmtrain.errors import PathError
 from slurmtrain.system.files import make_directory, read_json, write_json
 
 
-def load(name: str, key: Any) -> Any:
+def load_answer(name: str, key: Any) -> Any:
     """The answer that was stored under this name; None if there is none, or it was stored with another key.
 
     ``key``: plain data, as JSON has it.
@@ -27,7 +27,7 @@ def load(name: str, key: Any) -> Any:
     return None
 
 
-def store(name: str, key: Any, answer: Any) -> None:
+def store_answer(name: str, key: Any, answer: Any) -> None:
     """Store an answer under a ``name``, for as long as its key stays the same.
 
     ``key``, ``answer``: plain data, as JSON has it.
@@ -38,7 +38,7 @@ def store(name: str, key: Any, answer: Any) -> None:
         write_json(file, {"key": key, "answer": answer}, private=True)
 
 
-def identity(path: str) -> list[Any]:
+def file_identity(path: str) -> list[Any]:
     """What changes if the file or directory behind a path is replaced or changed: part of a key."""
     try:
         status = Path(path).stat()
@@ -47,7 +47,7 @@ def identity(path: str) -> list[Any]:
     return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def directory() -> Path:
+def cache_directory() -> Path:
     """The user's cache directory for slurmtrain. Raises RuntimeError if the home directory is not known."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # Relative paths are to be ignored (XDG Base Directory Specification).
@@ -56,4 +56,4 @@ def directory() -> Path:
 
 
 def _file(name: str) -> Path:
-    return directory() / f"{name}.json"
+    return cache_directory() / f"{name}.json"

@@ -67,7 +67,7 @@ class YamlDocument:
 def read_text(path: Path) -> str:
     """The text of a file, without a byte order mark. Raises PathError."""
     try:
-        return decode(path.read_bytes(), path)
+        return decode_text(path.read_bytes(), path)
     except FileNotFoundError:
         specs = [each.name for each in path.parent.glob("*.y*ml")]
         raise PathError(f"{path}: there is no such file{suggestion(path.name, specs)}") from None
@@ -77,7 +77,7 @@ def read_text(path: Path) -> str:
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
-def decode(content: bytes, path: Path) -> str:
+def decode_text(content: bytes, path: Path) -> str:
     """The text that a file contains, without a byte order mark. Raises PathError if it is not UTF-8."""
     try:
         # As Python reads text files: every kind of line end is a line feed.

@@ -12,9 +12,9 @@ from typing import Any
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code import CodeSnapshot, CodeSpec
-from slurmtrain.runtime.code.tree import make_tree, read_manifest
+from slurmtrain.runtime.code.code_copy import make_tree, read_code_manifest
 from slurmtrain.snapshots.selection import CodeSource
-from slurmtrain.snapshots.store import take
+from slurmtrain.snapshots.snapshot_store import take
 
 PYTHON = Path("/nowhere/bin/python")
 
@@ -57,7 +57,7 @@ def copied(root: Path, workdir: Path | None = None, **code: Any) -> Path:
 
 def paths(snapshot: CodeSnapshot, run: RunDir) -> set[str]:
     """The paths of the files in a snapshot."""
-    return {file.path for file in read_manifest(run, snapshot.hash).files}
+    return {file.path for file in read_code_manifest(run, snapshot.hash).files}
 
 
 def environment_with_editable(place: Path, packages: Path, environ: Mapping[str, str]) -> dict[str, str]:

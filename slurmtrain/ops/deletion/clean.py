@@ -27,7 +27,7 @@ from slurmtrain.ops.prune import is_over
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.code.tree import can_be_made_again
+from slurmtrain.runtime.code.code_copy import can_be_made_again
 from slurmtrain.system.files import describe_os_error, read_json
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import read_checked

@@ -38,7 +38,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.listed import Listed
-from slurmtrain.runtime.code.tree import results_in_copy
+from slurmtrain.runtime.code.code_copy import results_in_copy
 from slurmtrain.runtime.job.log_link import unlink_logs
 from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal

@@ -188,7 +188,7 @@ def _snapshot(workspace: Workspace, run: Run, notes: list[str]) -> CodeSnapshot 
 def _snapshots(
     workspace: Workspace, runs: tuple[Run, Run], snapshots: tuple[CodeSnapshot, CodeSnapshot], *, lines: bool
 ) -> CodeDifference:
-    from slurmtrain.runtime.code.comparison import compare_snapshots, differing_lines
+    from slurmtrain.runtime.code.snapshot_differences import compare_snapshots, differing_lines
 
     first, second = snapshots
     versions = (f"snapshot {first.short_hash}", f"snapshot {second.short_hash}")

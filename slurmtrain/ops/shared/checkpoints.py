@@ -14,7 +14,7 @@ from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints
 from slurmtrain.runtime.environment.node import read_plan
 
 # How many steps an error lists if the requested one has no checkpoint.
@@ -78,7 +78,7 @@ def find_own(directory: RunDir, run: Run) -> list[ExternalCheckpoint] | None:
         return None
     if plan.spec.checkpoint.glob is None:
         return None
-    return find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
+    return find_checkpoints(Search.from_plan(plan, directory, last_fresh_start(run)))
 
 
 def newest_own(workspace: Workspace, run_id: str, recorded: Checkpoint | None) -> Checkpoint | None:

@@ -175,9 +175,9 @@ def _take(
     workspace: Workspace, source: CodeSource, python: Path, *, preview: bool = False
 ) -> tuple[CodeSnapshot, list[str]]:
     # Imported here: without a snapshot, nothing of it is needed.
-    from slurmtrain.snapshots import store
+    from slurmtrain.snapshots import snapshot_store
 
-    return (store.preview if preview else store.take)(workspace.root, source, python)
+    return (snapshot_store.preview_snapshot if preview else snapshot_store.take)(workspace.root, source, python)
 
 
 def _spec_file(directory: RunDir) -> Iterator[str]:
@@ -192,13 +192,13 @@ def _spec_file(directory: RunDir) -> Iterator[str]:
 
 
 def _difference(directory: RunDir, earlier: CodeSnapshot, later: CodeSnapshot) -> str:
-    from slurmtrain.runtime.code.tree import read_manifest
+    from slurmtrain.runtime.code.code_copy import read_code_manifest
 
     try:
-        before = read_manifest(directory, earlier.hash)
+        before = read_code_manifest(directory, earlier.hash)
     except PathError:
         return f"what has changed since snapshot {earlier.short_hash} is not known, as that is missing or damaged"
-    return f"{compare(before, read_manifest(directory, later.hash)).text} since snapshot {earlier.short_hash}"
+    return f"{compare(before, read_code_manifest(directory, later.hash)).text} since snapshot {earlier.short_hash}"
 
 
 def _live_paths(plan: Plan) -> Iterator[str]:

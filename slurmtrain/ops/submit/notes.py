@@ -142,11 +142,11 @@ class _Snapshots:
         if plan.code is None or relative is None:
             return False
         if plan.code.hash not in self._paths:
-            from slurmtrain.runtime.code.tree import read_manifest
+            from slurmtrain.runtime.code.code_copy import read_code_manifest
 
             files: list[str] = []
             with contextlib.suppress(PathError):
-                files = [file.path for file in read_manifest(self._root.run("new"), plan.code.hash).files]
+                files = [file.path for file in read_code_manifest(self._root.run("new"), plan.code.hash).files]
             self._paths[plan.code.hash] = {*files, *directories_of(files)}
         return relative in self._paths[plan.code.hash]
 

@@ -39,7 +39,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import runs_in_container
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.model.spec.values import SHELL_KEYS
-from slurmtrain.system.user_cache import identity, load, store
+from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
 
 _PYTHON = re.compile(r"python[\d.]*")
 # Options of Python that take no value; those of the second kind change where it looks for modules.
@@ -100,7 +100,7 @@ class Interpreter(NamedTuple):
         }
         # A wrapper may look at any variable. Their values may be secrets.
         own = hashlib.sha256(repr(sorted(self.env)).encode()).hexdigest()
-        return [identity(self.path), list(self.flags), self.workdir, variables, own]
+        return [file_identity(self.path), list(self.flags), self.workdir, variables, own]
 
 
 class Script(NamedTuple):
@@ -266,7 +266,7 @@ def program_problem(plan: Plan) -> str:
 
 def names_what_it_needs(script: Script) -> bool:
     """Whether a look at the script shows that it imports torch or slurmtrain."""
-    return any(each.package in _NEEDED for each in _imports(script, tuple(map(str, identity(str(script.path))))))
+    return any(each.package in _NEEDED for each in _imports(script, tuple(map(str, file_identity(str(script.path))))))
 
 
 def is_missing(path: Path) -> bool:
@@ -286,7 +286,7 @@ def missing_import(script: Script) -> ScriptImport | None:
         return None
     imports = [
         each
-        for each in _imports(script, tuple(map(str, identity(str(script.path)))))
+        for each in _imports(script, tuple(map(str, file_identity(str(script.path)))))
         if (each.certain or each.package in _NEEDED) and not _is_beside(script.directory, each.package)
     ]
     absent = _absent(script.python, tuple(each.package for each in imports))
@@ -328,16 +328,16 @@ def _absent(python: Interpreter, packages: tuple[str, ...]) -> frozenset[str]:
     if not packages:
         return frozenset()
     name = f"python-{python.path.strip('/').replace('/', '-')[-200:]}"
-    kept = load(name, python.key)
+    kept = load_answer(name, python.key)
     # Damaged files are those of nobody.
     with contextlib.suppress(TypeError, KeyError, IndexError):
-        if {*packages} <= {*kept["present"]} and kept["path"] == [identity(entry[0]) for entry in kept["path"]]:
+        if {*packages} <= {*kept["present"]} and kept["path"] == [file_identity(entry[0]) for entry in kept["path"]]:
             return frozenset()
     answer = _ask(python, packages)
     if answer is None:
         return frozenset()
     path, present = answer
-    store(name, python.key, {"path": [identity(entry) for entry in path], "present": sorted(present)})
+    store_answer(name, python.key, {"path": [file_identity(entry) for entry in path], "present": sorted(present)})
     return frozenset(packages) - present
 
 

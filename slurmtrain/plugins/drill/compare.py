@@ -21,7 +21,7 @@ from slurmtrain.runtime.checkpoint.formats.trees import Contents
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from slurmtrain.runtime.checkpoint.index import Index
+    from slurmtrain.runtime.checkpoint.torch_index import Index
 
 
 # How many of the tensors that differ are named.
@@ -121,7 +121,7 @@ def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Checkpoin
     What belongs to single ranks is compared only if both have ``same_ranks``. Random number states are left out: a
     script that draws no random numbers does not seed them, and they differ every time.
     """
-    from slurmtrain.runtime.checkpoint.index import Index
+    from slurmtrain.runtime.checkpoint.torch_index import Index
 
     with _readable():
         contents = (_contents_of(Index(path), same_ranks=same_ranks) for path in (first, second))

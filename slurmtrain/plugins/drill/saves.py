@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurmtrain.model.run.file_names import staged_step
 from slurmtrain.plugins.drill.facts import OwnCheckpoint
-from slurmtrain.runtime.checkpoint.external import Search, find_all
+from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 from slurmtrain.runtime.checkpoint.formats.lookup import OTHER
 
 # How much of a directory of checkpoints is looked at, in search of a save that has begun.
@@ -43,7 +43,7 @@ class OwnCheckpoints:
         """Take note of what is there now."""
         if self._search is None:
             return
-        for checkpoint in filter(attrgetter("complete"), find_all(self._search)):
+        for checkpoint in filter(attrgetter("complete"), find_checkpoints(self._search)):
             save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at, checkpoint.format)
             self._saves[save.path, save.saved_at] = save
 
@@ -51,7 +51,11 @@ class OwnCheckpoints:
         """What is there now and is not complete, each with the reason, as phrases."""
         if self._search is None:
             return []
-        return [f"{each.path.name} is not complete: {each.problem}" for each in find_all(self._search) if each.problem]
+        return [
+            f"{each.path.name} is not complete: {each.problem}"
+            for each in find_checkpoints(self._search)
+            if each.problem
+        ]
 
 
 class SaveWatch:
@@ -90,7 +94,7 @@ class SaveWatch:
         """
         return [
             str(each.path)
-            for each in (find_all(self._search) if self._search is not None else ())
+            for each in (find_checkpoints(self._search) if self._search is not None else ())
             if not each.complete
             or (
                 (each.format == OTHER.NAME or not only_unknown)

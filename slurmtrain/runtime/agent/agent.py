@@ -285,8 +285,8 @@ class _Agent:
         """Make the run's own copy of its code, on node 0, without which no node passes the preflight."""
         code = self._plan.code
         if code is not None and self._node.index == 0:
+            from slurmtrain.runtime.code.code_copy import make_tree
             from slurmtrain.runtime.code.copy_paths import link_results
-            from slurmtrain.runtime.code.tree import make_tree
 
             if make_tree(self._attempt.run, code):
                 self._journal.write(CodePrepared(snapshot=code.hash, files=code.files))

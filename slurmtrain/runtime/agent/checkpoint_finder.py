@@ -124,10 +124,10 @@ class CheckpointFinder:
 
         If all are suspected, the newest of them is returned, and none is passed over.
         """
-        from slurmtrain.runtime.checkpoint.external import find_all
+        from slurmtrain.runtime.checkpoint.external import find_checkpoints
 
         assert self._search is not None
-        complete = [each for each in find_all(self._search) if each.complete]
+        complete = [each for each in find_checkpoints(self._search) if each.complete]
         passed_over: list[tuple[ExternalCheckpoint, str | None, str]] = []
         for checkpoint in complete:
             fingerprint = checkpoint.fingerprint() if self._suspects else None

@@ -34,7 +34,7 @@ from slurmtrain.system import user_cache
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
-from slurmtrain.system.process import Process, marked
+from slurmtrain.system.process import Process, marked_processes
 
 _POLL_S = 0.5
 
@@ -280,7 +280,7 @@ def gpus_of_account(host: str) -> Path | None:
         A directory; None if none can be used: then GPUs are locked in the runs root.
     """
     with contextlib.suppress(PathError, OSError, RuntimeError):
-        folder = make_directory(user_cache.directory() / "gpus" / host, private=True)
+        folder = make_directory(user_cache.cache_directory() / "gpus" / host, private=True)
         return folder if os.access(folder, os.W_OK | os.X_OK) else None
     return None
 
@@ -294,7 +294,7 @@ def used_by_ranks(run: RunDir, slots: Slots) -> set[Path]:
     """
     root = run.path.parent
     used = set()
-    for path in {Path(values[ATTEMPT_DIR]) for values in marked((ATTEMPT_DIR,)).values()}:
+    for path in {Path(values[ATTEMPT_DIR]) for values in marked_processes((ATTEMPT_DIR,)).values()}:
         # The runs root may have been renamed since they were started.
         beside = RunDir(root / path.parent.parent.name)
         is_beside = beside.path.exists()

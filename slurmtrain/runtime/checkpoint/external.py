@@ -125,10 +125,10 @@ def absolute(pattern: str, workdir: str, run: RunDir) -> str:
 
 def newest(search: Search) -> ExternalCheckpoint | None:
     """The newest complete checkpoint; None if there is none."""
-    return next((each for each in find_all(search) if each.complete), None)
+    return next((each for each in find_checkpoints(search) if each.complete), None)
 
 
-def find_all(search: Search) -> list[ExternalCheckpoint]:
+def find_checkpoints(search: Search) -> list[ExternalCheckpoint]:
     """All checkpoints that the pattern matches, also incomplete ones, the newest first.
 
     A step that none tells is the one that was logged last when it was saved, which says nothing about their order.

@@ -20,8 +20,8 @@ from slurmtrain.model.run.events.checkpoint import CheckpointPruned, CheckpointS
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
+from slurmtrain.runtime.checkpoint.torch_index import INDEX
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.system.directories import without_aliases
 from slurmtrain.system.files import space_left

@@ -17,7 +17,7 @@ import xxhash
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.files import Manifest
-from slurmtrain.runtime.checkpoint.index import Index
+from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # What the shared state of modules and optimizers consists of: parameter groups of an optimizer that has a state, or
@@ -121,7 +121,7 @@ def read_shared(index: Index, manifest: Manifest) -> dict[str, Any]:
     Raises KeyError, OSError, and whatever torch.load raises.
     """
     others = range(1, manifest.world_size) if is_split(manifest) else ()
-    return merge([index.value(SHARED), *(index.value(own_name(rank)).get(PARTS, {}) for rank in others)])
+    return merge_parts([index.value(SHARED), *(index.value(own_name(rank)).get(PARTS, {}) for rank in others)])
 
 
 def read_own(index: Index, rank: int, name: str) -> Any:
@@ -150,7 +150,7 @@ class OwnStates(Sequence[Any]):
         return read_own(self._index, range(self._world_size)[rank], self._name)
 
 
-def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_parts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The shared state of all objects, from the parts of all ranks. What is no part of anything is the first rank's."""
     merged: dict[str, Any] = {}
     for part in parts:
@@ -182,7 +182,7 @@ def _merge_groups(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[s
     before = {name for group in merged for name in group[_PARAMETERS]}
     for group in second:
         new = [name for name in group.get(_PARAMETERS, ()) if name not in before]
-        alike = next((each for each in merged if equal(options(each), options(group))), None)
+        alike = next((each for each in merged if equal(group_options(each), group_options(group))), None)
         if alike is not None:
             alike[_PARAMETERS] += new
         elif new:
@@ -190,7 +190,7 @@ def _merge_groups(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[s
     return merged
 
 
-def options(group: Mapping[str, Any]) -> dict[str, Any]:
+def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an optimizer's parameter group: everything except its parameters."""
     return {name: value for name, value in group.items() if name != _PARAMETERS}
 
@@ -201,7 +201,7 @@ def find_options(parameters: Iterable[str], groups: Sequence[Mapping[str, Any]])
     Raises CheckpointError if these have different options: the script has them in one group.
     """
     names = set(parameters)
-    candidates = [options(group) for group in groups if names.intersection(group.get(_PARAMETERS, ()))]
+    candidates = [group_options(group) for group in groups if names.intersection(group.get(_PARAMETERS, ()))]
     if any(not equal(each, candidates[0]) for each in candidates):
         raise CheckpointError(f"parameters of one group have different options, {min(names)!r} among them")
     return candidates[0] if candidates else None

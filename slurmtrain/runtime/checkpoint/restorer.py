@@ -22,7 +22,6 @@ from slurmtrain.model.run.events.checkpoint import CheckpointRejected, Checkpoin
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import files, rng
-from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.rank_parts import (
     MISSING,
     SPLIT,
@@ -34,6 +33,7 @@ from slurmtrain.runtime.checkpoint.rank_parts import (
     read_shared,
 )
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
+from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal

@@ -56,7 +56,7 @@ def can_be_framed(value: object) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def frame_of(dtype: torch.dtype, shape: torch.Size) -> Frame:
+def torch_frame(dtype: torch.dtype, shape: torch.Size) -> Frame:
     """The frame of a dense tensor on the CPU."""
     sink = _Sink()
     # Documented behaviour: instead of writing a tensor's bytes, it seeks forward past them.
@@ -285,7 +285,7 @@ def _lay_out(items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[l
     for item in items:
         if item.type is not WriteItemType.BYTE_IO:
             value = planner.lookup_object(item.index)
-            place = TensorSlot(item, frame_of(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
+            place = TensorSlot(item, torch_frame(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
             end = place.start + place.frame.length
             places.append(place)
     return places, end

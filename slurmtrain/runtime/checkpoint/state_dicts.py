@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint import zero_optimizer
 from slurmtrain.runtime.checkpoint.attributes import Attributes
-from slurmtrain.runtime.checkpoint.index import Index
-from slurmtrain.runtime.checkpoint.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, options
+from slurmtrain.runtime.checkpoint.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, group_options
 from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed
+from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.torch_private import compiled_module, drop_empty_states, empty_states, parameter_names
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Objects:
         }
         for name, obj in self._all.items():
             if zero_optimizer.is_zero(obj):
-                zero_optimizer.check(name, obj, registered=name in self._optimizers)
+                zero_optimizer.check_zero(name, obj, registered=name in self._optimizers)
 
     def kinds(self) -> dict[str, dict[str, Any]]:
         """The kind of each object, and whether its state is saved per rank, for the manifest."""
@@ -118,7 +118,7 @@ class Objects:
     def have_begun(self) -> bool:
         """Whether all optimizers have a state, as they do after a step; a plain SGD never has one."""
         return all(
-            zero_optimizer.has_begun(optimizer) if zero_optimizer.is_zero(optimizer) else optimizer.state
+            zero_optimizer.zero_has_begun(optimizer) if zero_optimizer.is_zero(optimizer) else optimizer.state
             for optimizer in self._optimizers.values()
         )
 
@@ -249,7 +249,7 @@ class Objects:
         if OPTIONS in shared:
             self._set_options(name, optimizer, shared[OPTIONS])
         elif zero_optimizer.is_zero(optimizer):
-            zero_optimizer.load(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
+            zero_optimizer.load_zero(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
         else:
             names = self._names()
             for group in optimizer.param_groups:
@@ -271,7 +271,7 @@ class Objects:
         if None in news and len(saved) != len(groups):
             raise CheckpointError(f"{name!r} has {len(saved)} groups of parameters, in the script {len(groups)}")
         for position, group in enumerate(groups):
-            group.update(news[position] or options(saved[position]))
+            group.update(news[position] or group_options(saved[position]))
 
 
 def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

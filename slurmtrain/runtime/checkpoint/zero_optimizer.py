@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.rank_parts import find_options, options
+from slurmtrain.runtime.checkpoint.rank_parts import find_options, group_options
 from slurmtrain.runtime.job.torch_private import overlaps_with_ddp
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def is_zero(optimizer: object) -> TypeGuard[ZeroRedundancyOptimizer]:
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
 
-def check(name: str, optimizer: ZeroRedundancyOptimizer, *, registered: bool) -> None:
+def check_zero(name: str, optimizer: ZeroRedundancyOptimizer, *, registered: bool) -> None:
     """Raise TypeError if the state of the ``optimizer`` called ``name`` cannot be saved.
 
     ``registered``: whether all of its parameters are in registered modules.
@@ -44,7 +44,7 @@ def check(name: str, optimizer: ZeroRedundancyOptimizer, *, registered: bool) ->
         )
 
 
-def has_begun(optimizer: ZeroRedundancyOptimizer) -> bool:
+def zero_has_begun(optimizer: ZeroRedundancyOptimizer) -> bool:
     """Whether it has a state, as far as this rank has any of its parameters."""
     return bool(optimizer.optim.state) or not any(group["params"] for group in optimizer.optim.param_groups)
 
@@ -58,7 +58,7 @@ def states(optimizer: ZeroRedundancyOptimizer, names: Mapping[int, str]) -> Iter
 def groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
     """The options of the groups of all parameters, with the names of these."""
     return [
-        {**options(group), "params": [names[id(parameter)] for parameter in group["params"]]}
+        {**group_options(group), "params": [names[id(parameter)] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
 
@@ -68,7 +68,7 @@ def own_names(optimizer: ZeroRedundancyOptimizer, names: Mapping[int, str]) -> I
     return (names[id(parameter)] for group in optimizer.optim.param_groups for parameter in group["params"])
 
 
-def load(
+def load_zero(
     optimizer: ZeroRedundancyOptimizer,
     names: Mapping[int, str],
     saved: Mapping[str, Mapping[str, Any]],

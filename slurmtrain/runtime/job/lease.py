@@ -19,7 +19,7 @@ from typing import Any
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir, split_attempt
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, SETUP_OF
 from slurmtrain.system.files import link_json, make_directory, read_json, write_json
-from slurmtrain.system.process import Process, identify, marked, name_of, this_process
+from slurmtrain.system.process import Process, identify, marked_processes, name_of, this_process
 
 # What a lease is closed with if the run goes on with another job.
 REPLACED = "replaced"
@@ -169,7 +169,11 @@ def end_processes_of_setup(attempt: AttemptDir) -> list[str]:
     """End what the setup of an attempt has started on this machine and left running; returns what had to be killed."""
 
     def find() -> list[Process]:
-        pids = [pid for pid, values in marked((SETUP_OF,)).items() if Path(values[SETUP_OF]).name == attempt.path.name]
+        pids = [
+            pid
+            for pid, values in marked_processes((SETUP_OF,)).items()
+            if Path(values[SETUP_OF]).name == attempt.path.name
+        ]
         return [process for pid in pids if (process := identify(pid)) is not None]
 
     processes = find()
@@ -187,7 +191,7 @@ def end_processes_of_setup(attempt: AttemptDir) -> list[str]:
 
 def _attempts() -> dict[int, Path]:
     """The directory of the attempt of each process of this user that ranks, setup, or their children have started."""
-    processes = marked((ATTEMPT_DIR, SETUP_OF))
+    processes = marked_processes((ATTEMPT_DIR, SETUP_OF))
     return {pid: Path(values.get(ATTEMPT_DIR) or values[SETUP_OF]) for pid, values in processes.items()}
 
 

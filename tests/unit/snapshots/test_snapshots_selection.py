@@ -15,10 +15,10 @@ from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source
 from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code import CodeSnapshot
-from slurmtrain.runtime.code.tree import make_tree
+from slurmtrain.runtime.code.code_copy import make_tree
 from slurmtrain.snapshots import listings
-from slurmtrain.snapshots import store as store_module
-from slurmtrain.snapshots.store import preview, take
+from slurmtrain.snapshots import snapshot_store as store_module
+from slurmtrain.snapshots.snapshot_store import preview_snapshot, take
 
 
 def notes_on(root: Path) -> list[str]:
@@ -214,7 +214,7 @@ def test_a_listing_that_takes_too_long_is_given_up(repo: Path, monkeypatch: pyte
 
 def test_a_preview_has_the_figures_of_the_snapshot_and_stores_nothing(repo: Path) -> None:
     runs = RunsRoot(repo.parent.parent / "runs")
-    before, notes = preview(runs, source(repo), PYTHON)
+    before, notes = preview_snapshot(runs, source(repo), PYTHON)
     assert not runs.path.exists()
     snapshot, _ = snapshot_of(repo)
     plain = snapshot.to_dict()

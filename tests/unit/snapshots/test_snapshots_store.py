@@ -15,11 +15,11 @@ from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source
 
 from slurmtrain.errors import PathError, SlurmtrainError, UserError
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.runtime.code import tree as tree_module
+from slurmtrain.runtime.code import code_copy as tree_module
+from slurmtrain.runtime.code.code_copy import make_tree, results_in_copy
 from slurmtrain.runtime.code.packages import find_editable
-from slurmtrain.runtime.code.tree import make_tree, results_in_copy
-from slurmtrain.snapshots import store as store_module
-from slurmtrain.snapshots.store import take
+from slurmtrain.snapshots import snapshot_store as store_module
+from slurmtrain.snapshots.snapshot_store import take
 
 # --- what is taken --------------------------------------------------------------------------------------------------
 

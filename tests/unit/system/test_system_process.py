@@ -24,7 +24,7 @@ from slurmtrain.system.process import (
     established,
     has_loaded,
     identify,
-    marked,
+    marked_processes,
     name_of,
     pipe_of,
     processes_with_argument,
@@ -188,7 +188,7 @@ def test_descendants_come_after_their_parents() -> None:
 
 
 def test_processes_are_found_by_a_variable_that_they_were_started_with(marked_child: subprocess.Popen[bytes]) -> None:
-    assert marked(["MARK_OF_THIS_TEST"]) == {marked_child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
+    assert marked_processes(["MARK_OF_THIS_TEST"]) == {marked_child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
 
 
 def test_a_process_is_described_by_its_program_and_its_streams(marked_child: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.system.user_cache import identity, load, store
+from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
 
 
 @pytest.fixture
@@ -18,25 +18,25 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_answer_is_kept_for_its_key_alone_and_for_its_owner_alone(file: Path) -> None:
-    assert load("x", ["a"]) is None
-    store("x", ["a"], {"b": 1})
-    assert (load("x", ["a"]), load("x", ["b"]), load("y", ["a"])) == ({"b": 1}, None, None)
+    assert load_answer("x", ["a"]) is None
+    store_answer("x", ["a"], {"b": 1})
+    assert (load_answer("x", ["a"]), load_answer("x", ["b"]), load_answer("y", ["a"])) == ({"b": 1}, None, None)
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"key": 1}', b"{}"])
 def test_a_damaged_file_is_as_none(file: Path, content: bytes) -> None:
-    store("x", "k", 1)
+    store_answer("x", "k", 1)
     file.write_bytes(content)
-    assert load("x", "k") is None
-    store("x", "k", 2)
-    assert load("x", "k") == 2
+    assert load_answer("x", "k") is None
+    store_answer("x", "k", 2)
+    assert load_answer("x", "k") == 2
 
 
 def test_a_file_that_others_can_write_to_is_not_read(file: Path) -> None:
-    store("x", "k", 1)
+    store_answer("x", "k", 1)
     file.chmod(0o666)
-    assert load("x", "k") is None
+    assert load_answer("x", "k") is None
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "relative"])
@@ -44,17 +44,17 @@ def test_where_nothing_can_be_kept_nothing_is(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", place)
     monkeypatch.setenv("HOME", "/dev/null")
     monkeypatch.chdir(tmp_path)
-    store("x", "k", 1)
-    assert load("x", "k") is None
+    store_answer("x", "k", 1)
+    assert load_answer("x", "k") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_identity_of_a_path_changes_with_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    identities = [identity(str(path))]
+    identities = [file_identity(str(path))]
     for content in ("b", "cd"):
         path.write_text(content)
-        identities.append(identity(str(path)))
+        identities.append(file_identity(str(path)))
     os.utime(path, (1, 1))
-    identities.append(identity(str(path)))
+    identities.append(file_identity(str(path)))
     assert len({str(each) for each in identities}) == 4

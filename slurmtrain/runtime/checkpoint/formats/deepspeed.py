@@ -35,11 +35,11 @@ class DeepSpeed(Format):
     def problem(self, tree: FileTree, ranks: int) -> str | None:
         """Why a file of a rank is missing or not whole; in a directory of tags, of the one that ``latest`` names."""
         if is_tag(tree) or not tags_in(tree):
-            return tag_problem(tree, ranks)
+            return problem_of_tag(tree, ranks)
         tag = latest_tag(tree)
         if tag is None:
             return f"its file {LATEST!r} is {'empty' if LATEST in tree.top else 'missing'}"
-        problem = tag_problem(tree.below(tag), ranks)
+        problem = problem_of_tag(tree.below(tag), ranks)
         return f"in {tag}, which {LATEST!r} names, {problem}" if problem else None
 
     def step(self, tree: FileTree) -> int | None:
@@ -73,7 +73,7 @@ def latest_tag(tree: FileTree) -> str | None:
     return text if text and "/" not in text and text != ".." else None
 
 
-def tag_problem(tree: FileTree, ranks: int) -> str | None:
+def problem_of_tag(tree: FileTree, ranks: int) -> str | None:
     """Why a tag is not complete, as a phrase; None if it is. Raises OSError.
 
     ``ranks``: the least number of ranks that have saved it.
@@ -140,7 +140,7 @@ def _model_state(tree: FileTree) -> Any:
 
 def tag_contents(tree: FileTree) -> Contents:
     """Everything in the files of ranks but settings. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
 
     contents: dict[str, Any] = {}
     whole = "mp_rank_00_model_states.pt"

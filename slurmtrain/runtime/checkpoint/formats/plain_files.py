@@ -105,7 +105,7 @@ class TorchFiles(Format):
     def contents(self, tree: FileTree) -> Contents:
         """Its tensors and values by dotted names, which in a directory begin with the file's name."""
         # Imported here: it imports torch.
-        from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
 
         if not tree.is_directory:
             return leaves(read_torch(tree.path))
@@ -228,8 +228,8 @@ def read_item(tree: FileTree, item: StoredItem) -> bytes:
 
 def dcp_contents(tree: FileTree) -> Contents:
     """The tensors and values of the directory. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
-    from slurmtrain.runtime.checkpoint.index import Index
+    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
+    from slurmtrain.runtime.checkpoint.torch_index import Index
 
     index = Index(tree.path)
     shapes = index.shapes()
@@ -297,7 +297,7 @@ def weights_contents(tree: FileTree) -> Contents:
 
 def tensors_of(path: Path) -> Contents:
     """The tensors of one file by their names in it. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.values import leaves, read_safetensors, read_torch
+    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_safetensors, read_torch
 
     return read_safetensors(path) if path.name.endswith(".safetensors") else leaves(read_torch(path))
 

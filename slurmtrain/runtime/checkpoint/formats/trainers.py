@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.deepspeed import tag_contents, tag_problem, tags_in
+from slurmtrain.runtime.checkpoint.formats.deepspeed import problem_of_tag, tag_contents, tags_in
 from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
 from slurmtrain.runtime.checkpoint.formats.plain_files import (
     FSDP_FOLDER,
@@ -74,7 +74,7 @@ class HuggingFace(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizer, scheduler, step and epoch: the log of the Trainer's state has times and paths."""
-        from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
 
         contents = weights_contents(tree)
         for name in sorted(tree.top & {*_OPTIMIZERS, "scheduler.pt", "scaler.pt"}):
@@ -102,7 +102,7 @@ def _hf_problems(tree: FileTree, ranks: int) -> Iterator[str]:
         yield f"{_HF_STATE} has no global_step"
     sharded_by_deepspeed = tags_in(tree)
     for tag in sharded_by_deepspeed:
-        if problem := tag_problem(tree.below(tag), ranks):
+        if problem := problem_of_tag(tree.below(tag), ranks):
             yield f"in {tag}, {problem}"
     if not sharded_by_deepspeed and (problem := weights_problem(tree)):
         yield problem
@@ -201,7 +201,7 @@ class Accelerate(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizers, schedulers, samplers and registered objects."""
-        from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
 
         contents = weights_contents(tree)
         for name in sorted(self.optional_files(tree)):
@@ -223,7 +223,7 @@ def _accelerate_problems(tree: FileTree, ranks: int) -> Iterator[str]:
         yield f"{name} is still being written"
     tags = tags_in(tree)
     for tag in tags:
-        if problem := tag_problem(tree.below(tag), ranks):
+        if problem := problem_of_tag(tree.below(tag), ranks):
             yield f"in {tag}, {problem}"
     if not tags:
         # A hook of the script may have saved the weights, as hooks of diffusers do.
@@ -292,7 +292,7 @@ class Lightning(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizers, schedulers, loops and counters; of callbacks, tensors alone."""
-        from slurmtrain.runtime.checkpoint.formats.values import read_torch
+        from slurmtrain.runtime.checkpoint.formats.torch_values import read_torch
 
         if not tree.is_directory:
             return _without_settings(read_torch(tree.path))
@@ -321,7 +321,7 @@ def _lightning_problems(tree: FileTree, ranks: int) -> Iterator[str | None]:
     if name := tree.unfinished():
         yield f"{name} is still being written"
     if tags_in(tree):
-        yield tag_problem(tree.below(_TAG), ranks)
+        yield problem_of_tag(tree.below(_TAG), ranks)
         return
     yield dcp_problem(tree) or file_problem(tree, _META)
 
@@ -336,7 +336,7 @@ def _read_plain(tree: FileTree) -> Any:
 
 
 def _without_settings(state: Any) -> Contents:
-    from slurmtrain.runtime.checkpoint.formats.values import leaves
+    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves
 
     if not isinstance(state, Mapping):
         return leaves(state)

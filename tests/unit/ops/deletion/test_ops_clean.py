@@ -22,9 +22,9 @@ from slurmtrain.model.spec.code import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.code.tree import make_tree
+from slurmtrain.runtime.code.code_copy import make_tree
 from slurmtrain.snapshots.selection import CodeSource
-from slurmtrain.snapshots.store import take
+from slurmtrain.snapshots.snapshot_store import take
 from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.locks import locked
 

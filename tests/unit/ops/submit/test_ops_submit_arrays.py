@@ -26,7 +26,7 @@ from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
-from slurmtrain.snapshots import store
+from slurmtrain.snapshots import snapshot_store
 
 SWEEP = ["params.a=1,2,3"]
 
@@ -61,7 +61,7 @@ def test_a_run_of_a_sweep_costs_few_files_of_its_own_and_no_fsync(
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     # Whether the hashes of code are kept depends on how long ago this test wrote its files.
-    monkeypatch.setattr(store, "_TICK_NS", 1 << 62)
+    monkeypatch.setattr(snapshot_store, "_TICK_NS", 1 << 62)
 
     def submit_many(count: int) -> list[Path]:
         synced.clear()

@@ -78,12 +78,12 @@ def test_too_much_is_refused_only_where_a_snapshot_is_asked_for(
 def test_a_file_that_cannot_be_read_leaves_runs_without_a_snapshot(
     project: Path, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slurmtrain.snapshots import store
+    from slurmtrain.snapshots import snapshot_store
 
     def read(*_: Any) -> Any:
         raise PermissionError(13, "Permission denied", "secret")
 
-    monkeypatch.setattr(store, "hash_one", read)
+    monkeypatch.setattr(snapshot_store, "hash_one", read)
     [plan], [note] = with_snapshots(workspace, plans(tmp_path))
     assert (plan.code, note.endswith(": secret: permission denied")) == (None, True)
 

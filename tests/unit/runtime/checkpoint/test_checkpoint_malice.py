@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.shard_plan import _info
+from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.system.files import write_json
 
 MANIFEST = "MANIFEST.json"

@@ -13,7 +13,7 @@ from helpers.accounts import BOB, give, needs_accounts
 from safetensors.torch import save_file
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, find_all, newest
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, find_checkpoints, newest
 
 
 def put(path: Path, content: bytes = b"x", at: int = 1000) -> Path:
@@ -57,7 +57,7 @@ def test_one_that_somebody_else_has_put_there_is_passed_over(tmp_path: Path) -> 
     own.chmod(0o666)
     give(put(tmp_path / "ckpt-10.pt"), BOB)
     assert newest_path(tmp_path, "ckpt-*.pt") == own
-    theirs, _ = find_all(Search(pattern=str(tmp_path / "ckpt-*.pt")))
+    theirs, _ = find_checkpoints(Search(pattern=str(tmp_path / "ckpt-*.pt")))
     assert f"belongs to the account {BOB}" in str(theirs.problem)
 
 
@@ -158,7 +158,7 @@ def test_a_step_that_nothing_tells_is_the_one_logged_when_it_was_saved(tmp_path:
         put(run.attempt("7", number).metrics, content).chmod(0o600)
     for name, at in (("first", 0), ("second", 300), ("third", 700), ("fourth", 1200), ("last", 9000)):
         put(tmp_path / f"{name}.bin", at=at)
-    checkpoints = find_all(Search(pattern=str(tmp_path / "*.bin"), run=run))
+    checkpoints = find_checkpoints(Search(pattern=str(tmp_path / "*.bin"), run=run))
     assert [(each.path.stem, each.step, each.step_from) for each in checkpoints] == [
         ("last", 10000, "log"), ("fourth", 7000, "log"), ("third", 5000, "log"), ("second", 3000, "log"),
         ("first", None, None),

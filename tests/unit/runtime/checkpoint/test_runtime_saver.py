@@ -30,8 +30,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.shard_plan import Sharding
+from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # --- what a save costs, and what it leaves ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed, frame_of
+from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed, torch_frame
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -30,7 +30,7 @@ def random_tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tens
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 9), max_size=4), seed=st.integers(0, 1000))
 def test_a_framed_tensor_loads_as_it_was(dtype: torch.dtype, shape: list[int], seed: int) -> None:
     tensor = random_tensor(dtype, shape, seed)
-    frame = frame_of(dtype, tensor.shape)
+    frame = torch_frame(dtype, tensor.shape)
     content = frame.prefix + bytes_of(tensor) + frame.suffix
     assert frame.length == len(content)
     loaded = torch.load(io.BytesIO(content), weights_only=True)
@@ -40,7 +40,7 @@ def test_a_framed_tensor_loads_as_it_was(dtype: torch.dtype, shape: list[int], s
 
 def test_a_frame_differs_from_what_torch_saves_in_checksums_alone() -> None:
     tensor = torch.arange(1000.0)
-    frame, saved = frame_of(tensor.dtype, tensor.shape), io.BytesIO()
+    frame, saved = torch_frame(tensor.dtype, tensor.shape), io.BytesIO()
     torch.save(tensor, saved)
     content = frame.prefix + bytes_of(tensor) + frame.suffix
     different = [at for at, (one, other) in enumerate(zip(content, saved.getvalue(), strict=True)) if one != other]
@@ -49,7 +49,7 @@ def test_a_frame_differs_from_what_torch_saves_in_checksums_alone() -> None:
 
 
 def test_data_begins_where_it_is_aligned() -> None:
-    assert {len(frame_of(torch.float32, torch.Size([n])).prefix) % 64 for n in (1, 7, 1000, 10**6)} == {0}
+    assert {len(torch_frame(torch.float32, torch.Size([n])).prefix) % 64 for n in (1, 7, 1000, 10**6)} == {0}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from helpers.repositories import copied, git, paths, snapshot_of, write
 
 from slurmtrain.model.spec.code import CodeSnapshot, Revision
-from slurmtrain.runtime.code.tree import make_tree, results_in_copy
+from slurmtrain.runtime.code.code_copy import make_tree, results_in_copy
 
 QUESTIONS = (
     "rev-parse HEAD", "rev-parse --abbrev-ref HEAD", "status --porcelain", "diff HEAD", "log --format=%H",

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.external import Search, find_all
+from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, read_contents
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 
@@ -114,7 +114,7 @@ FORGED: dict[str, Callable[[Path], Path]] = {
 def test_looking_at_it_costs_little_and_finds_no_whole_checkpoint(make: Callable[[Path], Path], tmp_path: Path) -> None:
     path = make(tmp_path / "a.pt")
     began = time.process_time()
-    [checkpoint] = find_all(Search(pattern=str(path)))
+    [checkpoint] = find_checkpoints(Search(pattern=str(path)))
     assert not checkpoint.complete, checkpoint
     assert fingerprint(list_tree(path))
     assert time.process_time() - began < 10, "it took too long"

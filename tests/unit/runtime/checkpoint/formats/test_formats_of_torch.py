@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints
 from slurmtrain.runtime.checkpoint.formats.lookup import read_contents
 from slurmtrain.runtime.checkpoint.formats.pickles import read_plain
 
@@ -24,7 +24,7 @@ WEIGHTS = {"w": torch.arange(6.0), "b": torch.ones(2, 3)}
 
 
 def look_at(path: Path, **search: Any) -> ExternalCheckpoint:
-    [checkpoint] = find_all(Search(pattern=str(path), **search))
+    [checkpoint] = find_checkpoints(Search(pattern=str(path), **search))
     return checkpoint
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from helpers.rare import THOROUGH
 
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints
 from slurmtrain.runtime.checkpoint.formats.lookup import find_modules, read_contents
 
 Saved = Callable[..., Path]
@@ -46,7 +46,9 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def found_in(directory: Path, kind: Kind, ranks: int = 2) -> list[ExternalCheckpoint]:
-    return find_all(Search(pattern=str(directory / kind.pattern), ranks=ranks if kind.arguments != ("only",) else 1))
+    return find_checkpoints(
+        Search(pattern=str(directory / kind.pattern), ranks=ranks if kind.arguments != ("only",) else 1)
+    )
 
 
 def files_of(path: Path) -> list[Path]:
@@ -99,8 +101,8 @@ def test_a_copy_has_the_same_fingerprint_and_a_changed_byte_another(saved: Saved
     copy = tmp_path / original.name
     shutil.copytree(original, copy) if original.is_dir() else shutil.copyfile(original, copy)
     search = Search(pattern=str(tmp_path / "*"), ranks=1)
-    [before] = find_all(search)
-    [source] = find_all(Search(pattern=str(original).replace("[", "[[]"), ranks=1))
+    [before] = find_checkpoints(search)
+    [source] = find_checkpoints(Search(pattern=str(original).replace("[", "[[]"), ranks=1))
     assert before.fingerprint() == source.fingerprint()
     file = max(files_of(copy), key=lambda each: each.stat().st_size)
     content = bytearray(file.read_bytes())
@@ -147,7 +149,7 @@ def test_a_directory_whose_save_has_only_begun_is_judged_as_its_neighbours(saved
         shutil.copytree(source / names[0], place / "saved-1")
         (place / "saved-2").mkdir()
         shutil.copy2(source / names[1] / "model.safetensors", place / "saved-2" / "model.safetensors")
-        checkpoints = {each.path.name: each for each in find_all(Search(pattern=str(place / "*")))}
+        checkpoints = {each.path.name: each for each in find_checkpoints(Search(pattern=str(place / "*")))}
         assert (checkpoints["saved-1"].complete, checkpoints["saved-2"].complete) == (True, False)
         assert checkpoints["saved-1"].format == checkpoints["saved-2"].format
 
@@ -193,7 +195,7 @@ def save(directory: Path, step: int, stage: int, ranks: int = 2) -> Path:
 
 
 def find(directory: Path, pattern: str = "global_step*") -> list[ExternalCheckpoint]:
-    return find_all(Search(pattern=str(directory / pattern) if pattern else str(directory), ranks=2))
+    return find_checkpoints(Search(pattern=str(directory / pattern) if pattern else str(directory), ranks=2))
 
 
 def damage_files_of(tag: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.code import LINK, CodeFile, Difference, compare
-from slurmtrain.runtime.code.tree import read_contents, read_manifest
+from slurmtrain.runtime.code.code_copy import read_code, read_code_manifest
 
 # Larger files are data or generated.
 _MOST_BYTES = 1 << 20
@@ -25,7 +25,7 @@ def compare_snapshots(run: RunDir, earlier: str, later: str) -> Difference:
     Raises:
         PathError: One of them is missing or damaged.
     """
-    return compare(read_manifest(run, earlier), read_manifest(run, later))
+    return compare(read_code_manifest(run, earlier), read_code_manifest(run, later))
 
 
 def differing_lines(run: RunDir, earlier: str, later: str, difference: Difference) -> list[str]:
@@ -58,7 +58,7 @@ def _texts(run: RunDir, name: str, paths: Collection[str]) -> dict[str, list[str
     """The lines of some files of a snapshot; None for what is no text, or too large. Raises PathError."""
     if not paths:
         return {}
-    return {file.path: _lines(file, content) for file, content in read_contents(run, name) if file.path in paths}
+    return {file.path: _lines(file, content) for file, content in read_code(run, name) if file.path in paths}
 
 
 def _lines(file: CodeFile, content: bytes) -> list[str] | None:

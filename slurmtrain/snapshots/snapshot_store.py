@@ -23,7 +23,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.spec.code import FILE, LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.runtime.code.packages import find_editable
 from slurmtrain.snapshots import listings
-from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select
+from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select_code
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import open_checked, read_checked
@@ -53,7 +53,7 @@ def hash_files(root: Path, files: Mapping[str, os.stat_result], cache: Path) -> 
         identity = [status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
         row = kept.get(path)
         if row is not None and row[:-1] == identity:
-            file = CodeFile(path, kind_of(status), str(row[-1]), status.st_size)
+            file = CodeFile(path, code_kind(status), str(row[-1]), status.st_size)
         else:
             try:
                 file = hash_one(root, path, status)
@@ -87,10 +87,10 @@ def hash_one(root: Path, path: str, status: os.stat_result) -> CodeFile:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
-    return CodeFile(path, kind_of(status), digest.hexdigest(), size)
+    return CodeFile(path, code_kind(status), digest.hexdigest(), size)
 
 
-def kind_of(status: os.stat_result) -> str:
+def code_kind(status: os.stat_result) -> str:
     """The kind of a file of a snapshot, by its status."""
     if stat.S_ISLNK(status.st_mode):
         return LINK
@@ -126,7 +126,7 @@ def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot
         UserError: The code is in a state that cannot be meant.
         PathError: It cannot be read or stored.
     """
-    selection = select(source, root.path)
+    selection = select_code(source, root.path)
     editable = find_editable(python, selection.root)
     try:
         manifest = _store(root, selection)
@@ -145,7 +145,7 @@ def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot
     return snapshot, [*selection.notes, *editable.notes]
 
 
-def preview(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
+def preview_snapshot(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot, list[str]]:
     """What :func:`take` would take, without a hash: no file is read or written.
 
     Args:
@@ -153,13 +153,13 @@ def preview(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnaps
         source: What a snapshot is to be taken of.
         python: As for :func:`take`, which raises the same errors.
     """
-    selection = select(source, root.path)
+    selection = select_code(source, root.path)
     editable = find_editable(python, selection.root)
     snapshot = CodeSnapshot(
         hash="",
         root=str(selection.root),
         files=len(selection.files),
-        bytes=sum(status.st_size for status in selection.files.values() if kind_of(status) != LINK),
+        bytes=sum(status.st_size for status in selection.files.values() if code_kind(status) != LINK),
         import_roots=editable.import_roots,
         beside=selection.beside,
     )
@@ -242,7 +242,7 @@ def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFil
     status = selection.files[path]
     digest, size = hashlib.sha256(), 0
     try:
-        if kind_of(status) == LINK:
+        if code_kind(status) == LINK:
             return hash_one(selection.root, path, status)
         with open(f"{selection.root}/{path}", "rb", buffering=0) as source:  # noqa: PTH123 (fast)
             while chunk := source.read(_CHUNK):
@@ -251,7 +251,7 @@ def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFil
                 size += len(chunk)
     except FileNotFoundError:
         return None
-    return CodeFile(path, kind_of(status), digest.hexdigest(), size)
+    return CodeFile(path, code_kind(status), digest.hexdigest(), size)
 
 
 def _create(path: Path) -> IO[bytes]:

@@ -63,7 +63,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
     tree = snapshot.tree(run.code)
     if state == complete and tree.is_dir():
         return False
-    manifest = read_manifest(run, snapshot.hash)
+    manifest = read_code_manifest(run, snapshot.hash)
     # If this is killed, an attempt with yet another snapshot removes the files written so far.
     earlier = [name for name in _snapshots_in(state) if name != snapshot.hash]
     try:
@@ -92,7 +92,7 @@ def can_be_made_again(run: RunDir) -> bool:
     try:
         state = read_json(run.code_state) or {}
         snapshot, tree = str(state.get("snapshot")), run.code / Path(str(state.get("root"))).name
-        files = [tree / file.path for file in read_manifest(run, snapshot).files]
+        files = [tree / file.path for file in read_code_manifest(run, snapshot).files]
         # It was written last when the copy was made.
         made_at = run.code_state.stat().st_mtime_ns
         is_changed = any(path.lstat().st_mtime_ns > made_at for path in files)
@@ -105,7 +105,7 @@ def results_in_copy(run: RunDir) -> int:
     """How many bytes scripts have written to new files next to their code, in a run's own copy of it."""
     try:
         state = read_json(run.code_state) or {}
-        code = {file.path for snapshot in _snapshots_in(state) for file in read_manifest(run, snapshot).files}
+        code = {file.path for snapshot in _snapshots_in(state) for file in read_code_manifest(run, snapshot).files}
         name = Path(str(state.get("root"))).name
     except (PathError, OSError):
         return 0
@@ -121,7 +121,7 @@ def results_in_copy(run: RunDir) -> int:
     return size
 
 
-def read_manifest(run: RunDir, name: str) -> CodeManifest:
+def read_code_manifest(run: RunDir, name: str) -> CodeManifest:
     """The manifest of the snapshot with this hash. Raises SlurmtrainError if it is missing or damaged."""
     path = run.snapshot(name).manifest
     try:
@@ -138,7 +138,7 @@ def read_manifest(run: RunDir, name: str) -> CodeManifest:
         raise PathError(f"the snapshot {path.parent} is damaged ({error}); {_CURE}") from error
 
 
-def read_contents(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
+def read_code(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
     """Each file of a snapshot, with its content; a symbolic link has none.
 
     Args:
@@ -148,7 +148,7 @@ def read_contents(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
     Raises:
         PathError: The snapshot is missing or damaged.
     """
-    manifest, path = read_manifest(run, name), run.snapshot(name).contents
+    manifest, path = read_code_manifest(run, name), run.snapshot(name).contents
     try:
         with os.fdopen(open_checked(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as contents:
             for file in manifest.files:
@@ -183,7 +183,7 @@ def _remove_old(run: RunDir, tree: Path, earlier: str, kept: Collection[str]) ->
     """Remove the files of an earlier snapshot that the new one does not hold, and directories that are empty then."""
     removed: dict[str, list[Path]] = {}
     with contextlib.suppress(PathError):
-        for file in read_manifest(run, earlier).files:
+        for file in read_code_manifest(run, earlier).files:
             if file.path not in kept:
                 removed.setdefault(posixpath.dirname(file.path), []).append(tree / file.path)
     # Python would import an empty directory, and none can be a link to what is no code any more.
@@ -210,7 +210,7 @@ def _make_directories(tree: Path, directories: Iterable[str]) -> None:
 
 def _write_files(run: RunDir, snapshot: CodeSnapshot, tree: Path) -> None:
     """Write the files of a snapshot. Raises PathError if their contents differ from its manifest."""
-    for file, content in read_contents(run, snapshot.hash):
+    for file, content in read_code(run, snapshot.hash):
         place = tree / file.path
         _clear(place)
         if file.kind == LINK:

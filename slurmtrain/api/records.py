@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Self
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Checkpoint
@@ -41,6 +42,12 @@ class AttemptInfo:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """What its time was spent on, in seconds: ``queue``, ``train``, ``lost`` and others (docs/goodput.md)."""
 
+    @classmethod
+    def from_record(cls, attempt: Attempt) -> Self:
+        """An ``attempt`` of the record of its run."""
+        own = {"job_id": attempt.job_id or None, "nodes": tuple(attempt.nodes), "seconds": dict(attempt.spent)}
+        return cls(**{**_values(cls, attempt), **own})
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
@@ -62,6 +69,12 @@ class CheckpointInfo:
     attempt: int | None
     """The number of the attempt that saved it."""
 
+    @classmethod
+    def from_record(cls, checkpoint: Checkpoint, directory: RunDir) -> Self:
+        """A ``checkpoint`` of the record of the run in this ``directory``."""
+        own = {"path": directory.path / checkpoint.path, "metrics": dict(checkpoint.metrics)}
+        return cls(**{**_values(cls, checkpoint), **own})
+
 
 def moment(seconds: float | None) -> datetime | None:
     """A time given in ``seconds`` since 1970, in UTC; None if no calendar has it."""
@@ -71,36 +84,7 @@ def moment(seconds: float | None) -> datetime | None:
         return None
 
 
-def attempt_info(attempt: Attempt) -> AttemptInfo:
-    """An attempt, as the interface shows it."""
-    return AttemptInfo(
-        number=attempt.number,
-        job_id=attempt.job_id or None,
-        restart=attempt.restart,
-        state=attempt.state,
-        cause=attempt.cause,
-        reason=attempt.reason,
-        nodes=tuple(attempt.nodes),
-        submitted_at=moment(attempt.submitted_at),
-        started_at=moment(attempt.started_at),
-        ended_at=moment(attempt.ended_at),
-        first_step=attempt.first_step,
-        last_step=attempt.last_step,
-        lost_steps=attempt.lost_steps,
-        seconds=dict(attempt.spent),
-    )
-
-
-def checkpoint_info(directory: RunDir, checkpoint: Checkpoint) -> CheckpointInfo:
-    """A checkpoint of the run in this ``directory``, as the interface shows it."""
-    return CheckpointInfo(
-        step=checkpoint.step,
-        path=directory.path / checkpoint.path,
-        bytes=checkpoint.bytes,
-        saved_at=moment(checkpoint.saved_at),
-        complete=checkpoint.complete,
-        verified=checkpoint.verified,
-        why=checkpoint.why,
-        metrics=dict(checkpoint.metrics),
-        attempt=checkpoint.attempt,
-    )
+def _values(cls: type[AttemptInfo | CheckpointInfo], record: Attempt | Checkpoint) -> dict[str, Any]:
+    """What a record has of the fields of a class that shows it, with times as datetimes."""
+    names = [each.name for each in fields(cls) if hasattr(record, each.name)]
+    return {name: moment(getattr(record, name)) if name.endswith("_at") else getattr(record, name) for name in names}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from slurmtrain.api.call import Call, TimeLimit, calling, our_errors, warn
-from slurmtrain.api.records import AttemptInfo, CheckpointInfo, attempt_info, checkpoint_info, moment
+from slurmtrain.api.records import AttemptInfo, CheckpointInfo, moment
 from slurmtrain.config import Config
 from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError, WaitTimedOut
 from slurmtrain.model.metrics.curves import Curve
@@ -25,8 +25,34 @@ if TYPE_CHECKING:
 
     from slurmtrain.model.run.run import Run
 
+T = TypeVar("T")
+
 Overrides = Mapping[str, Any] | Sequence[str]
 """``{"params.lr": 0.1}``, or ``["params.lr=0.1"]`` as on the command line."""
+
+
+class Fact(Generic[T]):
+    """A field of a run, under the name that it has in JSON."""
+
+    def __init__(self, doc: str) -> None:
+        """``doc``: what it is, for ``help()``."""
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, run: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, run: RunHandle, owner: type) -> T: ...
+    def __get__(self, run: RunHandle | None, owner: type) -> T | Self:
+        if run is None:
+            return self
+        value: T = run._record[self._name]
+        return value
+
+    def __set__(self, run: RunHandle, value: object) -> None:
+        raise AttributeError(f"{self._name} of a run cannot be set")
 
 
 class RunHandle:
@@ -45,114 +71,42 @@ class RunHandle:
         steps = "" if self.step is None else f", step {self.step}" + f"/{self.total_steps}" * bool(self.total_steps)
         return f"<run {self.id} {self.name}: {self.state}{steps}>"
 
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return self._record.listed.id
-
-    @property
-    def name(self) -> str:
-        """Its name, which other runs may have too."""
-        return self._record.listed.name
-
-    @property
-    def state(self) -> str:
-        """``created``, ``pending``, ``running``, ``requeued``, ``completed``, ``failed``, ``cancelled`` or ``lost``.
-
-        ``unreadable``: its files cannot be read now.
-        """
-        return self._record.listed.state
+    id = Fact[str]("Its id.")
+    name = Fact[str]("Its name, which other runs may have too.")
+    state = Fact[str](
+        "``created``, ``pending``, ``running``, ``requeued``, ``completed``, ``failed``, ``cancelled`` or ``lost``.\n\n"
+        "``unreadable``: its files cannot be read now."
+    )
 
     @property
     def ended(self) -> bool:
         """Whether it is over; :meth:`resume` may start it again."""
         return self.state in ENDED
 
-    @property
-    def reason(self) -> str:
-        """Why it is in this state, as a sentence; may be empty."""
-        return str(self._record["reason"])
-
-    @property
-    def executor(self) -> str | None:
-        """``slurm`` or ``local``; None: not known yet."""
-        return self._text("executor")
-
-    @property
-    def job_id(self) -> str | None:
-        """The job of the newest attempt."""
-        return self._record.listed.job_id
-
-    @property
-    def attempt(self) -> int:
-        """The number of the newest attempt; 0 before the first."""
-        return self._record.listed.attempt
-
-    @property
-    def cause(self) -> str | None:
-        """Why the newest attempt ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."""
-        return self._text("cause")
-
-    @property
-    def nodes(self) -> list[str]:
-        """The hosts of the newest attempt, in the order of their ranks."""
-        return self._record.listed.nodes
-
-    @property
-    def step(self) -> int | None:
-        """How many steps are finished; None: not known."""
-        return self._number("step")
-
-    @property
-    def total_steps(self) -> int | None:
-        """How many it is to do; None: not known."""
-        return self._number("total_steps")
+    reason = Fact[str]("Why it is in this state, as a sentence; may be empty.")
+    executor = Fact[str | None]("``slurm`` or ``local``; None: not known yet.")
+    job_id = Fact[str | None]("The job of the newest attempt.")
+    attempt = Fact[int]("The number of the newest attempt; 0 before the first.")
+    cause = Fact[str | None](
+        "Why the newest attempt ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."
+    )
+    nodes = Fact[list[str]]("The hosts of the newest attempt, in the order of their ranks.")
+    step = Fact[int | None]("How many steps are finished; None: not known.")
+    total_steps = Fact[int | None]("How many it is to do; None: not known.")
 
     @property
     def latest(self) -> dict[str, float]:
         """The newest value of each metric; :meth:`metrics` has all of them."""
         return self._record.listed.metrics
 
-    @property
-    def params(self) -> dict[str, Any]:
-        """The spec's ``params`` in its newest attempt."""
-        return self._record.listed.params
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """The spec's ``resources`` in its newest attempt."""
-        return self._record.listed.resources
-
-    @property
-    def command(self) -> str | None:
-        """The spec's ``command`` in its newest attempt."""
-        return self._text("command")
-
-    @property
-    def sweep(self) -> str | None:
-        """The id of its sweep; None for a single run."""
-        return self._record.listed.sweep
-
-    @property
-    def tags(self) -> list[str]:
-        """What people have tagged it with."""
-        return self._record.listed.tags
-
-    @property
-    def note(self) -> str:
-        """What a person has noted on it."""
-        return str(self._record["note"])
-
-    @property
-    def lost_steps(self) -> int | None:
-        """How many steps were trained again after interruptions; None: not known yet."""
-        return self._number("lost_steps")
-
-    @property
-    def goodput(self) -> float | None:
-        """The share, 0 to 1, of its time on nodes that went into training that was kept."""
-        goodput = self._record["goodput"]
-        return None if goodput is None else float(goodput)
+    params = Fact[dict[str, Any]]("The spec's ``params`` in its newest attempt.")
+    resources = Fact[dict[str, Any]]("The spec's ``resources`` in its newest attempt.")
+    command = Fact[str | None]("The spec's ``command`` in its newest attempt.")
+    sweep = Fact[str | None]("The id of its sweep; None for a single run.")
+    tags = Fact[list[str]]("What people have tagged it with.")
+    note = Fact[str]("What a person has noted on it.")
+    lost_steps = Fact[int | None]("How many steps were trained again after interruptions; None: not known yet.")
+    goodput = Fact[float | None]("The share, 0 to 1, of its time on nodes that went into training that was kept.")
 
     @property
     def submitted_at(self) -> datetime | None:
@@ -178,17 +132,17 @@ class RunHandle:
     def checkpoint(self) -> CheckpointInfo | None:
         """The newest checkpoint from which it can resume."""
         newest = self._record.listed.checkpoint
-        return None if newest is None else checkpoint_info(self._record.directory, newest)
+        return None if newest is None else CheckpointInfo.from_record(newest, self._record.directory)
 
     @property
     def attempts(self) -> list[AttemptInfo]:
         """All attempts, oldest first."""
-        return [attempt_info(attempt) for attempt in self._load().attempts]
+        return [AttemptInfo.from_record(attempt) for attempt in self._load().attempts]
 
     @property
     def checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints on disk, by step; a script that saves by itself may have more."""
-        return [checkpoint_info(self._record.directory, each) for each in self._load().on_disk]
+        return [CheckpointInfo.from_record(each, self._record.directory) for each in self._load().on_disk]
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as ``slurmtrain status --json`` prints them (docs/runs.md): a row of a table of runs."""
@@ -379,14 +333,6 @@ class RunHandle:
                 remove_tag(call.workspace, [self.id], tag)
             self._read(call)
         return self
-
-    def _text(self, name: str) -> str | None:
-        value = self._record[name]
-        return None if value is None else str(value)
-
-    def _number(self, name: str) -> int | None:
-        value = self._record[name]
-        return None if value is None else int(value)
 
     def _follow(self, choice: Choice) -> Iterator[Line]:
         # No call: it would keep the process's umask private while the caller's own program runs between two lines.

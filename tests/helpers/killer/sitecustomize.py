@@ -49,8 +49,10 @@ class _Killer:
             self.busy.now = False
 
     def _count(self, name: str) -> None:
-        # Cut only then: times and numbers are not always of the same length.
-        plain = _OF_A_RUN.sub("*", name)[:80]
+        # What is written is cut only then: times and numbers are not always of the same length.
+        plain = _OF_A_RUN.sub("*", name)
+        if name.startswith("write"):
+            plain = plain[:80]
         self.count += self.name in (None, plain)
         if self.log:
             with pathlib.Path(self.log).open("a") as file:

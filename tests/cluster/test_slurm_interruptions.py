@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
@@ -33,8 +34,6 @@ from helpers.postgres_server import PostgresServer
 from helpers.rare import rare
 from helpers.site import PATIENCE_S, until
 from helpers.tracking_proxy import TrackingProxy, tracking_proxy
-
-from slurmtrain.tracking.to_mlflow.rest_client import RestClient
 
 # From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine. The
 # longest run has four times as many steps as the others.
@@ -98,8 +97,8 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
     # Node 0 has created it when training started; in later attempts it has used the same.
-    shown = RestClient(proxy.upstream, {}).get_run(run["mlflow_run_id"])
-    assert shown.info.start_time == int(events(site, run_id, "agent")[0]["t"] * 1000)
+    shown = asked(f"{proxy.upstream}/api/2.0/mlflow/runs/get?run_id={run['mlflow_run_id']}")
+    assert shown["run"]["info"]["start_time"] == int(events(site, run_id, "agent")[0]["t"] * 1000)
     assert proxy.requests["runs/create"] == 1
     sent = len(proxy.metrics)
     site.call("sync")
@@ -147,9 +146,14 @@ def history(site: ClusterSite, run: str) -> list[tuple[int, float]]:
 
 def in_mlflow(proxy: TrackingProxy, mlflow_id: str) -> list[tuple[int, float]]:
     """The same, as MLflow has it."""
-    address = f"{proxy.uri}/api/2.0/mlflow/metrics/get-history?run_id={mlflow_id}&metric_key=loss"
+    history = asked(f"{proxy.uri}/api/2.0/mlflow/metrics/get-history?run_id={mlflow_id}&metric_key=loss")
+    return [(each["step"], each["value"]) for each in history["metrics"]]
+
+
+def asked(address: str) -> Any:
+    """What the server answers."""
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
-        return [(each["step"], each["value"]) for each in json.loads(answer.read())["metrics"]]
+        return json.loads(answer.read())
 
 
 def summary_of(curve: list[tuple[int, float]]) -> tuple[int, int, float, float, int, float, int]:

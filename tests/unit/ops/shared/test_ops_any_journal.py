@@ -14,7 +14,7 @@ from helpers.workspaces import make_workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.cli.show import show
+from slurmtrain.cli.show import print_run
 from slurmtrain.model.run.events.base import encode, layout
 from slurmtrain.model.run.events.kinds import KINDS
 from slurmtrain.model.run.layout import RunDir
@@ -119,7 +119,7 @@ def show_all(workspace: Workspace, run_ids: Sequence[str]) -> None:
         facts.append(show_json(workspace, observed.runs[each], loaded))
         facts.append(checkpoints_json(workspace, loaded, deleted_too=True))
         facts.append(diagnose(workspace, each).to_dict())
-        show.print_run(facts[-3], each_node=False)
+        print_run(facts[-3], each_node=False)
     facts.append(runs_json(workspace, observed.runs))
     facts.append({"nodes": nodes_json(workspace, inactive_too=True)})
     for each in facts:

@@ -10,7 +10,7 @@ from helpers.fakeslurm import FakeScheduler
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show import show
+from slurmtrain.cli.show import print_run
 from slurmtrain.model.environment.software import Package, Software
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.environments import newest_environment
@@ -68,7 +68,7 @@ def test_show_says_what_a_later_attempt_had_that_the_first_had_not(
         "1 x (Xeon, 64 cores)",
         "other packages on node 1 than on node 0: torch 2.13 -> 2.12",
     ]
-    show.print_run(facts)
+    print_run(facts)
     assert "  environ   other packages than the first attempt: torch 2.12 -> 2.13" in capsys.readouterr().out
 
 

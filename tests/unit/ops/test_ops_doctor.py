@@ -131,7 +131,7 @@ def test_accounting_that_is_down_leaves_things_unknown_and_a_slurm_or_a_spec_tha
         examine(workspace, spec.with_name("other.yaml"), (), "slurm")
     slurm.fails("scontrol", "Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmDown):
-        examine(workspace, spec, (), "slurm")
+        examine(workspace.looking_again(), spec, (), "slurm")
 
 
 def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:

@@ -312,7 +312,7 @@ def test_what_an_open_run_is_built_from_is_dropped_when_it_has_ended(store: Stor
 
     def kept() -> list[str]:
         with store.begin() as transaction:
-            return list(transaction.builder_facts([run.id]))
+            return list(transaction.ask(lambda db: queries.builder_facts(db, [run.id])))
 
     assert kept() == [run.id]
     append(journal(run), encode(3.0, "unstarted", {"submission": 0, "reason": "x"}), encode(4.0, "cancel", {}))

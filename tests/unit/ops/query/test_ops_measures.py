@@ -15,7 +15,7 @@ from slurmtrain.cli import main
 from slurmtrain.errors import QueryError
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.fields import value_of
-from slurmtrain.ops.query import best
+from slurmtrain.ops.query import compare as module
 from slurmtrain.ops.query.compare import Ranking, compare, rank
 from slurmtrain.ops.query.select import Question, select
 from slurmtrain.ops.shared.observe import observe
@@ -97,7 +97,7 @@ def test_of_thousands_of_runs_the_database_finds_the_best(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [run["id"] for run in ranked(workspace, "max:acc").runs]
-    monkeypatch.setattr(best, "_RANKED", 3)
+    monkeypatch.setattr(module, "_RANKED", 3)
     ranking = ranked(workspace, "max:acc")
     assert [run["id"] for run in ranking.runs] == expected[:3]
     assert (ranking.without, value_of(ranking.runs[0], "max:acc")) == (3, 0.91)

@@ -54,6 +54,9 @@ Report = Callable[[KeyPath, str], None]
 Conflict = tuple[str, str]
 # Marks a key in its annotation: a file without it has a mistake.
 REQUIRED = object()
+# The section of each key of a spec, for a hint if a key is in the wrong one. The module of the spec, which imports this
+# one, adds them.
+HOMES: dict[str, KeyPath] = {}
 
 
 class Kind(Protocol):
@@ -432,18 +435,6 @@ def _plain_defaults(cls: type) -> Mapping[str, Any]:
     return {name: key.kind.write(key.default) for name, key in keys_of(cls).items()}
 
 
-@cache
-def homes() -> Mapping[str, KeyPath]:
-    """The section of each key of a spec, for a hint if a key is in the wrong one."""
-    # They import this module.
-    from slurmtrain.model.spec.sbatch import PASSED
-    from slurmtrain.model.spec.spec import Spec
-
-    # If several sections have a key of the same name, the first one wins, hence the reversed order.
-    of_slurm = {option.replace("-", "_"): ("slurm",) for option in PASSED}
-    return of_slurm | {path[-1]: path[:-1] for path, _ in reversed(list(walk_keys(Spec)))}
-
-
 # How similar a key of the section must be to outweigh that a key of this very name is in another section.
 _ALMOST_THE_SAME = 0.75
 
@@ -463,14 +454,14 @@ def hint_for_unknown_key(path: KeyPath, siblings: Iterable[str]) -> Hint:
     # At the top level, where users write most, other names of a key outweigh its similarity to other keys.
     if meant and (near is None or meant[:-1] == tuple(at) or not at):
         return Hint(f"; did you mean {(meant[-1] if meant[:-1] == tuple(at) else '.'.join(meant))!r}?", meant)
-    if near is None and key in homes():
-        home = homes()[key]
+    if near is None and key in HOMES:
+        home = HOMES[key]
         return Hint(f"; it belongs under {'.'.join(home)!r}" if home else "; it belongs at the top level", (*home, key))
     near = near or nearest(key, names)
     if near is not None:
         return Hint(f"; did you mean {near!r}?", (*at, near))
-    elsewhere = nearest(key, homes(), _ALMOST_THE_SAME)
+    elsewhere = nearest(key, HOMES, _ALMOST_THE_SAME)
     if elsewhere is not None:
-        meant = (*homes()[elsewhere], elsewhere)
+        meant = (*HOMES[elsewhere], elsewhere)
         return Hint(f"; did you mean {'.'.join(meant)!r}?", meant)
     return Hint(f"; the keys here are {', '.join(names)}")

@@ -14,7 +14,17 @@ from typing import Annotated, Any
 from slurmtrain.model.spec.chain import DEPENDENCIES
 from slurmtrain.model.spec.checkpoint import OF_CHECKPOINT, OWN, CheckpointSpec, StartFromSpec, conditional_problem
 from slurmtrain.model.spec.code import CodeSpec
-from slurmtrain.model.spec.kinds import REQUIRED, Conflict, Report, Section, choice, text, walk_keys, whole_number
+from slurmtrain.model.spec.kinds import (
+    HOMES,
+    REQUIRED,
+    Conflict,
+    Report,
+    Section,
+    choice,
+    text,
+    walk_keys,
+    whole_number,
+)
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.resources import ResourcesSpec, options_of_component
@@ -279,3 +289,8 @@ def _leaves(section: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+HOMES.update((option.replace("-", "_"), ("slurm",)) for option in PASSED)
+# If several sections have a key of the same name, the first one wins, hence the reversed order.
+HOMES.update((path[-1], path[:-1]) for path, _ in reversed(list(walk_keys(Spec))))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.spec.checkpoint import VERIFY, BestSpec, EveryAuto, KeepSpec
-from slurmtrain.model.spec.kinds import OTHER_NAMES, Section, homes, keys_of, walk_keys
+from slurmtrain.model.spec.kinds import HOMES, OTHER_NAMES, Section, keys_of, walk_keys
 from slurmtrain.model.spec.resources import ResourcesSpec
 from slurmtrain.model.spec.restarts import RequeueSpec, read_requeue, write_requeue
 from slurmtrain.model.spec.sbatch import PASSED
@@ -156,7 +156,7 @@ def test_a_written_spec_has_every_key_of_the_schema() -> None:
 def test_every_key_has_a_text_for_the_reference_and_a_default() -> None:
     for path, key in walk_keys(Spec):
         assert key.kind.text, path
-        assert path[-1] in homes()
+        assert path[-1] in HOMES
     for section in (Spec, *(key.kind.cls for _, key in walk_keys(Spec) if isinstance(key.kind, Section))):
         texts = texts_of_keys(section)
         assert {name for name, text in texts.items() if text.endswith(".")} == keys_of(section).keys()

@@ -97,7 +97,7 @@ def test_preemptions_lose_no_step_and_the_record_has_the_curve_of_an_undisturbed
         assert put["cause"] == "preempted"
         assert put["t"] - stopping["t"] < 30
     # Node 0 has created it when training started; in later attempts it has used the same.
-    shown = asked(f"{proxy.upstream}/api/2.0/mlflow/runs/get?run_id={run['mlflow_run_id']}")
+    shown = json_at(f"{proxy.upstream}/api/2.0/mlflow/runs/get?run_id={run['mlflow_run_id']}")
     assert shown["run"]["info"]["start_time"] == int(events(site, run_id, "agent")[0]["t"] * 1000)
     assert proxy.requests["runs/create"] == 1
     sent = len(proxy.metrics)
@@ -146,11 +146,11 @@ def history(site: ClusterSite, run: str) -> list[tuple[int, float]]:
 
 def in_mlflow(proxy: TrackingProxy, mlflow_id: str) -> list[tuple[int, float]]:
     """The same, as MLflow has it."""
-    history = asked(f"{proxy.uri}/api/2.0/mlflow/metrics/get-history?run_id={mlflow_id}&metric_key=loss")
+    history = json_at(f"{proxy.uri}/api/2.0/mlflow/metrics/get-history?run_id={mlflow_id}&metric_key=loss")
     return [(each["step"], each["value"]) for each in history["metrics"]]
 
 
-def asked(address: str) -> Any:
+def json_at(address: str) -> Any:
     """What the server answers."""
     with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())

@@ -35,7 +35,7 @@ class Fact(Generic[T]):
     """A field of a run, under the name that it has in JSON."""
 
     def __init__(self, doc: str) -> None:
-        """``doc``: what it is, for ``help()``."""
+        """``doc``: its text in ``help()``."""
         self.__doc__ = doc
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -137,7 +137,7 @@ def _deadline() -> float:
 
 
 def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: contextlib.ExitStack) -> None:
-    """Check that an attempt can start; ``locks`` gets that of its name. Raises as :func:`resume`."""
+    """Check that an attempt can start; ``locks`` gets the lock of its name. Raises as :func:`resume`."""
     directory, plan = attempt.run, attempt.plan
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")

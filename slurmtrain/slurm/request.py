@@ -123,7 +123,7 @@ def _script(plan: Plan, place: SubmissionDir | ArrayDir, options: dict[str, Any]
         submission, job = '"$slurmtrain_submission"', "${slurmtrain_job}"
         attempts, folder = '"${slurmtrain_submission%/submissions/*}"/attempts', f"{submission}/submitit"
         if pack is not None:
-            # Those of its first run. The array's own folder has files of all jobs.
+            # The folders of its first run. The array's own folder has files of all jobs.
             folder = f'{shlex.quote(str(array.elements))}/"${{SLURM_ARRAY_TASK_ID:-}}.0"/submitit'
     profile = plan.spec.network.profile
     others = list(enumerate(plan.components))[1:]

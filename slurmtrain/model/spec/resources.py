@@ -196,11 +196,11 @@ class ComponentSpec:
     nodes: Annotated[int, Scalar("whole number of at least 1", read_node_count), REQUIRED] = 1
     """Nodes of the component."""
     procs_per_node: Positive | None = None
-    """Processes per node; null: that of `resources`, else one per GPU of the component."""
+    """Processes per node; null: as in `resources`, else one per GPU of the component."""
     gpus_per_node: Gpus | None = None
     """GPUs per node, also with a type: `h100:4`."""
     gpu_type: GpuType | None = None
-    """The type of the GPUs; null: any, or that of `resources` together with their number."""
+    """The type of the GPUs; null: any, or as in `resources` together with their number."""
     cpus_per_proc: Positive | None = None
     """CPU cores per process."""
     mem: NodeMemory | None = None

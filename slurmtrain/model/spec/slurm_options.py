@@ -38,7 +38,7 @@ _ADVICE = {
     "name": "use 'name'",
     "nodes": "use 'resources.nodes'",
     "open-mode": "logs are always appended to",
-    "order": "ranks are counted node by node; 'resources.bind' places those of a node",
+    "order": "ranks are counted node by node; 'resources.bind' places the ranks of a node",
     "overcommit": "each process has CPU cores of its own: use 'resources.cpus_per_proc' for how many",
     "prolog": "it would run once a node, not for each rank: use 'setup_node'",
     "pty": "a batch job has no terminal",

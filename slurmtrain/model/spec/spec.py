@@ -81,7 +81,7 @@ class Spec:
     """Where the command runs; null: the directory where `submit` was called."""
     log: Annotated[str, text("path such as `logs/%x-%j.out`", check_log)] | None = None
     """The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
-    the name, `%j` the job's id, `%A_%a` that of an element of an array, `%u` the user, `%N` the first node. Logs
+    the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. Logs
     themselves are in the run directory. null: none."""
     code: CodeSpec = CodeSpec()
     """Which code the run executes, also after a requeue."""

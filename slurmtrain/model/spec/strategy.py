@@ -357,7 +357,7 @@ class StrategySpec:
     processes, or the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
     divides each batch over its GPUs: for comparison, since `ddp` is faster."""
     mixed_precision: Annotated[MixedPrecision, MixedPrecisionKind()] = None
-    """The precision of the model's forward and backward passes; null: that of its parameters. For the optimizer and in
+    """The precision of the model's forward and backward passes; null: as its parameters have. For the optimizer and in
     checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which takes
     `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that has it,
     `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: `{default: bf16, V100:

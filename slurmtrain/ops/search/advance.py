@@ -1,7 +1,7 @@
 """Searches: submitting one, and taking it further with runs that a pruner ends, and the next ones.
 
-A search has no state of its own but its record, what it was submitted with, in ``searches/`` of the runs root until all
-of its trials have been asked for. Its trials, and their results, are read from the runs, each of which carries the
+A search has no state of its own but its record, with all that was submitted, in ``searches/`` of the runs root until
+all of its trials have been asked for. Its trials, and their results, are read from the runs, which each carry the
 number of its trial since the moment that it can be seen. All of this happens under the search's lock, so that no number
 is given twice, and a command that is killed anywhere leaves a whole search: a run that it has created is started like
 any other, and a run that it has not created is asked for again, with the same values.

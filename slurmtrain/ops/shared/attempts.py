@@ -1,4 +1,4 @@
-"""Attempts that are about to be started: what a run's next one is, and which of them share a submission to Slurm.
+"""Attempts that are about to be started: the next one of a run, and which attempts share a submission to Slurm.
 
 The runs of a sweep that request the same are the elements of one job array, or share the jobs of its elements. How many
 run at once is limited by job arrays on Slurm, and on this machine by turns.
@@ -237,7 +237,7 @@ def split_groups(keyed: Iterable[tuple[str | None, T]], largest: int, pack: int 
     Args:
         keyed: what to group, with its key; None: it is a group of its own.
         largest: how many jobs a group may be; with less than 2 there are only groups of one job.
-        pack: how many members share a job. Those of a group fill all of its jobs, or are fewer than fill one.
+        pack: how many members share a job. A group fills all of its jobs, or has fewer members than fill one.
     """
     groups: dict[str | int, list[T]] = {}
     for number, (key, member) in enumerate(keyed):
@@ -280,7 +280,7 @@ def share_limit(limit: int | None, sizes: Sequence[int], pack: Pack | None = Non
     runs = _runs_of_a_job(sizes, pack)
     jobs = [-(-size // each) for size, each in zip(sizes, runs, strict=True)]
     shares, left = [1] * len(sizes), limit - sum(runs)
-    # The next start goes to the array of which the smallest part may run.
+    # The next start goes to the array with the smallest share of elements that may run.
     parts = [(1 / count, index) for index, count in enumerate(jobs)]
     heapq.heapify(parts)
     while parts and left > 0:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run that a command reads: published ones, and those of a script that saves by itself."""
+"""The checkpoints of a run that a command reads: published ones, and what a script saves by itself."""
 
 from __future__ import annotations
 

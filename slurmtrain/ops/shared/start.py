@@ -438,7 +438,7 @@ def _submit(
     """Submit the job or the array; returns its id, and the controller of a local job.
 
     Args:
-        group: the attempts, all of which are journaled.
+        group: the attempts, which are all journaled.
         launcher: the process that calls sbatch; None: it is a local job.
         locks: the locks that it holds.
         at_once: how many elements of the array may run at once.

@@ -1,4 +1,4 @@
-"""Runs that start after others: jobs that wait for those of others, and ends of what waits for a run that has failed.
+"""Runs that start after others: jobs that wait for other runs' jobs, and the end of runs that wait for a failed one.
 
 Jobs are made to wait by Slurm's dependencies. A run whose upstream will not complete is ended, with a reason that says
 which: its job would find out itself once it starts, which may take days in a full queue. The agents of local runs see

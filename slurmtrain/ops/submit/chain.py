@@ -51,7 +51,7 @@ class Chain:
         self._listed: dict[str, Listed] = {}
 
     def order(self) -> list[int]:
-        """The numbers of the specs in the order in which they are created. Raises UserError for a cycle."""
+        """The numbers of the specs in the order of their creation. Raises UserError for a cycle."""
         after = {number: list(dict.fromkeys(self._waits_for(number))) for number in range(len(self._specs))}
         cycle = find_cycle(after)
         if cycle:
@@ -67,7 +67,7 @@ class Chain:
         """Find out which runs the runs of some specs start after.
 
         Args:
-            numbers: Those of the specs.
+            numbers: The specs' numbers.
 
         Raises:
             UserError: There is no such run, or it cannot be started after.
@@ -101,7 +101,7 @@ class Chain:
 
         Args:
             place: Which run.
-            ids: Those of the runs of each spec that have been created.
+            ids: The ids of the runs of each spec that have been created.
         """
         upstreams: dict[str, Upstream] = {}
         for target in self._targets.get(place, ()):
@@ -150,7 +150,7 @@ class Chain:
         return ids
 
     def _namesakes(self, number: int, planned: PlannedRun, observed: Observed) -> _Target:
-        """The runs of its name that one is not to run beside; those of its own sweep run one at a time anyway.
+        """The runs of its name that one is not to run beside; runs of its own sweep run one at a time anyway.
 
         Raises UserError: one of them is on another executor.
         """

@@ -1,9 +1,9 @@
-"""The code of runs: the snapshots that they execute, and what they are submitted from.
+"""The code of runs: the snapshots that they execute, and the working directories that they are submitted from.
 
 Snapshots are taken at submission, and again where a run is to execute newer code. A run comes from the revision in git,
 what differs from that, and the packages of its Python.
 
-A file that a filter of git would change counts as modified if its bytes are not those of the commit: the filter is a
+A file that a filter of git would change counts as modified if its bytes differ from the commit's: the filter is a
 program that the repository names. Only what git-lfs keeps is recognized, by the pointer in the commit, which has the
 SHA-256 and the size of the content (git-lfs-spec, "The Pointer").
 """
@@ -89,7 +89,7 @@ class SourceKey(NamedTuple):
 
     @classmethod
     def of_plan(cls, plan: Plan) -> SourceKey:
-        """That of a plan."""
+        """The provenance of a plan."""
         return cls(plan.workdir, plan.python, plan.spec.code, "code" not in plan.template)
 
 
@@ -110,7 +110,7 @@ def _source(key: SourceKey, no_code: Iterable[str]) -> CodeSource:
 
 
 def _results_of(plan: Plan) -> Iterator[str]:
-    """The places, as absolute paths, to which a plan's command writes by relative ones."""
+    """The places, as absolute paths, that a plan's command writes to by relative ones."""
     workdir = plan.workdir
     places = result_places(plan.words, plan.spec.checkpoint.glob, workdir, workdir)
     return (posixpath.normpath(posixpath.join(workdir, place.path)) for place in places)
@@ -352,7 +352,7 @@ def _submodules(root: Path, ask: Callable[..., bytes]) -> list[str]:
 
 
 def _filtered(paths: Sequence[str], ask: Callable[..., bytes]) -> set[str]:
-    """Those of the paths that have a filter: git's attributes are read, and nothing is run."""
+    """The paths that have a filter: git's attributes are read, and nothing is run."""
     stdin = b"".join(os.fsencode(path) + b"\0" for path in paths)
     words = ask("check-attr", "-z", "--stdin", "filter", stdin=stdin).split(b"\0") if paths else []
     triples = zip(words[::3], words[2::3], strict=False)

@@ -101,7 +101,7 @@ def _shortage(folder: Path, needed: DiskSpace) -> str:
 
 
 def new_sweep(workspace: Workspace) -> str:
-    """The id of a new sweep, which is not that of a run."""
+    """The id of a new sweep, which no run has."""
     while True:
         name = _new_id()
         if not workspace.root.run(name).path.exists():
@@ -137,7 +137,7 @@ def create(
                 built.append(_build(workspace, batch, planned, common, locks))
                 if after:
                     write_upstreams(built[-1][0], after)
-        # Those of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
+        # Ids of one millisecond were drawn in no order; the runs' ids are in the order of the sweep.
         ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
         announce(ids)
         runs = [HeldRun(workspace.root.run(name), lock) for name, (_, lock) in zip(ids, built, strict=True)]
@@ -206,7 +206,7 @@ def _build(
         workspace: where it goes.
         batch: what the run is created with.
         planned: the run.
-        common: what it has in common with the others of the batch.
+        common: the facts that all runs of the batch share.
         locks: receives the run's lock.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a person is told before runs are created: what may go wrong with them, what they are, and what they may cost.
+"""Notes for a person before runs are created: what may go wrong with them, what is submitted, and the most it may cost.
 
 A note is a line, once for all runs of a sweep.
 """
@@ -130,7 +130,7 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
 
 
 class _Snapshots:
-    """What the snapshots of plans hold, each of which is read once, and only if a file is missing."""
+    """The files in the snapshots of plans; each snapshot is read once, and only if a file is missing."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._root = workspace.root
@@ -244,7 +244,7 @@ def _counts(plans: Sequence[Plan]) -> Counter[tuple[str, NamedPath]]:
 
 
 def _outputs_in(workspace: Workspace, run_id: str) -> set[str]:
-    """The absolute paths to which a run writes; none if its plan cannot be read."""
+    """The absolute paths that a run writes to; none if its plan cannot be read."""
     with contextlib.suppress(PathError, ValueError, KeyError, TypeError):
         plan = read_json(workspace.root.run(run_id).plan) or {}
         spec = plan["spec"]
@@ -293,7 +293,7 @@ def _cure(named: NamedPath) -> str:
 class Preview:
     """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec.
 
-    ``search``: what chooses the values of runs, of which the only one here is an example.
+    ``search``: the search that chooses the values of runs; the only run here is an example.
     """
 
     runs: Sequence[PlannedRun]

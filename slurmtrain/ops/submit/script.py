@@ -42,7 +42,7 @@ from slurmtrain.model.spec.values import SHELL_KEYS
 from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
 
 _PYTHON = re.compile(r"python[\d.]*")
-# Options of Python that take no value; those of the second kind change where it looks for modules.
+# Options of Python that take no value; the second kind changes where it looks for modules.
 _FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-b", "-bb", "-q", "-v"})
 _FLAGS_OF_PATHS = frozenset({"-E", "-I", "-s", "-S"})
 # What a training script surely needs, whatever it does before it imports them.
@@ -78,7 +78,7 @@ class Interpreter(NamedTuple):
     """A Python, as ranks start it.
 
     ``path``: where it is; empty if that is not known. ``flags``: those that change where it looks for modules.
-    ``workdir``: the directory in which it runs, which decides what shims such as pyenv's start. ``env``: the variables
+    ``workdir``: where it runs, which decides what shims such as pyenv's start. ``env``: the variables
     that the spec sets.
     """
 
@@ -94,7 +94,7 @@ class Interpreter(NamedTuple):
 
     @property
     def key(self) -> list[Any]:
-        """What its answer depends on, besides the directories in which it finds modules."""
+        """What its answer depends on, besides the directories of its modules."""
         variables = {
             name: value for name, value in self.environment.items() if name.startswith("PYTHON") or name in _OF_PYTHON
         }
@@ -106,7 +106,7 @@ class Interpreter(NamedTuple):
 class Script(NamedTuple):
     """What the Python in a command runs.
 
-    ``python``: the interpreter. ``path``: the script's; of a module, the directory in which ``-m`` finds it first.
+    ``python``: the interpreter. ``path``: the script's; of a module, the directory where ``-m`` finds it first.
     ``module``: empty for a script.
     """
 
@@ -295,7 +295,7 @@ def missing_import(script: Script) -> ScriptImport | None:
 
 @functools.cache
 def _imports(script: Script, _identity: tuple[str, ...]) -> Sequence[ScriptImport]:
-    """``_identity``: that of the script's file, which may change."""
+    """``_identity``: identifies the script's file, which may change."""
     if script.module:
         return [ScriptImport(script.module.partition(".")[0], 0, certain=True)]
     try:
@@ -321,7 +321,7 @@ def _search_path(env: Mapping[str, str]) -> str | None:
 
 @functools.cache
 def _absent(python: Interpreter, packages: tuple[str, ...]) -> frozenset[str]:
-    """Those of the packages that a Python does not have; none if it does not answer.
+    """The packages that a Python does not have; none if it does not answer.
 
     That it has a package is remembered, until its directories change; that it lacks one is asked anew by each command.
     """
@@ -329,7 +329,7 @@ def _absent(python: Interpreter, packages: tuple[str, ...]) -> frozenset[str]:
         return frozenset()
     name = f"python-{python.path.strip('/').replace('/', '-')[-200:]}"
     kept = load_answer(name, python.key)
-    # Damaged files are those of nobody.
+    # A damaged file is nobody's.
     with contextlib.suppress(TypeError, KeyError, IndexError):
         if {*packages} <= {*kept["present"]} and kept["path"] == [file_identity(entry[0]) for entry in kept["path"]]:
             return frozenset()

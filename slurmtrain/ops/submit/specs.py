@@ -108,7 +108,7 @@ def load_all(
 
 
 def merge_specs(specs: Sequence[SpecFile]) -> SpecFile:
-    """All runs of some specs, as if they were those of one."""
+    """All runs of some specs, as if one spec had them."""
     if len(specs) == 1:
         return specs[0]
     runs = tuple(run for spec in specs for run in spec.runs)

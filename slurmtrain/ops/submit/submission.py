@@ -76,7 +76,7 @@ def submit_sweeps(
     Args:
         workspace: where the runs go.
         specs: the specs.
-        sweeps: for each spec, the id that its runs share, which may be that of earlier runs; None: they share none.
+        sweeps: for each spec, the id that its runs share, also with earlier runs; None: they share none.
         executor: ``slurm`` or ``local``.
         ids: for each spec, the ids of its runs, None for one that is to be created; None: all are.
         held: the idempotency key, if there is one.
@@ -158,7 +158,7 @@ class _Work:
             check_executor(self.workspace, self.executor, [run.plan for run in batch.runs], batch.spec.pack)
         check_trackers(plans)
         for plan in plans:
-            # With a snapshot from before, what is in the working directory now is not what it runs.
+            # With a snapshot from before, the code in the working directory now is not the code that runs.
             if plan.code is None:
                 check_script(plan, self.executor)
                 check_shell_script(plan)

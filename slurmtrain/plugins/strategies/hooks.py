@@ -31,7 +31,7 @@ from slurmtrain.runtime.strategies.replicated import CommHook, completed
 
 ERRORS = "errors"
 _INDEX = torch.int32
-# Of a PowerSGDState: what it counts; and on what the sizes of its factors depend.
+# Of a PowerSGDState: its counters, and the settings that decide the sizes of its factors.
 _COUNTERS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
 _SIZES = ("matrix_approximation_rank", "min_compression_rate", "batch_tensors_with_same_shape")
 _RNG, _FACTORS = "rng", "factors"
@@ -305,7 +305,7 @@ class Hierarchical(CommHook):
 def reduce_by_layers(_model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) -> Hierarchical | None:
     """The hook by its ``spec``, for any ``_model``; None if there is one node, or one rank on each.
 
-    ``ranks``: which reduce gradients, of which this one is on this ``node``.
+    ``ranks``: the ranks that reduce gradients; this one is on this ``node``.
     """
     mesh = across_nodes(ranks.gather(node), ranks.device, f"hook: {spec.hook}")
     return None if mesh is None else Hierarchical(mesh, ranks.device)

@@ -98,7 +98,7 @@ class TorchPipeline(Pipeline):
     ) -> Tensor:
         """As its base says; the first stage uses the ``inputs``, the last one the ``targets``.
 
-        ``gradients``: of the step. ``loss_of``: of a microbatch, each of which is divided further by ``accumulation``.
+        ``gradients``: of the step. ``loss_of``: of a microbatch, which ``accumulation`` divides further.
         """
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
         microbatches = self._microbatches * accumulation
@@ -118,7 +118,7 @@ class TorchPipeline(Pipeline):
         return mean
 
     def evaluate(self, loss_of: LossOf, arguments: tuple[Any, ...], targets: Tensor, rows: int) -> Tensor | None:
-        """As its base says, for this rank's ``arguments`` and ``targets``, of which other ranks may have more.
+        """As its base says, for this rank's ``arguments`` and ``targets``; other ranks may have more.
 
         Where stages are sharded, all ranks have to call them equally often, also with parts of other sizes. So each
         part is filled up with its first row to microbatches of equal size, as many as ``rows`` need; the loss, by

@@ -78,7 +78,7 @@ _STALE_S = 3.0
 _LOOK_S = 0.5
 # Node 0's machine refuses connections for this long if its agent is gone.
 _GONE_S = 1.0
-# How long an agent that leaves waits until the others have what it published.
+# How long an agent that leaves waits until the others have its last messages.
 _FLUSH_S = 2.0
 _POLL_S = 0.005
 # How long to wait for a thread's end.

@@ -2,8 +2,8 @@
 
 * ``directory SUBMISSION`` prints where the command of a run is to run. The shell asks this before there are agents; the
   run's own copy of its code is made by then.
-* ``report HANDLE`` runs in the place of that shell, and writes what it has made of its variables and limits to the
-  descriptor ``HANDLE``.
+* ``report HANDLE`` runs in the place of that shell, and writes the variables and limits that the shell has by then to
+  the descriptor ``HANDLE``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What changes the forward passes of a model's modules: mixed precision, and activations that are computed again.
 
-Precision is that of models whose parameters are whole, by torch's autocast. As with ``fully_shard``, whose
+Models whose parameters are whole get their precision by torch's autocast. As with ``fully_shard``, whose
 MixedPrecisionPolicy does the same for sharded ones, the model's output is float32.
 """
 

@@ -52,7 +52,7 @@ class Shares:
         self._least = microbatches
         self._differ = differ
         self._limits: tuple[int | None, ...] = ()
-        # The weight at the beginning of each step: that of what was shared before the loop over steps.
+        # The weight at the beginning of each step: as before the loop over steps.
         self._before_steps = 1.0
 
     @property

@@ -70,8 +70,8 @@ def _marked(text: str, name: str) -> str:
 class Api(NamedTuple):
     """What sends to the MLflow store at ``uri``.
 
-    ``client``: an ``mlflow.MlflowClient``, or a :class:`.rest_client.RestClient`; ``entities``: the module of what it
-    sends; ``failure``: what it raises.
+    ``client``: an ``mlflow.MlflowClient``, or a :class:`.rest_client.RestClient`; ``entities``: the module of the
+    classes that it sends; ``failure``: its exceptions.
     """
 
     uri: str
@@ -98,7 +98,7 @@ S = TypeVar("S", bound=Sendable)
 class Sender(Generic[S]):
     """Sends batches of one kind to one MLflow run.
 
-    ``log``: sends items under the names that they have then. ``failure``: what it raises. ``present``: the names that
+    ``log``: sends items under the names that they have then. ``failure``: its exceptions. ``present``: the names that
     the run has there already. ``refused``: the names that the store does not take, and why: they are not sent again.
     """
 

@@ -83,7 +83,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sdist_holds_what_builds_tests_and_documents_slurmtrain(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {member.name.removeprefix(f"{NAME}/") for member in archive.getmembers()}
-    needed = {"pyproject.toml", "LICENSE", "README.md", "SECURITY.md", "constraints.txt", "templates/prologue.sh.j2"}
+    needed = {"pyproject.toml", "LICENSE", "README.md", "SECURITY.md", "constraints.txt", "templates/batch.sh.j2"}
     needed |= {"slurmtrain/py.typed", "scripts/test", "tests/conftest.py", "tests/local/test_distribution.py"}
     assert needed - names == set()
     assert [name for name in names if name.startswith((".ci", ".git/", ".venv", "runs/"))] == []

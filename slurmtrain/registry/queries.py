@@ -24,7 +24,7 @@ from slurmtrain.registry import schema
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.statistics import AttemptSpan
     from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
-    from slurmtrain.model.preflight.node_ledger import LedgerEntry
+    from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import AnyEvent
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.progress import Progress

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import sqlalchemy as sa
 
 from slurmtrain.model.metrics.summary import MetricSummary
-from slurmtrain.model.preflight.node_ledger import LedgerEntry
+from slurmtrain.model.preflight.finding import LedgerEntry
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal import Garbage, read_event
 from slurmtrain.model.run.progress import Progress

@@ -30,7 +30,7 @@ from slurmtrain.system.journal_files import has_unread, journal_files
 if TYPE_CHECKING:
     from slurmtrain.model.database_url import DatabaseUrl
     from slurmtrain.model.metrics.summary import MetricSummary
-    from slurmtrain.model.preflight.node_ledger import LedgerEntry
+    from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.base import P as E
     from slurmtrain.model.run.journal import Garbage

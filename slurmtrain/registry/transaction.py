@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.model.preflight.node_ledger import LedgerEntry
+from slurmtrain.model.preflight.finding import LedgerEntry
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.progress import Progress

@@ -1,4 +1,4 @@
-"""The location of files that slurmtrain fills in or reads: batch prologue, network profiles."""
+"""The location of files that slurmtrain fills in or reads: batch scripts, network profiles."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""What a check found on a node, and the worst of several findings. Pure."""
+"""What a check found on a node, the worst of several findings, and a node in the ledger. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 # From best to worst; a check that was skipped says nothing about the node.
 STATUSES = ("skip", "pass", "warn", "fail")
+# A finding by run, directory of the attempt, and host.
+FindingKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,33 @@ def worst_status(findings: Iterable[Finding]) -> str:
     """The worst status among these; ``pass`` if there are none."""
     statuses = [finding.status for finding in findings]
     return max((status for status in statuses if status != "skip"), key=STATUSES.index, default="pass")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A node that failed the preflight of an attempt.
+
+    Attributes:
+        host: The node's name.
+        run_id: The run.
+        attempt_key: The name of the attempt's directory.
+        attempt: The attempt's number.
+        checks: The checks that failed.
+        reason: How they failed.
+        evidence: The measurements, by check.
+        seen_at: Seconds since 1970.
+    """
+
+    host: str
+    run_id: str
+    attempt_key: str
+    attempt: int
+    checks: Sequence[str]
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    seen_at: float
+
+    @property
+    def key(self) -> FindingKey:
+        """What pardons refer to."""
+        return (self.run_id, self.attempt_key, self.host)

@@ -7,47 +7,13 @@ in time, which the clocks of two machines could get wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
 
+from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
 from slurmtrain.model.run.events.agent import AgentStarted, JobRequeue, PreflightDone
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
 from slurmtrain.model.run.events.command import NodeForgiven
 from slurmtrain.model.run.layout import attempt_of, node_of
-
-# A finding by run, directory of the attempt, and host.
-FindingKey = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
-    """A node that failed the preflight of an attempt.
-
-    Attributes:
-        host: The node's name.
-        run_id: The run.
-        attempt_key: The name of the attempt's directory.
-        attempt: The attempt's number.
-        checks: The checks that failed.
-        reason: How they failed.
-        evidence: The measurements, by check.
-        seen_at: Seconds since 1970.
-    """
-
-    host: str
-    run_id: str
-    attempt_key: str
-    attempt: int
-    checks: Sequence[str]
-    reason: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    seen_at: float
-
-    @property
-    def key(self) -> FindingKey:
-        """What pardons refer to."""
-        return (self.run_id, self.attempt_key, self.host)
 
 
 def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str, int]) -> list[LedgerEntry]:

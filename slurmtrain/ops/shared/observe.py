@@ -86,9 +86,12 @@ class ListedRuns(Mapping[str, "Listed"]):
 
     def worth_listing(self, newest: int) -> list[str]:
         """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+        if self._store is None:
+            return []
+        # Imported here: it imports SQLAlchemy.
         from slurmtrain.registry import queries
 
-        return [] if self._store is None else self._store.ask(lambda db: queries.worth_listing(db, newest))
+        return self._store.ask(lambda db: queries.worth_listing(db, newest))
 
     def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
         """The ids of the runs that may meet all conditions, oldest first.

@@ -10,8 +10,8 @@ from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.preflight.finding import LedgerEntry
 from slurmtrain.model.preflight.node_ledger import (
-    LedgerEntry,
     active_entries,
     entry_state,
     forgiven_findings,

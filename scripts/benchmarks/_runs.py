@@ -10,13 +10,13 @@ from pathlib import Path
 
 from _measure import ROOT
 
-from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, WorkersStarted
-from slurmtrain.model.run.events.checkpoint import CheckpointSaved
-from slurmtrain.model.run.events.command import RunCreated, Submitted, Submitting
-from slurmtrain.model.run.events.rank import SessionStarted, TrainingStarted
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RendezvousReady, WorkersStarted
+from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
+from slurmtrain.model.run.events.command_events import RunCreated, Submitted, Submitting
+from slurmtrain.model.run.events.rank_events import SessionStarted, TrainingStarted
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot, run_id
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.submit import load
 from slurmtrain.runtime.job.metrics import MetricsFile

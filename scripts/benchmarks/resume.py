@@ -22,7 +22,7 @@ from _measure import ROOT, Report, command, run_quietly, say
 
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.checkpoint.files import newest_published, sweep
+from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, sweep
 from slurmtrain.system.process import Process, descendants
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_resume_train.py"

@@ -157,7 +157,7 @@ def _spec_items(_context: click.Context, incomplete: str) -> Iterator[Completion
 
 
 def _override_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    from slurmtrain.model.spec.spec import complete_override
+    from slurmtrain.model.experiment.spec import complete_override
 
     return _unique(complete_override(incomplete, _spec(context)))
 

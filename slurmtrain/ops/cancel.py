@@ -14,22 +14,22 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDown, UntrustedPath
-from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import is_run_id
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.attempts import is_needed_by_others, leave
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
+from slurmtrain.ops.shared.next_attempts import is_needed_by_others, leave
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.start_order import dependents, end_blocked
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import kill_leftovers
-from slurmtrain.slurm.command import is_installed
 from slurmtrain.slurm.jobs import second_job_name
+from slurmtrain.slurm.slurm_commands import is_installed
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice
 from slurmtrain.system.process import Process, descendants

@@ -21,7 +21,7 @@ from slurmtrain.slurm.request import signal_lead_s
 from slurmtrain.system.owned_files import user_name
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.experiment.plan import Plan
     from slurmtrain.slurm.site import Site
 
 # A placeholder for a run id: nothing is submitted.
@@ -77,29 +77,29 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         UserError: The spec cannot be used, as in ``submit``.
         SlurmDown: Slurm does not answer.
     """
-    from slurmtrain.runtime.environment import surroundings
+    from slurmtrain.runtime.environment import outer_variables
 
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""
-    reach = surroundings.notes_on_ranks([plan]) if plan is not None else []
+    reach = outer_variables.notes_on_ranks([plan]) if plan is not None else []
     findings = [*torch_findings(), *(SiteFinding("ok", "environment", note) for note in reach)]
     if executor == "local":
         outlooks = [local_outlook(_job_facts(workspace, plan, executor, None))]
         return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=findings)
-    from slurmtrain.slurm import limits
+    from slurmtrain.slurm import site_limits
     from slurmtrain.slurm.site import read_site
 
     # Only here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, user_name(os.getuid()))
     if plan is not None:
-        findings += [SiteFinding("ok", "environment", note) for note in surroundings.notes([plan])]
-        plan = surroundings.placed(plan)
+        findings += [SiteFinding("ok", "environment", note) for note in outer_variables.notes([plan])]
+        plan = outer_variables.placed(plan)
     raw = workspace.scheduler.partitions()
-    if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
+    if plan is not None and (why := site_limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
     # sbatch accepts a list of partitions, and the job starts in the one that can run it first.
-    names = limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
+    names = site_limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
     all_partitions = list(site.partitions.values())
     outlooks = [
         make_outlook(site.cluster, site.partitions[name], all_partitions, site.qos, job)
@@ -154,7 +154,7 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
     from slurmtrain.ops.shared.interruption_stats import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
-    from slurmtrain.model.spec.sbatch import named_options
+    from slurmtrain.model.experiment.sbatch import named_options
 
     options = named_options(spec.slurm)
     named = options.get("qos")

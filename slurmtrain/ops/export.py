@@ -11,13 +11,13 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, read_manifest
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
-from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.runtime.checkpoint.formats.lookup import find_damage, find_modules, read_contents
 from slurmtrain.runtime.checkpoint.formats.trees import Contents, list_tree
 from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from slurmtrain.errors import RunUnreadable, UserError
+from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.command import NoteWritten, RunArchived, TagsChanged
+from slurmtrain.model.run.events.command_events import NoteWritten, RunArchived, TagsChanged
 from slurmtrain.model.run.root import is_run_id
-from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.find import LAST, find, find_all
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace, person

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.spec.checkpoint import CheckpointSpec
-from slurmtrain.model.spec.code import NONE, CodeSpec
-from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.restarts import RequeueSpec
-from slurmtrain.model.spec.spec import Spec, write_spec
-from slurmtrain.model.spec.tracking import MlflowSpec, TrackingSpec
-from slurmtrain.model.spec.values import Nodes, read_node_count
+from slurmtrain.model.experiment.checkpoint import CheckpointSpec
+from slurmtrain.model.experiment.code import NONE, CodeSpec
+from slurmtrain.model.experiment.plan import make_plan
+from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.spec import Spec, write_spec
+from slurmtrain.model.experiment.tracking import MlflowSpec, TrackingSpec
+from slurmtrain.model.experiment.values import Nodes, read_node_count
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
-from slurmtrain.slurm.command import read_options
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.inherited import current_directory
 

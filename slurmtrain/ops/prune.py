@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.checkpoint import CheckpointPruned
-from slurmtrain.model.run.events.command import JobObserved
+from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
+from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
-from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.ops.shared.checkpoints import refuse_external
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.readable_checkpoints import refuse_external
 from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
@@ -59,7 +59,7 @@ class Pruned:
     run: Run
     dry: bool
     forks: Mapping[int | None, Sequence[str]]
-    checkpoints: list[files.Disposable] = field(default_factory=list)
+    checkpoints: list[checkpoint_files.Disposable] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -125,17 +125,17 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
             if _delete(checkpoint, pruned):
                 # Journaled after deleting: an event about a checkpoint that then cannot be deleted would stay forever.
                 # If this is killed here, _catch_up() adds the missing event next time.
-                path = files.relative_path(checkpoint.path)
+                path = checkpoint_files.relative_path(checkpoint.path)
                 _journal(journal, pruned, CheckpointPruned(path=path, step=checkpoint.step, why=checkpoint.why))
         if idle:
             _catch_up(directory, run, journal, pruned)
     return pruned
 
 
-def _delete(checkpoint: files.Disposable, pruned: Pruned) -> bool:
+def _delete(checkpoint: checkpoint_files.Disposable, pruned: Pruned) -> bool:
     """Delete a checkpoint; returns False if that failed, or if the run itself deleted it meanwhile."""
     try:
-        files.delete(checkpoint.path)
+        checkpoint_files.delete(checkpoint.path)
     except FileNotFoundError:
         return False  # the run deleted it first, and journals that
     except OSError as error:
@@ -152,14 +152,18 @@ def _journal(journal: Journal, pruned: Pruned, event: Payload) -> None:
         pruned.problems.append(f"{journal.path} cannot be written: {describe_os_error(error)}")
 
 
-def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[files.Disposable]:
+def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[checkpoint_files.Disposable]:
     """What the policy does not keep. It considers only checkpoints not known to be bad.
 
     A bad one stays in place until the run moves it aside; the policy must not keep it instead of a good one.
     """
-    disposable = files.disposable(directory.checkpoints, keep)
+    disposable = checkpoint_files.disposable(directory.checkpoints, keep)
     bad = {each.path for each in run.on_disk if each.path.startswith(PUBLISHED) and not each.complete}
-    good = [path for path in files.published(directory.checkpoints) if files.relative_path(path) not in bad]
+    good = [
+        path
+        for path in checkpoint_files.published(directory.checkpoints)
+        if checkpoint_files.relative_path(path) not in bad
+    ]
     if not bad:
         return disposable
     if not good:
@@ -172,7 +176,7 @@ def _step_and_metrics(path: Path) -> tuple[int, Mapping[str, float]]:
     step = checkpoint_step(path.name)
     assert step is not None
     with contextlib.suppress(CheckpointError):
-        return step, files.read_manifest(path).metrics
+        return step, checkpoint_files.read_manifest(path).metrics
     return step, {}
 
 
@@ -185,14 +189,14 @@ def is_over(run: Run) -> bool:
 
 def _sweep(directory: RunDir, pruned: Pruned) -> None:
     pruned.leftovers = _leftovers(directory)
-    files.sweep(directory.checkpoints, _NO_ATTEMPT)
+    checkpoint_files.sweep(directory.checkpoints, _NO_ATTEMPT)
     for leftover in [leftover for leftover in pruned.leftovers if leftover.path.exists()]:
         pruned.leftovers.remove(leftover)
         pruned.problems.append(f"{leftover.path} cannot be deleted")
 
 
 def _leftovers(directory: RunDir) -> list[Leftover]:
-    """What :func:`slurmtrain.runtime.checkpoint.files.sweep` removes or completes while no attempt is active."""
+    """What ``checkpoint_files.sweep`` removes or completes while no attempt is active."""
     with contextlib.suppress(OSError):
         entries = [
             entry for entry in os.scandir(directory.checkpoints) if entry.name.startswith(".") and entry.is_dir()
@@ -205,7 +209,7 @@ def _leftover(directory: RunDir, name: str) -> Leftover:
     path, step = directory.checkpoints / name, staged_step(name)
     whole = step is not None and (path / MANIFEST).exists()
     complete = whole and step is not None and not (directory.checkpoints / checkpoint_name(step)).exists()
-    return Leftover(path, files.bytes_of(path), complete)
+    return Leftover(path, checkpoint_files.bytes_of(path), complete)
 
 
 def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> None:
@@ -213,11 +217,11 @@ def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> 
 
     Call this only for a run that nothing else writes to.
     """
-    deleted = {files.relative_path(checkpoint.path) for checkpoint in pruned.checkpoints}
+    deleted = {checkpoint_files.relative_path(checkpoint.path) for checkpoint in pruned.checkpoints}
     journaled = {each.path: each for each in run.on_disk if each.path.startswith(f"{directory.checkpoints.name}/")}
     for path in [path for path in journaled if path not in deleted and not (directory.path / path).exists()]:
         _journal(journal, pruned, CheckpointPruned(path=path, step=journaled[path].step, why="it was gone"))
-    published = files.published(directory.checkpoints)
+    published = checkpoint_files.published(directory.checkpoints)
     described = checkpoints_on_disk(directory)
     # The event lists all checkpoints: one whose manifest cannot be read would be taken as gone.
     if len(described) == len(published) and any(record.path not in journaled for record in described):

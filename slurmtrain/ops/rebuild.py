@@ -10,7 +10,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.journal import Garbage
+    from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.registry.ingest import ShowRuns
 
 

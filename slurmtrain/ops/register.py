@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.trackers import MLFLOW, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress
-from slurmtrain.runtime.checkpoint.files import new_hasher, read_manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import new_hasher, read_manifest
 from slurmtrain.system.locks import locked
 
 _CHUNK = 1 << 22
@@ -58,7 +58,7 @@ def export_registered(
         LockHeld: Another command sends for too long.
     """
     from slurmtrain.ops.shared.mirroring import RunSender, Trackers
-    from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
+    from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 
     run = observe_run(workspace, run_id, ask_slurm=False)
     plan = current_plan(workspace.root.run(run_id), run)

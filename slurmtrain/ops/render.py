@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import NotAvailable
-from slurmtrain.local.launch import check
+from slurmtrain.local.local_launch import check
+from slurmtrain.model.experiment.code import CodeSnapshot
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.spec.code import CodeSnapshot
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
-from slurmtrain.ops.submit.code import with_snapshots
+from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.notes import Preview, preview
-from slurmtrain.runtime.environment import surroundings
-from slurmtrain.runtime.setup.script import local_script
+from slurmtrain.runtime.environment import outer_variables
+from slurmtrain.runtime.setup.setup_script import local_script
 from slurmtrain.slurm.request import make_request
 from slurmtrain.specfile import ValueSource
 
@@ -83,8 +83,8 @@ def render(
     if all(Path(plan.workdir).is_dir() for plan in plans):
         with_code, notes = with_snapshots(workspace, plans, spec.files, preview=True)
     if script_for == "slurm" and executor != script_for:
-        notes += surroundings.notes(plans)
-    notes += surroundings.notes_on_ranks(plans)
+        notes += outer_variables.notes(plans)
+    notes += outer_variables.notes_on_ranks(plans)
     run = workspace.root.run(RUN_ID)
     rendered = []
     for planned, plan in zip(spec.runs, with_code, strict=True):
@@ -95,7 +95,7 @@ def render(
             except NotAvailable as error:
                 notes.append(str(error))
         else:
-            script = make_request(surroundings.placed(planned.plan), run.submission(1)).script
+            script = make_request(outer_variables.placed(planned.plan), run.submission(1)).script
         directory, sources = plan.working_directory(run.code), partial(spec.sources, planned)
         rendered.append(Rendered(planned.plan, planned.overrides, script, plan.code, directory, sources))
     before = preview(spec, executor)

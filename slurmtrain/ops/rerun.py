@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RunBusy, UserError
+from slurmtrain.model.environment.attempt_environment import Environment, compare
 from slurmtrain.model.environment.changes import describe
-from slurmtrain.model.environment.environment import Environment, compare
-from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.experiment.code import CodeSnapshot
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sweep import Pack, packing_problem
+from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import RERUN, Parent, ids_by_name
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.code import CodeSnapshot
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep import Pack, packing_problem
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import submitted_software
 from slurmtrain.ops.shared.find import find_all, is_pattern
 from slurmtrain.ops.shared.observe import check_readable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
-from slurmtrain.ops.submit.code import describe_git, describe_revision, with_code_of_now
-from slurmtrain.runtime.chain import read_upstreams
+from slurmtrain.ops.submit.code_snapshots import describe_git, describe_revision, with_code_of_now
 from slurmtrain.runtime.code.packages import read_software
-from slurmtrain.slurm.command import read_options
+from slurmtrain.runtime.upstreams import read_upstreams
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 from slurmtrain.system.owned_files import read_checked
 

@@ -25,28 +25,28 @@ from slurmtrain.errors import (
     SubmitFailed,
     UserError,
 )
+from slurmtrain.model.experiment.checkpoint import OWN
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.query.comparison import count_states
-from slurmtrain.model.run.events.checkpoint import CheckpointPruned
-from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
+from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.checkpoint import OWN
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.next_attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import claim_name, dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.code import with_code_of_now
-from slurmtrain.runtime.environment.limits import make_room
-from slurmtrain.slurm.command import read_options
+from slurmtrain.ops.submit.code_snapshots import with_code_of_now
+from slurmtrain.runtime.environment.process_limits import make_room
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.locks import locked
@@ -209,7 +209,7 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
             newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
         return
-    from slurmtrain.runtime.checkpoint.files import newest_published, start_point, sweep
+    from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, start_point, sweep
 
     # A complete one counts even if its publisher was killed before the rename: the sweep renames it.
     sweep(directory.checkpoints, attempt="")
@@ -251,8 +251,8 @@ def _wait_for_exits(run: Run, deadline: float) -> None:
 
 def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
     """Raise NoCheckpoint if there is no checkpoint of a ``step`` to go on from, or a damaged one; NotAvailable."""
-    from slurmtrain.ops.shared.checkpoints import choose_checkpoints, refuse_external
-    from slurmtrain.runtime.checkpoint.files import relative_path
+    from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, refuse_external
+    from slurmtrain.runtime.checkpoint.checkpoint_files import relative_path
 
     refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
     [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
@@ -265,7 +265,7 @@ def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) ->
 def _damage(checkpoint: Path) -> str:
     """What is wrong with the sizes of a checkpoint's files; empty if nothing is. Ranks compare their hashes."""
     from slurmtrain.errors import CheckpointError
-    from slurmtrain.runtime.checkpoint.files import read_manifest, verify
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, verify
 
     try:
         manifest = read_manifest(checkpoint)
@@ -281,7 +281,7 @@ def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: in
     Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
     checkpoint whose publisher was killed before the rename is a later one, too.
     """
-    from slurmtrain.runtime.checkpoint.files import published, relative_path
+    from slurmtrain.runtime.checkpoint.checkpoint_files import published, relative_path
 
     later = [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
     if not later:

@@ -10,16 +10,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, RequestRefused, SlurmDown, SlurmtrainError
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.policy import decision
-from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
-from slurmtrain.model.run.events.command import JobReplaced
+from slurmtrain.model.run.events.agent_events import JobRequeue, RequeueFailed
+from slurmtrain.model.run.events.command_events import JobReplaced
 from slurmtrain.model.run.job_state import WAITING, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.attempts import (
+from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
+from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.mirroring import mirror_runs
+from slurmtrain.ops.shared.next_attempts import (
     HeldRun,
     NewAttempt,
     SweepLimit,
@@ -28,14 +31,11 @@ from slurmtrain.ops.shared.attempts import (
     is_needed_by_others,
     next_attempt,
 )
-from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
-from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import BEGIN_TIME, end_blocked, move_late
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.limits import make_room
+from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.runtime.job.lease import kill_leftovers, runs_with_processes
 from slurmtrain.slurm.jobs import second_jobs
 from slurmtrain.system.locks import locked
@@ -389,7 +389,7 @@ def _submit_again(workspace: Workspace, held: HeldRun, run: Run, synced: Synced)
 
 def _replan(plan: Plan, overrides: Sequence[str] = ()) -> PlannedRun:
     # Imported here: hardly any sync starts anything.
-    from slurmtrain.slurm.command import read_options
+    from slurmtrain.slurm.slurm_commands import read_options
     from slurmtrain.specfile import replan
 
     return replan(plan, overrides, read_options)

@@ -58,7 +58,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
         NotAvailable: None of them is in MLflow.
         TrackingError: Their store cannot be read.
     """
-    from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
+    from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 
     chosen = _choose(workspace, observed, name)
     sent = {run_id: of_run["mlflow"] for run_id, of_run in workspace.store.sent().items() if "mlflow" in of_run}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.experiment.plan import Plan
 
 # Who has sent something less than this long ago, such as a watch with its usual pause, is about to send again.
 _SENDING_S = 120.0

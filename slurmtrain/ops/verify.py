@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointVerified
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRejected, CheckpointVerified
 from slurmtrain.model.run.file_names import checkpoint_step, damaged_step
 from slurmtrain.model.run.layout import MANIFEST
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 from slurmtrain.runtime.checkpoint.formats.lookup import find_damage
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
@@ -129,14 +129,18 @@ def verify(
         chosen = choose_own(run, own, step, to="verify")
         return _verify_own(workspace, run, list(reversed(chosen)), hashes=hashes, show=show)
     paths = choose_checkpoints(workspace, run, step, to="verify")
-    results = [_aside(workspace, run, path) for path in files.damaged(directory.checkpoints)] if step is None else []
+    results = (
+        [_aside(workspace, run, path) for path in checkpoint_files.damaged(directory.checkpoints)]
+        if step is None
+        else []
+    )
     problems: list[str] = []
     with workspace.journal(directory, "verify") as journal, _Verifier(hashes, show) as verifier:
         # All are begun before the first result is waited for, so that the threads always have work.
         for pending in [verifier.begin(path) for path in paths]:
             checked = pending()
             results.append(checked)
-            problems = _note(journal, checked, files.relative_path(checked.path), hashes=hashes) or problems
+            problems = _note(journal, checked, checkpoint_files.relative_path(checked.path), hashes=hashes) or problems
     return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step or 0, checked.path.name)), problems)
 
 
@@ -204,7 +208,7 @@ class _Verifier:
     def begin(self, path: Path) -> Callable[[], Checked]:
         """Start comparing a checkpoint's files; returns a function that waits until all are compared."""
         try:
-            manifest = files.read_manifest(path)
+            manifest = checkpoint_files.read_manifest(path)
         except CheckpointError as error:
             return partial(_summarize, path, None, [str(error)])
         self._total_bytes += manifest.bytes
@@ -223,19 +227,19 @@ class _Verifier:
 
         return result
 
-    def _check(self, path: Path, manifest: files.Manifest, name: str) -> tuple[int, str]:
+    def _check(self, path: Path, manifest: checkpoint_files.Manifest, name: str) -> tuple[int, str]:
         try:
-            files.verify(path, manifest, [name], hashes=self._hashes)
+            checkpoint_files.verify(path, manifest, [name], hashes=self._hashes)
         except CheckpointError as error:
             return manifest.files[name][0], str(error)
         return manifest.files[name][0], ""
 
 
-def _summarize(path: Path, manifest: files.Manifest | None, problems: Sequence[str]) -> Checked:
+def _summarize(path: Path, manifest: checkpoint_files.Manifest | None, problems: Sequence[str]) -> Checked:
     """The result for a checkpoint whose files were compared. ``manifest``: None if it cannot be read."""
     step = checkpoint_step(path.name)
     assert step is not None
-    size = manifest.bytes if manifest else files.bytes_of(path)
+    size = manifest.bytes if manifest else checkpoint_files.bytes_of(path)
     if not problems:
         return Checked(path, step, size, "good")
     if _is_another(path, manifest):
@@ -243,12 +247,12 @@ def _summarize(path: Path, manifest: files.Manifest | None, problems: Sequence[s
     return Checked(path, step, size, "bad", "; ".join(problems))
 
 
-def _is_another(path: Path, manifest: files.Manifest | None) -> bool:
+def _is_another(path: Path, manifest: checkpoint_files.Manifest | None) -> bool:
     """Whether the path now has another checkpoint, or none: a training run deletes and replaces them."""
     if not (path / MANIFEST).exists():
         return True
     try:
-        return manifest is not None and files.read_manifest(path) != manifest
+        return manifest is not None and checkpoint_files.read_manifest(path) != manifest
     except CheckpointError:
         return False
 
@@ -258,6 +262,6 @@ def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:
     step = damaged_step(path.name)
     assert step is not None
     rejected = workspace.store.events(run.id, CheckpointRejected)
-    moved = [event for event in rejected if event.payload.aside == files.relative_path(path)]
+    moved = [event for event in rejected if event.payload.aside == checkpoint_files.relative_path(path)]
     newest = max(moved, key=lambda event: event.order, default=None)
-    return Checked(path, step, files.bytes_of(path), "aside", newest.payload.reason if newest else None)
+    return Checked(path, step, checkpoint_files.bytes_of(path), "aside", newest.payload.reason if newest else None)

@@ -17,11 +17,11 @@ from slurmtrain.model.metrics.columns import Block
 from slurmtrain.model.metrics.curves import start_of
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
 from slurmtrain.model.preflight.node_ledger import ledger_entries
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
-from slurmtrain.model.run.journal import Garbage, events_of
+from slurmtrain.model.run.journal_lines import Garbage, events_of
 from slurmtrain.model.run.layout import JOURNALS, RunDir
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry import queries
 from slurmtrain.registry.sent import read_sent

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from slurmtrain.model.query.conditions import Comparison, Condition, Literal
 from slurmtrain.model.query.measures import Measure, read_measure
-from slurmtrain.model.run.events.values import is_text
+from slurmtrain.model.run.events.event_values import is_text
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import schema
 from slurmtrain.registry.queries import fetch

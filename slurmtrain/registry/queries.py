@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from slurmtrain.model.run.events.values import is_text
+from slurmtrain.model.run.events.event_values import is_text
 from slurmtrain.model.run.root import RUN_ID
 from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from slurmtrain.model.interruption.statistics import AttemptSpan
     from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
     from slurmtrain.model.preflight.finding import LedgerEntry
+    from slurmtrain.model.run.attempt_progress import Progress
     from slurmtrain.model.run.events.base import AnyEvent
-    from slurmtrain.model.run.journal import Garbage
-    from slurmtrain.model.run.progress import Progress
+    from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.run import Run
     from slurmtrain.registry.sent import Sent
 

@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.preflight.finding import LedgerEntry
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.journal import Garbage, read_event
-from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.journal_lines import Garbage, read_event
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run, replace
 from slurmtrain.model.written import remembering
 from slurmtrain.registry import schema

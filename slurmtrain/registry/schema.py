@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from slurmtrain.errors import RegistryUnusable
-from slurmtrain.model.run.journal import Garbage
-from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run.journal_lines import Garbage
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.registry.dialects import TEXT, Json
 from slurmtrain.registry.sent import Sent

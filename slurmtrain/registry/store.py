@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.base import P as E
-    from slurmtrain.model.run.journal import Garbage
+    from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Run
     from slurmtrain.registry.queries import IndexRow

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 
 from slurmtrain.model.preflight.finding import LedgerEntry
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.journal import Garbage
-from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.journal_lines import Garbage
 from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.dialects import Conflict, insert

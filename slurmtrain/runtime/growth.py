@@ -15,18 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from slurmtrain.errors import LaunchError, PathError, SlurmtrainError
-from slurmtrain.model.interruption.growth import (
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.interruption.growth_policy import (
     Newcomer,
     Stage,
     choose_newcomers,
     is_worthwhile,
     pause_before_request,
 )
-from slurmtrain.model.run.events.agent import NodesLeft, NodesRequested, RanksRestarted
+from slurmtrain.model.run.events.agent_events import NodesLeft, NodesRequested, RanksRestarted
 from slurmtrain.model.run.job_state import base
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import EXTENDS, take_variable
 from slurmtrain.runtime.job import lease

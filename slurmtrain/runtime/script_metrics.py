@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.tracking import ScriptMetricsSpec
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
-from slurmtrain.model.run.events.rank import ScriptProgressed, ScriptUnread
+from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.logged_lines import logged_step

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.rank_groups import describe_apart, describe_fewer, groups_of
-from slurmtrain.model.run.events.agent import RanksApart
+from slurmtrain.model.run.events.agent_events import RanksApart
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import (
     descend,

@@ -12,7 +12,7 @@ from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.scheduler import Accounting, Queue
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.events.command import JobObserved
+    from slurmtrain.model.run.events.command_events import JobObserved
 
 # How long a job may be missing from both squeue and sacct before it is given up: sacct lags behind, and slurmdbd and
 # slurmctld may be restarting.
@@ -139,7 +139,7 @@ def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) ->
 
 def _observe_absence(newest: Attempt, now: float, *, is_cancelled: bool) -> list[JobObserved]:
     # Imported here: creating the event classes takes longer than a query that finds nothing new.
-    from slurmtrain.model.run.events.command import JobObserved
+    from slurmtrain.model.run.events.command_events import JobObserved
 
     absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
     if newest.absent_since is None:
@@ -153,7 +153,7 @@ def _observe_absence(newest: Attempt, now: float, *, is_cancelled: bool) -> list
 
 
 def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:
-    from slurmtrain.model.run.events.command import JobObserved
+    from slurmtrain.model.run.events.command_events import JobObserved
 
     ended = is_final(job.state)
     return JobObserved(

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.resources import OPTIONS_OF_COMPONENTS
+from slurmtrain.model.experiment.sbatch import SRUN, named_options
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.model.experiment.values import write_node_memory
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.resources import OPTIONS_OF_COMPONENTS
-from slurmtrain.model.spec.sbatch import SRUN, named_options
-from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.model.spec.values import write_node_memory
 from slurmtrain.runtime.environment.ranks import load_profile
-from slurmtrain.runtime.setup.script import setup_values, shell_templates
+from slurmtrain.runtime.setup.setup_script import setup_values, shell_templates
 from slurmtrain.runtime.task import command as task_command
 from slurmtrain.slurm.jobs import describe_after, job_name
 from slurmtrain.system.interpreter import own_python

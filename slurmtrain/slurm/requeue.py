@@ -20,10 +20,10 @@ from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.command import is_installed, run_command
 from slurmtrain.slurm.jobs import describe_after
-from slurmtrain.slurm.limits import describe_too_few
 from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, read_job, read_nodes
+from slurmtrain.slurm.site_limits import describe_too_few
+from slurmtrain.slurm.slurm_commands import is_installed, run_command
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.jobs import join_elements
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
@@ -25,6 +24,7 @@ from slurmtrain.slurm.parse import (
     read_partitions,
     read_queue,
 )
+from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.files import read_json, write_json
 
 # Beyond this many ids, all of the user's jobs since the oldest one are queried: the list would be too long.

@@ -17,8 +17,8 @@ from slurmtrain.model.interruption.preemption import (
     Partition,
     Qos,
 )
-from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import read_duration
+from slurmtrain.slurm.slurm_commands import run_command
 
 if TYPE_CHECKING:
     from slurmtrain.slurm.scheduler import Scheduler

@@ -22,7 +22,7 @@ def run_node(submission: str) -> None:
 
 
 def _more_nodes(name: str, run_id: str) -> NodeRequests:
-    from slurmtrain.slurm.growth import SlurmNodes
+    from slurmtrain.slurm.growth_jobs import SlurmNodes
 
     return SlurmNodes(name, run_id)
 

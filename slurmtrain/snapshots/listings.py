@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
-from slurmtrain.model.spec.code import Revision
+from slurmtrain.model.experiment.code import Revision
 from slurmtrain.runtime.code.git import NoGit, run_git
 from slurmtrain.system.inherited import expand_home
 

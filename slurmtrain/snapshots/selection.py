@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
-from slurmtrain.model.spec.code import (
+from slurmtrain.model.experiment.code import (
     CodeSpec,
     belongs_beside,
     names_by_directory,

@@ -9,13 +9,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.spec.kinds import KeyPath, Section, read_all
-from slurmtrain.model.spec.launcher import NODE, choose_launcher
-from slurmtrain.model.spec.oversights import in_shell
-from slurmtrain.model.spec.sbatch import SBATCH, long_option
-from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS, advice_on
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.values import check_command
+from slurmtrain.model.experiment.kinds import KeyPath, Section, read_all
+from slurmtrain.model.experiment.launcher import NODE, choose_launcher
+from slurmtrain.model.experiment.oversights import in_shell
+from slurmtrain.model.experiment.sbatch import SBATCH, long_option
+from slurmtrain.model.experiment.slurm_options import SLURM_OPTIONS, advice_on
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.values import check_command
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError
-from slurmtrain.model.spec.kinds import Entries, KeyPath, Section, suggestion
+from slurmtrain.model.experiment.kinds import Entries, KeyPath, Section, suggestion
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home

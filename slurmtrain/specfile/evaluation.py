@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from slurmtrain.model.spec.chain import escape_references
-from slurmtrain.model.spec.kinds import KeyPath, Report, suggestion
-from slurmtrain.model.spec.oversights import is_of_job
-from slurmtrain.model.spec.values import SHELL_KEYS
+from slurmtrain.model.experiment.chain import escape_references
+from slurmtrain.model.experiment.kinds import KeyPath, Report, suggestion
+from slurmtrain.model.experiment.oversights import is_of_job
+from slurmtrain.model.experiment.values import SHELL_KEYS
 from slurmtrain.model.written import WrittenNumber
 
 _NO_VARIABLE = re.compile(r"Environment variable '(\w+)' not found")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.spec.kinds import Report
-from slurmtrain.model.spec.values import SHELL_KEYS
+from slurmtrain.model.experiment.kinds import Report
+from slurmtrain.model.experiment.values import SHELL_KEYS
 
 if TYPE_CHECKING:
     from slurmtrain.specfile.evaluation import Evaluation

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Entries, Items, Kind, Nullable, Scalar, Section, keys_of
-from slurmtrain.model.spec.resources import Components
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.experiment.kinds import Entries, Items, Kind, Nullable, Scalar, Section, keys_of
+from slurmtrain.model.experiment.resources import Components
+from slurmtrain.model.experiment.spec import Spec
 
 _URL = "https://json-schema.org/draft/2020-12/schema"
 # What stands in place of any value until the spec is read.

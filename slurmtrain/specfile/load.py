@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
-from slurmtrain.model.run.lineage import Parent
-from slurmtrain.model.spec.chain import PLACES, dependencies_of, references, references_of
-from slurmtrain.model.spec.kinds import KeyPath, suggestion
-from slurmtrain.model.spec.launcher import (
+from slurmtrain.model.experiment.chain import PLACES, dependencies_of, references, references_of
+from slurmtrain.model.experiment.kinds import KeyPath, suggestion
+from slurmtrain.model.experiment.launcher import (
     NODE,
     RANKS,
     calls_in,
@@ -24,14 +23,24 @@ from slurmtrain.model.spec.launcher import (
     refused_programs,
     shell_text,
 )
-from slurmtrain.model.spec.oversights import find_failures, find_oversights
-from slurmtrain.model.spec.plan import Plan, make_plan, written_resources
-from slurmtrain.model.spec.sbatch import ReadOptions, is_singleton, refused_options
-from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.model.spec.strategy import crossing_layers
-from slurmtrain.model.spec.sweep import MAX_RUNS, WORDS, Pack, Point, Sweep, packing_problem, read_sweep, varying_keys
-from slurmtrain.model.spec.sweep_values import SearchSpec
-from slurmtrain.model.spec.values import SHELL_KEYS, Nodes, check_name
+from slurmtrain.model.experiment.oversights import find_failures, find_oversights
+from slurmtrain.model.experiment.plan import Plan, make_plan, written_resources
+from slurmtrain.model.experiment.sbatch import ReadOptions, is_singleton, refused_options
+from slurmtrain.model.experiment.spec import Spec, read_spec
+from slurmtrain.model.experiment.strategy import crossing_layers
+from slurmtrain.model.experiment.sweep import (
+    MAX_RUNS,
+    WORDS,
+    Pack,
+    Point,
+    Sweep,
+    packing_problem,
+    read_sweep,
+    varying_keys,
+)
+from slurmtrain.model.experiment.sweep_values import SearchSpec
+from slurmtrain.model.experiment.values import SHELL_KEYS, Nodes, check_name
+from slurmtrain.model.run.lineage import Parent
 from slurmtrain.specfile.batch_script import check_is_spec
 from slurmtrain.specfile.compose import NAME as DATA
 from slurmtrain.specfile.compose import Composition, compose, write_spec

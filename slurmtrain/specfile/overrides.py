@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.kinds import (
+from slurmtrain.model.experiment.kinds import (
     Entries,
     KeyPath,
     Scalar,
@@ -18,10 +18,10 @@ from slurmtrain.model.spec.kinds import (
     suggestion,
     walk_keys,
 )
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.sweep import WORDS
-from slurmtrain.model.spec.sweep_values import is_expression
-from slurmtrain.model.spec.values import value_at
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.sweep import WORDS
+from slurmtrain.model.experiment.sweep_values import is_expression
+from slurmtrain.model.experiment.values import value_at
 from slurmtrain.specfile.recordable import redact_assignment
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model.experiment.kinds import KeyPath, Section
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.spec import Spec, write_spec
+from slurmtrain.model.experiment.sweep import Point
 from slurmtrain.model.passwords import without_url_passwords
-from slurmtrain.model.spec.kinds import KeyPath, Section
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Spec, write_spec
-from slurmtrain.model.spec.sweep import Point
 from slurmtrain.specfile.overrides import SCHEMA, Override, whole_value
 from slurmtrain.system.yaml_file import YamlDocument
 

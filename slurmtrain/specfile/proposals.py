@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of, read_all
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.values import value_at
+from slurmtrain.model.experiment.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of, read_all
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.values import value_at
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmtrain.model.experiment.kinds import KeyPath
+from slurmtrain.model.experiment.launcher import split_command
+from slurmtrain.model.experiment.plan import REDACTED
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
 from slurmtrain.model.passwords import has_url_password, without_url_passwords
-from slurmtrain.model.spec.kinds import KeyPath
-from slurmtrain.model.spec.launcher import split_command
-from slurmtrain.model.spec.plan import REDACTED
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
 from slurmtrain.system.yaml_file import YamlDocument
 
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.events.values import UNUSABLE, is_within, reader_of
+from slurmtrain.model.run.events.event_values import UNUSABLE, is_within, reader_of
 from slurmtrain.system.owned_files import Check, check_entry, check_owned, open_checked, read_checked
 
 DIRECTORY_MODE = 0o700
@@ -260,7 +260,7 @@ def read_json(
     Args:
         path: The file.
         check: Who may own the file and its directory, or write to them.
-        types: The types of keys that it may have, as annotations that ``model/run/events/values.py`` has readers for.
+        types: The types of keys that it may have, as annotations that ``model/run/events/event_values`` reads.
 
     Raises:
         PathError: It cannot be read, or is not such an object.

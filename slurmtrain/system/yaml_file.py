@@ -13,7 +13,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PathError, SpecError
-from slurmtrain.model.spec.kinds import suggestion
+from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.written import WrittenFloat, WrittenInt, WrittenNumber, as_written
 from slurmtrain.system.files import describe_os_error
 

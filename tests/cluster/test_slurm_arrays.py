@@ -337,7 +337,7 @@ def test_a_requeue_and_a_cancel_concern_one_element(site: ClusterSite, cluster: 
     assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
 
 
-@pytest.mark.parametrize("within", ["slurmtrain", "slurmtrain.slurm.launcher"])
+@pytest.mark.parametrize("within", ["slurmtrain", "slurmtrain.slurm.sbatch_process"])
 def test_a_killed_submit_leaves_one_element_a_run(site: ClusterSite, cluster: Cluster, within: str) -> None:
     killing = Killing(site)
     killing.spec.write_text(killing.spec.read_text() + "params: {a: 1}\nsweep: {params.a: [1, 2, 3]}\n")

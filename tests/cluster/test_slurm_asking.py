@@ -15,8 +15,8 @@ from helpers.cluster import Cluster, ClusterSite, Person
 from helpers.site import until
 from helpers.terminal import on_terminal
 
-from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.experiment.plan import make_plan
+from slurmtrain.model.experiment.spec import read_spec
 
 WRAPPED = ("squeue", "sacct", "scontrol", "sbatch", "scancel", "sinfo")
 

@@ -18,7 +18,7 @@ from helpers.site import until
 from slurmtrain.model.run.root import RunsRoot, is_run_id, is_unborn
 
 COMMAND = "slurmtrain"
-LAUNCHER = "slurmtrain.slurm.launcher"
+LAUNCHER = "slurmtrain.slurm.sbatch_process"
 SPREAD = 4
 
 

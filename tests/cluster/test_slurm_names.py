@@ -22,7 +22,7 @@ from helpers.rare import rare
 from helpers.wandb_files import synced_history
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from slurmtrain.model.spec.values import check_param_name
+from slurmtrain.model.experiment.values import check_param_name
 from slurmtrain.plugins.wandb import refusal
 from slurmtrain.slurm.parse import QUEUE_FIELDS
 from slurmtrain.tracking.to_mlflow.sending import legal_name

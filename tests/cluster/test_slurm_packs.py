@@ -26,7 +26,7 @@ SWEEP = ("--sweep", f"params.step_ms=range(50,{50 + 2 * PACK})", f"--pack={PACK}
 # How many seconds runs may take to complete after the loss of a node, or with several starts.
 TO_THE_END_S = 400.0
 # Submissions of packs and of other arrays have the process that calls sbatch in common.
-WITHIN = ("slurmtrain", "slurmtrain.slurm.launcher") if os.environ.get("TEST_KILLS") == "all" else ("slurmtrain",)
+WITHIN = ("slurmtrain", "slurmtrain.slurm.sbatch_process") if os.environ.get("TEST_KILLS") == "all" else ("slurmtrain",)
 
 
 def submit_packs(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 from helpers.gpu_figures import Figures
 from helpers.site import until
 
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import gpus, measure

@@ -9,10 +9,10 @@ import torch
 from helpers.ranks import Pair
 from torch import nn
 
-from slurmtrain.model.spec.strategy import StrategySpec
+from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.forward import hardware_of
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 STEPS = 4
 

@@ -19,12 +19,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
-from slurmtrain.model.run.events.agent import NodeEnded
-from slurmtrain.model.run.events.kinds import read_payload
+from slurmtrain.model.experiment.checkpoint import KeepSpec
+from slurmtrain.model.run.events.agent_events import NodeEnded
+from slurmtrain.model.run.events.event_kinds import read_payload
 from slurmtrain.model.run.file_names import checkpoint_name
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import RunsRoot, run_id
-from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful

@@ -11,8 +11,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from slurmtrain.cli.show import show
-from slurmtrain.cli.status import status
+from slurmtrain.cli.show_commands import show
+from slurmtrain.cli.status_commands import status
 from slurmtrain.config import Config
 from slurmtrain.model.run.root import run_id
 from slurmtrain.ops.rebuild import rebuild

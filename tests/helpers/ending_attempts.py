@@ -10,11 +10,11 @@ from typing import Any
 
 from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import SlurmDown
+from slurmtrain.model.experiment.restarts import RequeueSpec, write_requeue
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Newest
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.restarts import RequeueSpec, write_requeue
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.runtime.agent.finish import AttemptFinish, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.environment.node import Launch, Node

@@ -93,7 +93,7 @@ TESTS_OF = {
     "slurmtrain/ops/query/": (),
     "slurmtrain/ops/search/": ("local/test_search.py", "cluster/test_slurm_search.py"),
     "slurmtrain/registry/": ("local/test_faults.py", "local/test_locks.py", "local/test_unreadable_runs.py"),
-    "slurmtrain/runtime/chain.py": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
+    "slurmtrain/runtime/upstreams.py": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
     "slurmtrain/runtime/checkpoint/": (
         "local/test_faults.py", "local/test_kill_and_resume.py", "local/test_resharding.py", "local/test_forks.py",
         "local/test_own_checkpoints.py", "local/test_checkpoint_commands.py", "local/test_experiments_gpt.py",
@@ -130,7 +130,7 @@ TESTS_OF = {
 _CHECKPOINTS = ("slurmtrain/runtime/checkpoint/", "tests/helpers/ranks.py")
 _STRATEGIES = (
     "slurmtrain/runtime/strategies/", "slurmtrain/plugins/strategies/", "slurmtrain/runtime/job/process_group.py",
-    "slurmtrain/model/spec/strategy.py", "tests/helpers/word_training.py", *_CHECKPOINTS,
+    "slurmtrain/model/experiment/strategy.py", "tests/helpers/word_training.py", *_CHECKPOINTS,
 )  # fmt: skip
 DEAR_UNITS = {
     "unit/runtime/strategies/test_strategies_activations.py": _STRATEGIES,

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from slurmtrain.slurm import launcher
+from slurmtrain.slurm import sbatch_process
 
 
 class ForkedLauncher:
-    """What :mod:`slurmtrain.slurm.launch` uses of a Popen."""
+    """What :mod:`slurmtrain.slurm.slurm_launch` uses of a Popen."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int], **_: object
@@ -68,7 +68,7 @@ def fork_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: Sequence[str], **options: Any) -> Any:
         return (ForkedLauncher if threading.active_count() == 1 else subprocess.Popen)(command, **options)
 
-    monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr("slurmtrain.slurm.slurm_launch.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
 
 
 def _become(
@@ -91,7 +91,7 @@ def _become(
         sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
         # pytest's own writes to a file that has just been closed.
         sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
-        launcher.main()
+        sbatch_process.main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

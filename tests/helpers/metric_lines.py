@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.curves import AttemptStart, Restart
 from slurmtrain.model.metrics.summary import MetricSummary
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.attempt_progress import Point
 
 Row = tuple[int, int, float, float]
 """Attempt, step, time, value."""

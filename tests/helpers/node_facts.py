@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.checks import judge_checks
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.spec import Spec
 
 HOSTS = {node: f"node{node}" for node in range(8)}
 VERSIONS = {

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.interruption.interval import Vote
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import Saver
@@ -36,7 +36,7 @@ _IMPORTED_ONCE = [
     "hypothesis",
     "pytest",
     "slurmtrain.runtime.checkpoint.checkpointer",
-    "slurmtrain.runtime.strategies.strategy",
+    "slurmtrain.runtime.strategies.strategy_interface",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.optim",

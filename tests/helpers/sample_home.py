@@ -18,8 +18,8 @@ from typing import Any
 from helpers.checkpoints import gone, make_checkpoints
 from helpers.fakeslurm import PARTITIONS, squeue_line
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.run.root import RunsRoot, run_id
-from slurmtrain.model.spec.checkpoint import KeepSpec
 from slurmtrain.system.files import write_json
 
 # The states of the sample's runs; a run's name is its state.
@@ -59,7 +59,7 @@ slurm={slurm}
 field() {{ printf '%s' "$1" | sed -n "s/.*\\"$2\\": \\"\\([^\\"]*\\)\\".*/\\1/p"; }}
 [ "$1" = -X ] && shift 2
 case "$2" in
-slurmtrain.local.launcher)
+slurmtrain.local.controller_process)
     field "$3" submission >> "$slurm/started"
     if [ -e "$slurm/jobs-live" ]; then
         setsid sh "$slurm/job" submitit.local._local "$(field "$3" folder)" > /dev/null 2>&1 < /dev/null &
@@ -71,7 +71,7 @@ slurmtrain.local.launcher)
     fi
     printf '{{"host": "%s", "boot": "%s", "pid": %s, "start": %s}}' \\
         "$(uname -n)" "$(cat /proc/sys/kernel/random/boot_id)" $pid $start ;;
-slurmtrain.slurm.launcher)
+slurmtrain.slurm.sbatch_process)
     field "$3" submission >> "$slurm/started"
     run=$(basename "$(dirname "$(dirname "$(field "$3" submission)")")")
     sed "s,{any_run},$run," "$slurm/queued" >> "$slurm/squeue.txt"

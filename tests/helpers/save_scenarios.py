@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from helpers.killpoints import kill_at, watch
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 from slurmtrain.model.run import retention
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
-from slurmtrain.runtime.checkpoint import files, writer_process
+from slurmtrain.runtime.checkpoint import checkpoint_files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 
 # --- small checkpoints without torch ----------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Save:
         os.truncate(handle, len(data))
         os.pwrite(handle, data, 0)
         try:
-            path = files.Staging(run.checkpoints, attempt, self.step).path / f"__{rank}_0.distcp"
+            path = checkpoint_files.Staging(run.checkpoints, attempt, self.step).path / f"__{rank}_0.distcp"
             return writer_process._Memory(handle).write({"bytes": len(data), "path": str(path)})
         finally:
             os.close(handle)
@@ -91,7 +91,7 @@ def prune(run: RunDir, attempt: str, keep: KeepSpec, missing: int | None = None)
 
 
 def discard(run: RunDir, attempt: str, step: int) -> None:
-    files.Staging(run.checkpoints, attempt, step).discard()
+    checkpoint_files.Staging(run.checkpoints, attempt, step).discard()
 
 
 def take_lease(run: RunDir, attempt: str) -> None:
@@ -108,10 +108,10 @@ def spoil(run: RunDir, step: int) -> None:
 
 def check(directory: Path, lives: int = 2) -> None:
     """Raises AssertionError unless a checkpoint is bit for bit one that was saved, with no extra content."""
-    manifest = files.read_manifest(directory)
-    files.verify(directory, manifest, manifest.files)
+    manifest = checkpoint_files.read_manifest(directory)
+    checkpoint_files.verify(directory, manifest, manifest.files)
     names = {entry.name for entry in directory.iterdir()}
-    assert names == {*manifest.files, files.MANIFEST}, (directory.name, names)
+    assert names == {*manifest.files, checkpoint_files.MANIFEST}, (directory.name, names)
     assert checkpoint_step(directory.name) == manifest.step
     parts = [(directory / f"__{rank}_0.distcp").read_bytes() for rank in range(manifest.world_size)]
     saved = [[content(manifest.step, rank, life) for rank in range(manifest.world_size)] for life in range(lives)]
@@ -121,7 +121,7 @@ def check(directory: Path, lives: int = 2) -> None:
 def good(run: RunDir, spoiled: frozenset[int]) -> dict[int, bytes]:
     """The published checkpoints by step, with the content of rank 0; each is checked unless it was spoiled."""
     contents = {}
-    for path in files.published(run.checkpoints):
+    for path in checkpoint_files.published(run.checkpoints):
         step = checkpoint_step(path.name)
         assert step is not None
         if step not in spoiled or _is_good(path):
@@ -176,12 +176,12 @@ def _put_aside(asides: int) -> Scenario:
     """A damaged one is set aside, next to others like it, and later pruned."""
 
     def act(run: RunDir) -> None:
-        files.set_aside(run.checkpoints / "step-2")
+        checkpoint_files.set_aside(run.checkpoints / "step-2")
         Save(3).do(run, FIRST)
 
     def prepare(run: RunDir) -> None:
         for number in range(asides):
-            make_directory(run.checkpoints / files.damaged_name(2, number)).joinpath("x").write_bytes(b"x")
+            make_directory(run.checkpoints / checkpoint_files.damaged_name(2, number)).joinpath("x").write_bytes(b"x")
 
     return Scenario((Save(1), Save(2)), act, Save(4), frozenset({2}), prepare, acting=(3,))
 
@@ -216,7 +216,7 @@ def _swept() -> Scenario:
         half, whole, older = Save(3), Save(4), Save(2, life=1)
         half.write(run, "0.9", 0)
         for save in (whole, older):
-            staged = files.Staging(run.checkpoints, "0.9", save.step).path
+            staged = checkpoint_files.Staging(run.checkpoints, "0.9", save.step).path
             save.publish(run, "0.9", [save.write(run, "0.9", 0)])
             target = run.checkpoints / f"step-{save.step}"
             if save is older:
@@ -224,11 +224,15 @@ def _swept() -> Scenario:
                 Save(2).do(run, "0.9")
             else:
                 target.rename(staged)
-        (run.checkpoints / "step-1").rename(run.checkpoints / files.trash_name("step-1"))
+        (run.checkpoints / "step-1").rename(run.checkpoints / checkpoint_files.trash_name("step-1"))
         take_lease(run, FIRST)
 
     return Scenario(
-        (Save(1), Save(2)), lambda run: files.sweep(run.checkpoints, FIRST), Save(5), prepare=prepare, lives_on=False
+        (Save(1), Save(2)),
+        lambda run: checkpoint_files.sweep(run.checkpoints, FIRST),
+        Save(5),
+        prepare=prepare,
+        lives_on=False,
     )
 
 
@@ -236,8 +240,8 @@ def _deleted() -> Scenario:
     """Checkpoints are deleted, including one that was set aside."""
 
     def act(run: RunDir) -> None:
-        files.delete(run.checkpoints / "step-1")
-        files.delete(files.set_aside(run.checkpoints / "step-3"))
+        checkpoint_files.delete(run.checkpoints / "step-1")
+        checkpoint_files.delete(checkpoint_files.set_aside(run.checkpoints / "step-3"))
 
     return Scenario((Save(1), Save(2), Save(3)), act, Save(4), frozenset({3}))
 
@@ -353,7 +357,7 @@ def _continue(scenario: Scenario, run: RunDir, attempt: str) -> None:
     """What an attempt does: sweep, and save."""
     if attempt != FIRST:
         take_lease(run, attempt)
-        files.sweep(run.checkpoints, attempt)
+        checkpoint_files.sweep(run.checkpoints, attempt)
     scenario.after.do(run, attempt)
 
 
@@ -369,9 +373,9 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], s
     if successor == "writer":
         # What rank 0 does if its writer is gone.
         for step in scenario.acting:
-            files.Staging(run.checkpoints, FIRST, step).finish()
+            checkpoint_files.Staging(run.checkpoints, FIRST, step).finish()
     else:
-        files.sweep(run.checkpoints, attempt)
+        checkpoint_files.sweep(run.checkpoints, attempt)
     published = good(run, scenario.spoiled)
     assert published or not before, "no checkpoint was left"
     _continue(scenario, run, attempt)
@@ -379,7 +383,7 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], s
     after = scenario.after
     assert now[after.step] == content(after.step, 0, after.life)
     metrics = {save.step: save.metrics for save in scenario.before}
-    metrics |= {step: files.read_manifest(run.checkpoints / f"step-{step}").metrics for step in now}
+    metrics |= {step: checkpoint_files.read_manifest(run.checkpoints / f"step-{step}").metrics for step in now}
     spoiled = [step for step in scenario.spoiled if (run.checkpoints / f"step-{step}").exists()]
     candidates = [retention.Saved(step, metrics.get(step, {})) for step in {*published, after.step, *spoiled}]
     kept = retention.reasons(candidates, after.keep)

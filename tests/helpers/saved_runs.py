@@ -16,7 +16,7 @@ from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_r
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.system.journal import Journal
 
 Act = Callable[[], object]
@@ -68,14 +68,14 @@ def cut(path: Path) -> None:
 
 def act_before(monkeypatch: pytest.MonkeyPatch, name: str, act: Act) -> None:
     """Act right before each call of a function of ``files``; several threads may call it."""
-    original, lock = getattr(files, name), threading.Lock()
+    original, lock = getattr(checkpoint_files, name), threading.Lock()
 
     def acting(*arguments: Any, **more: Any) -> Any:
         with lock:
             act()
         return original(*arguments, **more)
 
-    monkeypatch.setattr(files, name, acting)
+    monkeypatch.setattr(checkpoint_files, name, acting)
 
 
 def delete_first(run: RunDir, step: int) -> None:

@@ -17,11 +17,11 @@ import pytest
 from helpers.site import until
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
-from slurmtrain.model.interruption.growth import Stage
+from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
@@ -30,8 +30,8 @@ from slurmtrain.runtime.agent.workers import RankPlacement, Supervisor, Workers
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.peer_store import MessageStore
 from slurmtrain.runtime.peers.sockets import reserve
-from slurmtrain.runtime.peers.store import MessageStore
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 

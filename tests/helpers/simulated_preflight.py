@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
+from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
-from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.peers.channel import Channel, connect
 from slurmtrain.runtime.peers.sockets import listen, reserve
 from slurmtrain.runtime.preflight import connections, probe

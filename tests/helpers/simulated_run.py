@@ -20,14 +20,14 @@ from typing import Any, Self
 import pytest
 
 from helpers.journal_events import event, read_run
+from slurmtrain.model.experiment.plan import Plan, make_plan
+from slurmtrain.model.experiment.restarts import write_requeue
+from slurmtrain.model.experiment.spec import read_spec
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent, encode
-from slurmtrain.model.run.events.command import JobObserved
+from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.restarts import write_requeue
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.parse import Job

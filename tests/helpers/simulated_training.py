@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted, WorkersStarted
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RanksRestarted, WorkersStarted
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, CheckpointSaved
-from slurmtrain.model.run.events.rank import SessionStarted, TrainingCompleted
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRejected, CheckpointRestored, CheckpointSaved
+from slurmtrain.model.run.events.rank_events import SessionStarted, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import make_directory
@@ -41,7 +41,7 @@ class IdleJobs:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def launch(self, plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
-        """Stands in for :func:`slurmtrain.local.launch.launch`."""
+        """Stands in for :func:`slurmtrain.local.local_launch.launch`."""
         # Its command line is what a command goes by that looks for the controller of a killed submission.
         command = ["cat", "-", "submitit.local._local", str(submission.submitit)]
         child = subprocess.Popen(
@@ -101,16 +101,16 @@ class Training:
 
         ``damaged``: how many of the newest are not, if there are others.
         """
-        published = files.published(self.run.checkpoints)
+        published = checkpoint_files.published(self.run.checkpoints)
         bad = published[: min(damaged, len(published) - 1)] if published else []
         for path in bad:
-            step, place = files.read_manifest(path).step, files.relative_path(path)
-            aside = files.relative_path(files.set_aside(path))
+            step, place = checkpoint_files.read_manifest(path).step, checkpoint_files.relative_path(path)
+            aside = checkpoint_files.relative_path(checkpoint_files.set_aside(path))
             self._write(self._rank, CheckpointRejected(step=step, path=place, reason="x", aside=aside))
         if not published:
             return 0
         good = published[len(bad)]
-        manifest = files.read_manifest(good)
+        manifest = checkpoint_files.read_manifest(good)
         restored = CheckpointRestored(**manifest.describe(good), world_size=1, lost_steps=0)
         self._write(self._rank, restored)
         self.step = manifest.step
@@ -127,15 +127,15 @@ class Training:
 
     def save(self, *, journaled: bool = True, whole: bool = True) -> None:
         """Save. ``whole``: else killed before; ``journaled``: else killed before the event was written."""
-        staging = files.Staging(self.run.checkpoints, self.place.owner, self.step)
+        staging = checkpoint_files.Staging(self.run.checkpoints, self.place.owner, self.step)
         make_directory(staging.path)
         (staging.path / "weights").write_bytes(b"%d" % self.step)
         if not whole:
             return
-        hasher = files.new_hasher()
+        hasher = checkpoint_files.new_hasher()
         hasher.update(b"%d" % self.step)
         size = len(b"%d" % self.step)
-        manifest = files.Manifest(
+        manifest = checkpoint_files.Manifest(
             step=self.step,
             world_size=1,
             saved_at=time.time(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.model.experiment.plan import Plan, make_plan
+from slurmtrain.model.experiment.spec import Spec, read_spec
 
 COMMAND = {"name": "x", "command": "python train.py"}
 

@@ -308,7 +308,7 @@ def test_a_cancel_that_is_killed_is_finished_by_the_next_sync(site: Site) -> Non
     run_id = site.submit(site.light(params=LONG, resources=TWO))
     until(lambda: site.step(run_id) >= 1, "the first step")
     # As a cancel leaves it that dies between noting the wish and sending a signal.
-    from slurmtrain.model.run.events.command import CancelRequested
+    from slurmtrain.model.run.events.command_events import CancelRequested
     from slurmtrain.system.journal import command_journal
 
     with command_journal(site.runs / run_id / "journal", "cancel") as journal:

@@ -30,8 +30,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
 from slurmtrain.system.files import write_json
 from slurmtrain.tracking.to_mlflow.live_sender import LiveSender
+from slurmtrain.tracking.to_mlflow.mlflow_runs import Choices, MlflowRuns
 from slurmtrain.tracking.to_mlflow.rest_client import RestClient, RestError
-from slurmtrain.tracking.to_mlflow.runs import Choices, MlflowRuns
 from slurmtrain.tracking.to_mlflow.sending import flat_name
 
 STEPS = 160

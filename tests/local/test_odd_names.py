@@ -17,7 +17,7 @@ from helpers.workspaces import make_workspace
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from slurmtrain.config import Config
-from slurmtrain.model.spec.values import check_param_name
+from slurmtrain.model.experiment.values import check_param_name
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.plugins.wandb import param_name, project_name

@@ -42,7 +42,7 @@ def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
     of_the_run = "".join(lines[str(site.runs)])
     assert all(
         module in of_the_run
-        for module in ("slurmtrain.local.launcher", "submitit.local._local", "slurmtrain.runtime.task")
+        for module in ("slurmtrain.local.controller_process", "submitit.local._local", "slurmtrain.runtime.task")
     )
     assert f"{spec}:" in completed.stderr
     assert "MY_API_TOKEN" in completed.stderr

@@ -7,7 +7,7 @@ from dataclasses import fields
 from helpers.same_meaning import ELSEWHERE, KEYS, ROWS, check_failing_line, check_ranks
 from helpers.site import Site
 
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.experiment.spec import Spec
 
 
 def test_each_key_is_in_the_table_or_tested_elsewhere() -> None:

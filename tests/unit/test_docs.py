@@ -20,8 +20,8 @@ import yaml
 import slurmtrain
 from slurmtrain.cli import cli
 from slurmtrain.config import load_config
-from slurmtrain.model.spec.kinds import walk_keys
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.experiment.kinds import walk_keys
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.specfile import load_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]

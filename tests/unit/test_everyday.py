@@ -35,7 +35,7 @@ def test_of_real_runs_only_the_listed_ones_are_for_every_day_and_most_units_are(
         ("slurmtrain/runtime/growth.py", True),
         ("slurmtrain/errors.py", True),
         ("tests/cluster/test_slurm_growth.py", True),
-        ("slurmtrain/runtime/chain.py", False),
+        ("slurmtrain/runtime/upstreams.py", False),
         ("slurmtrain/ops/query/compare.py", False),
         ("CHANGELOG.md", False),
     ],

@@ -43,7 +43,7 @@ SUBMIT_AND_TELL = """
 import json, sys
 imported = []
 def note(event, arguments):
-    if event == "subprocess.Popen" and "slurmtrain.slurm.launcher" in arguments[1]:
+    if event == "subprocess.Popen" and "slurmtrain.slurm.sbatch_process" in arguments[1]:
         imported.extend(sorted(sys.modules))
 sys.addaudithook(note)
 from slurmtrain.cli import main
@@ -76,7 +76,7 @@ def modules_loaded_by(program: str, cwd: Path, *arguments: str) -> tuple[str, se
 @pytest.fixture
 def one_run(tmp_path: Path) -> Path:
     """A directory with a run, as submit leaves it before it hands the job over, in its runs root."""
-    from slurmtrain.model.run.events.command import RunCreated
+    from slurmtrain.model.run.events.command_events import RunCreated
     from slurmtrain.model.run.root import RunsRoot, run_id
     from slurmtrain.system.journal import Journal
 
@@ -182,7 +182,7 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
 
 
 def test_what_starts_a_local_job_imports_no_agent(tmp_path: Path) -> None:
-    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.local.launcher\n")
+    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.local.controller_process\n")
     _, imported = modules_loaded_by(launcher, tmp_path)
     assert "slurmtrain.runtime.task" in imported
     assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy"})
@@ -218,12 +218,12 @@ def test_a_first_run_reaches_sbatch_without_what_only_later_ones_need(
 
 
 def test_what_calls_sbatch_imports_neither_the_agent_nor_what_reads_specs(tmp_path: Path) -> None:
-    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.slurm.launcher\n")
+    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.slurm.sbatch_process\n")
     _, imported = modules_loaded_by(launcher, tmp_path)
     own = {name for name in imported if name.startswith("slurmtrain.")}
     assert own <= {
-        *("slurmtrain.version", "slurmtrain.slurm", "slurmtrain.slurm.launcher", "slurmtrain.slurm.task"),
-        *("slurmtrain.runtime", "slurmtrain.runtime.environment", "slurmtrain.runtime.environment.limits"),
+        *("slurmtrain.version", "slurmtrain.slurm", "slurmtrain.slurm.sbatch_process", "slurmtrain.slurm.task"),
+        *("slurmtrain.runtime", "slurmtrain.runtime.environment", "slurmtrain.runtime.environment.process_limits"),
     }
     assert "submitit" in imported
     assert not imported & (HEAVY | {"sqlalchemy", "yaml", "omegaconf", "jinja2", "psutil"})

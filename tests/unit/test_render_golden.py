@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.config import Config
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import specs

@@ -22,7 +22,7 @@ from textual.widgets import Input, Static
 
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable
-from slurmtrain.cli.top import rows
+from slurmtrain.cli.top import top_rows
 from slurmtrain.cli.top.reading import (
     CANCEL,
     CHECKPOINT,
@@ -114,8 +114,8 @@ class TopApp(App[int]):
         self.animation_level = "none"
         self._config = config
         self._snapshot: Snapshot | None = None
-        self._view = rows.RunsView()
-        self._params = rows.Params()
+        self._view = top_rows.RunsView()
+        self._params = top_rows.Params()
         self._mistake = ""
         self._attempts: Sequence[Any] = ()
         self._looker = Looker(config)
@@ -183,17 +183,17 @@ class TopApp(App[int]):
         problems = page.query_one("#problems", Static)
         problems.display = bool(snapshot.problems)
         problems.update(Text(printable("; ".join(snapshot.problems))))
-        shown = self._params.add_to(rows.choose(snapshot.rows.values(), self._view))
+        shown = self._params.add_to(top_rows.choose(snapshot.rows.values(), self._view))
         page.query_one("#summary", Static).update(self._summary(snapshot, len(shown)))
         self.table.show(shown)
         self._show_facts()
 
     def _summary(self, snapshot: Snapshot, shown: int) -> str:
-        parts = [rows.summary(snapshot.rows.values())]
+        parts = [top_rows.summary(snapshot.rows.values())]
         if shown != len(snapshot.rows):
             chosen = ("live" if self._view.live_only else "", printable(self._view.text))
             parts.insert(0, f"{shown} shown: {' '.join(filter(None, chosen))}")
-        if self._view.order != rows.RunsView().order:
+        if self._view.order != top_rows.RunsView().order:
             parts.insert(0, f"by {self._view.order}")
         slurm_age = (
             ""
@@ -201,7 +201,7 @@ class TopApp(App[int]):
             else f"Slurm {formatting.duration(max(0.0, time.time() - snapshot.slurm_at))} ago"
         )
         width = self.size.width - cell_len(slurm_age) - 2
-        return rows.cut("  ".join(parts), width) + "  " + slurm_age
+        return top_rows.cut("  ".join(parts), width) + "  " + slurm_age
 
     def on_runs_table_selected(self) -> None:
         """Follow another run."""
@@ -244,9 +244,9 @@ class TopApp(App[int]):
             title.update("")
             return
         title.update(Text(printable(f"{selected.run['name']} {selected.id}"), no_wrap=True, overflow="ellipsis"))
-        pairs = rows.facts(selected.run, self._attempts)
-        lines = rows.fact_lines(pairs, facts.size.width)
-        facts.set_lines(f"\x1b[1m{rows.label(name)}\x1b[0m{text}" for name, text in lines)
+        pairs = top_rows.facts(selected.run, self._attempts)
+        lines = top_rows.fact_lines(pairs, facts.size.width)
+        facts.set_lines(f"\x1b[1m{top_rows.label(name)}\x1b[0m{text}" for name, text in lines)
 
     # --- the screen ---------------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class TopApp(App[int]):
 
         threading.Thread(target=read, daemon=True).start()
 
-    def _show_report(self, row: rows.Row, lines: list[str]) -> None:
+    def _show_report(self, row: top_rows.Row, lines: list[str]) -> None:
         """Show all about a run."""
         self.push_screen(TextScreen(printable(f"{row.run['name']} {row.id}"), lines))
 
@@ -378,7 +378,7 @@ class TopApp(App[int]):
         else:
             self._see(view)
 
-    def _see(self, view: rows.RunsView) -> None:
+    def _see(self, view: top_rows.RunsView) -> None:
         self._view = view
         self._show_runs()
 

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable_log
-from slurmtrain.cli.show import print_run
-from slurmtrain.cli.top.rows import Row, aged, make_row
+from slurmtrain.cli.show_commands import print_run
+from slurmtrain.cli.top.top_rows import Row, aged, make_row
 from slurmtrain.errors import RunNotFound, SlurmtrainError
 from slurmtrain.ops.logs import Choice, Line, LogReader
 from slurmtrain.ops.shared.observe import Observed, observe
@@ -361,8 +361,8 @@ def _resume(workspace: Workspace, run_id: str) -> Outcome:
 
 
 def _checkpoint(workspace: Workspace, run_id: str) -> Outcome:
-    from slurmtrain.cli.checkpoints import describe_outcome
-    from slurmtrain.ops.checkpoint import request_checkpoint, wait_for_checkpoint
+    from slurmtrain.cli.checkpoint_commands import describe_outcome
+    from slurmtrain.ops.request_checkpoint import request_checkpoint, wait_for_checkpoint
 
     request = request_checkpoint(workspace, run_id)
     outcome = wait_for_checkpoint(workspace, request, _SAVE_S)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.spec.restarts import OomSpec
-from slurmtrain.model.spec.values import parse_memory, write_size
+from slurmtrain.model.experiment.restarts import OomSpec
+from slurmtrain.model.experiment.values import parse_memory, write_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

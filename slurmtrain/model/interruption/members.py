@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from slurmtrain.model.spec.values import Nodes
+from slurmtrain.model.experiment.values import Nodes
 
 # A node whose ranks have failed this often is left out if others can take its place.
 _TOO_OFTEN = 2

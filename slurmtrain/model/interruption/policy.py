@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
+from slurmtrain.model.experiment.restarts import RequeueSpec, read_requeue
 from slurmtrain.model.interruption.after_oom import BatchMemory, after_oom, why_not
 from slurmtrain.model.interruption.exit_report import NODE_0_COMPLETED, ExitReport, is_of_gpu_memory
 from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
-from slurmtrain.model.spec.restarts import RequeueSpec, read_requeue
 
 # A failure that lasts longer than this needs a person rather than more waiting.
 MAX_DELAY_S = 3600.0

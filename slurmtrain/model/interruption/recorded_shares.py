@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.run.events.rank import SharesChosen
+from slurmtrain.model.run.events.rank_events import SharesChosen
 from slurmtrain.model.run.run import Attempt
 
 

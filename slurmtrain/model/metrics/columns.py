@@ -12,9 +12,9 @@ from itertools import chain
 from operator import ge, gt
 from typing import Any
 
-from slurmtrain.model.run.events.values import is_whole
-from slurmtrain.model.run.journal import is_time
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.run.events.event_values import is_whole
+from slurmtrain.model.run.journal_lines import is_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from slurmtrain.model.run.events.values import is_text
-from slurmtrain.model.spec.tracking import JSON_SUFFIXES, STEP, TOTAL, ScriptMetricsSpec
+from slurmtrain.model.experiment.tracking import JSON_SUFFIXES, STEP, TOTAL, ScriptMetricsSpec
+from slurmtrain.model.run.events.event_values import is_text
 
 LONGEST_LINE = 4096
 """Of longer lines of a log, only so many characters are searched."""

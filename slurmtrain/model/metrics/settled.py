@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from slurmtrain.model.metrics.curves import AttemptStart, Course
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.attempt_progress import Point
 from slurmtrain.model.run.run import Checkpoint
 
 

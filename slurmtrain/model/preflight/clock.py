@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
+from slurmtrain.model.experiment.preflight_checks import ClockCheck
 from slurmtrain.model.preflight.finding import Finding, apply_level
-from slurmtrain.model.spec.preflight_checks import ClockCheck
 
 # t1 sent by the node, t2 received by node 0, t3 answered by node 0, t4 back at the node; seconds since 1970, t1 and t4
 # by the node's clock, t2 and t3 by node 0's.
@@ -76,7 +76,7 @@ def judge_clocks(
 
     Args:
         offsets: By node; None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.
-        disciplines: What :func:`slurmtrain.runtime.preflight.facts.clock.read_discipline` returned on each node.
+        disciplines: What :func:`slurmtrain.runtime.preflight.facts.clock_facts.read_discipline` returned on each node.
         limits: The spec's limits.
         hosts: The names of the nodes.
     """

@@ -16,7 +16,7 @@ from slurmtrain.model.preflight.election import (
     nodes_without_interface,
 )
 from slurmtrain.model.preflight.finding import Finding, apply_level
-from slurmtrain.model.run.events.agent import NetworkElected
+from slurmtrain.model.run.events.agent_events import NetworkElected
 
 _CHECK = "network"
 _MAX_NAMED = 4

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 
 from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
-from slurmtrain.model.run.events.agent import AgentStarted, JobRequeue, PreflightDone
+from slurmtrain.model.run.events.agent_events import AgentStarted, JobRequeue, PreflightDone
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
-from slurmtrain.model.run.events.command import NodeForgiven
+from slurmtrain.model.run.events.command_events import NodeForgiven
 from slurmtrain.model.run.layout import attempt_of, node_of
 
 

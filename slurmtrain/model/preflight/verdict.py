@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
 from slurmtrain.model.preflight.clock import ClockOffset, judge_clocks
 from slurmtrain.model.preflight.election import NodeAddresses, ProbedNetwork
 from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.preflight.network import ElectionResult, judge_networks
-from slurmtrain.model.spec.spec import Spec
 
 # How many failures, and how many hosts of each, a verdict's problem names.
 _MAX_NAMED = 3

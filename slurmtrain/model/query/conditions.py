@@ -19,11 +19,11 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from slurmtrain.errors import QueryError
+from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.query.fields import ABSENT, Record, is_time, look_up, text_of, value_of
 from slurmtrain.model.query.measures import check_field, read_measure
 from slurmtrain.model.query.quantities import SPAN_RELATIONS, Span, moment_of, number_of, read_number, read_span
 from slurmtrain.model.run.run import CAUSES, RUN_STATES
-from slurmtrain.model.spec.kinds import suggestion
 
 ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from slurmtrain.errors import QueryError
+from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.query.fields import ABSENT, Record, look_up, names_in
-from slurmtrain.model.spec.kinds import suggestion
 
 # What the registry has of each metric.
 _SUMMARISED = ("last", "min", "max")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from slurmtrain.model.run.accounting import mean_nodes
-from slurmtrain.model.run.events.command import Submitting
+from slurmtrain.model.run.events.command_events import Submitting
 from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Run
 
 ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
     HangDetected,
@@ -31,9 +32,9 @@ from slurmtrain.model.run.events.agent import (
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
-from slurmtrain.model.run.events.checkpoint import CheckpointRestored
-from slurmtrain.model.run.events.command import JobObserved
-from slurmtrain.model.run.events.rank import (
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRestored
+from slurmtrain.model.run.events.command_events import JobObserved
+from slurmtrain.model.run.events.rank_events import (
     ExceptionRaised,
     RankStopped,
     ScriptProgressed,
@@ -41,7 +42,6 @@ from slurmtrain.model.run.events.rank import (
     TrainingStarted,
 )
 from slurmtrain.model.run.layout import node_of
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint, replace
 
 KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lost")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent
-from slurmtrain.model.run.events.checkpoint import (
+from slurmtrain.model.run.events.checkpoint_events import (
     CheckpointFound,
     CheckpointPruned,
     CheckpointRecord,
@@ -19,8 +19,8 @@ from slurmtrain.model.run.events.checkpoint import (
     SaveFailed,
     SaveIntervalChosen,
 )
-from slurmtrain.model.run.events.command import SaveRequested
-from slurmtrain.model.run.events.rank import RankMeasured, StateRegistered, TrainingCompleted
+from slurmtrain.model.run.events.command_events import SaveRequested
+from slurmtrain.model.run.events.rank_events import RankMeasured, StateRegistered, TrainingCompleted
 from slurmtrain.model.run.layout import node_of
 
 # Sorts before every event.

@@ -8,7 +8,8 @@ from functools import singledispatch
 from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
     CommandCompleted,
@@ -34,8 +35,8 @@ from slurmtrain.model.run.events.agent import (
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
-from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver, CheckpointRestored
-from slurmtrain.model.run.events.command import (
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver, CheckpointRestored
+from slurmtrain.model.run.events.command_events import (
     JobObserved,
     JobReplaced,
     Submitted,
@@ -43,7 +44,7 @@ from slurmtrain.model.run.events.command import (
     Unstarted,
     UpstreamFailed,
 )
-from slurmtrain.model.run.events.rank import (
+from slurmtrain.model.run.events.rank_events import (
     HardwareCompared,
     ScriptProgressed,
     ScriptUnread,
@@ -53,7 +54,6 @@ from slurmtrain.model.run.events.rank import (
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import APART, Attempt, replace
 
 # Events of commands about one start of a job.

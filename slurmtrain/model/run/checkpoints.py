@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from slurmtrain.model.run.events.base import AnyEvent, Event
-from slurmtrain.model.run.events.checkpoint import (
+from slurmtrain.model.run.events.checkpoint_events import (
     CheckpointFound,
     CheckpointPruned,
     CheckpointRecord,
@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.checkpoint import (
     CheckpointSaved,
     CheckpointVerified,
 )
-from slurmtrain.model.run.events.command import JobObserved
+from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint, replace
 

@@ -14,11 +14,12 @@ from typing import Any
 
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
-from slurmtrain.model.run.events.agent import SurplusStart
+from slurmtrain.model.run.events.agent_events import SurplusStart
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.command import (
+from slurmtrain.model.run.events.command_events import (
     CancelRequested,
     DeletionRequested,
     FilesDeleted,
@@ -32,11 +33,10 @@ from slurmtrain.model.run.events.command import (
     TagsChanged,
     Unstarted,
 )
-from slurmtrain.model.run.events.rank import ScriptProgressed, TrainingStarted
-from slurmtrain.model.run.journal import read_event
+from slurmtrain.model.run.events.rank_events import ScriptProgressed, TrainingStarted
+from slurmtrain.model.run.journal_lines import read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import begin, describe_wait, is_over, reason_given_up
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
 from slurmtrain.model.written import remembering
 

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     JobRequeue,
     NodeEnded,
@@ -38,7 +38,7 @@ from slurmtrain.model.run.events.agent import (
     RequeueFailed,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
-from slurmtrain.model.run.events.command import JobObserved, JobReplaced, UpstreamFailed
+from slurmtrain.model.run.events.command_events import JobObserved, JobReplaced, UpstreamFailed
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.lineage import UPSTREAM

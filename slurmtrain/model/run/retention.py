@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 
 
 @dataclass(frozen=True, slots=True)

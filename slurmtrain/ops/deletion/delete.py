@@ -26,8 +26,8 @@ from pathlib import Path
 
 from slurmtrain.errors import PathError, RunBusy, RunUnreadable, SlurmtrainError
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.checkpoint import CheckpointPruned
-from slurmtrain.model.run.events.command import DeletionRequested, FilesDeleted
+from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
+from slurmtrain.model.run.events.command_events import DeletionRequested, FilesDeleted
 from slurmtrain.model.run.file_names import outlives_deletion
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -165,7 +165,7 @@ def _check_nothing_runs(workspace: Workspace, run_id: str, run: Run | None) -> N
         return
     # Imported here: most runs that are deleted have ended long ago, and their jobs with them.
     from slurmtrain.ops.shared.slurm_jobs import live_jobs
-    from slurmtrain.slurm.command import is_installed
+    from slurmtrain.slurm.slurm_commands import is_installed
 
     if is_installed("squeue") and (jobs := live_jobs(workspace, run_id, run)):
         raise RunBusy(

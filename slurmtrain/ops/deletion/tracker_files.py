@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
 from slurmtrain.ops.shared.trackers import Target, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
-from slurmtrain.tracking.plugins import files_of_tracker, writes_files
+from slurmtrain.tracking.tracker_plugins import files_of_tracker, writes_files
 
 
 def file_targets(workspace: Workspace, directory: RunDir) -> list[Target]:

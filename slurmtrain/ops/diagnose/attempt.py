@@ -12,7 +12,7 @@ from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.diagnose.journals import AttemptJournals, FailedRank, suspended
-from slurmtrain.ops.diagnose.logs import AttemptLogs
+from slurmtrain.ops.diagnose.log_evidence import AttemptLogs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace

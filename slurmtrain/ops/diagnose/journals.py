@@ -12,7 +12,7 @@ from slurmtrain.model.diagnosis.log_scan import Hit
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.policy import policy_of
-from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import APART, Attempt

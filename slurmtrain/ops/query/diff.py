@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
+from slurmtrain.model.environment.attempt_environment import compare as compare_environments
 from slurmtrain.model.environment.changes import Changes
-from slurmtrain.model.environment.environment import compare as compare_environments
+from slurmtrain.model.experiment.code import CodeSnapshot, Difference
 from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.query.tally import GPU_S, tally
 from slurmtrain.model.run.accounting import summed
-from slurmtrain.model.run.events.command import RunCreated, Submitting
+from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.spec.code import CodeSnapshot, Difference
 from slurmtrain.ops.query.compare import spec_settings
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import newest_environment
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.views import SCHEMA, run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.code import describe_revision
+from slurmtrain.ops.submit.code_snapshots import describe_revision
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
@@ -273,7 +273,7 @@ def _divergences(workspace: Workspace, runs: tuple[Run, Run], notes: list[str]) 
 
 def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEquality:
     """Whether the newest checkpoints of a step that both have saved are equal, by the hashes in their manifests."""
-    from slurmtrain.runtime.checkpoint.files import published, read_manifest
+    from slurmtrain.runtime.checkpoint.checkpoint_files import published, read_manifest
 
     paths = [
         {checkpoint_step(path.name): path for path in published(workspace.root.run(run.id).checkpoints)} for run in runs

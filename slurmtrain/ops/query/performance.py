@@ -13,9 +13,9 @@ from slurmtrain.errors import PathError, UserError
 from slurmtrain.history import read_rows
 from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.query.tally import mean_gpus
-from slurmtrain.model.run.events.agent import WorkersStarted
+from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.rank import RankMeasured
+from slurmtrain.model.run.events.rank_events import RankMeasured
 from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.query.select import Question

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.run.lineage import ids_by_name
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sweep_values import SearchSpec
 from slurmtrain.ops.cancel import finish_cancel, request_end
 from slurmtrain.ops.search.study import Study, check_methods
 from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
 from slurmtrain.ops.shared.family import upstreams_of
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.code import with_snapshots
+from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.creation import new_sweep
 from slurmtrain.ops.submit.submission import Submission, submit_sweeps
-from slurmtrain.slurm.command import read_options
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 

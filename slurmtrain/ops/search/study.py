@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from slurmtrain.errors import NotAvailable, UserError
-from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.sweep_values import Distribution, Method, SearchSpec, is_same
+from slurmtrain.model.experiment.kinds import suggestion
+from slurmtrain.model.experiment.sweep_values import Distribution, Method, SearchSpec, is_same
 from slurmtrain.ops.search.trials import Trial
 
 # What the search sets itself.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.events.command import CancelRequested, RunCreated
+from slurmtrain.model.run.events.command_events import CancelRequested, RunCreated
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.events.values import is_plain
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.run.events.event_values import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.written import texts_as_json
 from slurmtrain.runtime.environment.node import read_plan
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from slurmtrain.model.environment.attempt_environment import Environment, compare, kinds_of
 from slurmtrain.model.environment.changes import describe
-from slurmtrain.model.environment.environment import Environment, compare, kinds_of
 from slurmtrain.model.environment.software import Software, package_changes
-from slurmtrain.model.run.events.agent import EnvironmentNoted, HelperFailed
+from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFailed
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace

@@ -24,7 +24,7 @@ WAITING = frozenset({"created", "pending", "requeued"})
 
 def upstreams_of(directory: RunDir) -> list[Upstream]:
     """The runs that one starts after; empty if that cannot be read."""
-    from slurmtrain.runtime.chain import read_upstreams
+    from slurmtrain.runtime.upstreams import read_upstreams
 
     with contextlib.suppress(PathError):
         return read_upstreams(directory)

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 
 from slurmtrain.errors import SlurmDown
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.interval import InterruptionStats, too_slow
 from slurmtrain.model.interruption.statistics import add_attempts
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 
 # Nodes are repaired and replaced, so anything older says little.
@@ -55,10 +55,10 @@ def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Par
 
 def _partition(workspace: Workspace, plan: Plan) -> tuple[str, float | None]:
     """The partition's name and grace, from the answer that Slurm gave when the request was checked."""
-    from slurmtrain.slurm import limits
+    from slurmtrain.slurm import site_limits
 
     try:
         partitions = workspace.scheduler.partitions()
     except SlurmDown:
         return "", None
-    return limits.partition_names(plan, partitions), limits.grace_s(plan, partitions)
+    return site_limits.partition_names(plan, partitions), site_limits.grace_s(plan, partitions)

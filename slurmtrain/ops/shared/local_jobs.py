@@ -81,12 +81,12 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         Whether anything may have been journaled.
     """
     # Imported here: defining the event classes takes longer than a check that finds nothing new.
-    from slurmtrain.model.run.events.command import Submitted, Unstarted
+    from slurmtrain.model.run.events.command_events import Submitted, Unstarted
 
     attempt = run.newest
     if attempt is None or attempt.handed_over or attempt.ended:
         return False
-    from slurmtrain.local.launch import find_controller
+    from slurmtrain.local.local_launch import find_controller
 
     if attempt.submitted_from not in (None, socket.gethostname()):
         return False  # its processes must be searched for on that machine
@@ -117,7 +117,7 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> str:
     Returns:
         Why that cannot be journaled, as a sentence without a full stop; empty if it can, or need not.
     """
-    from slurmtrain.model.run.events.command import JobObserved
+    from slurmtrain.model.run.events.command_events import JobObserved
 
     attempt = run.newest
     if attempt is None or attempt.ended:

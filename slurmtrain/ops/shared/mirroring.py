@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LockHeld, SlurmtrainError, TrackingError
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, all_final, covered_until, start_over
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import Target, link, targets_of
@@ -20,8 +20,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent, write_sent
 from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
 from slurmtrain.system.locks import locked
-from slurmtrain.tracking.plugins import open_tracker, writes_files
 from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
+from slurmtrain.tracking.tracker_plugins import open_tracker, writes_files
 
 if TYPE_CHECKING:
     from slurmtrain.registry.listed import Listed

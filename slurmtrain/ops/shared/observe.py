@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.model.query.measures import Measure
-    from slurmtrain.model.run.journal import Garbage
+    from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
     from slurmtrain.registry.listed import Listed

@@ -11,7 +11,7 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.accounting import KINDS, summed
-from slurmtrain.model.run.events.agent import PreflightDone, WorkersStarted
+from slurmtrain.model.run.events.agent_events import PreflightDone, WorkersStarted
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.lineage import FORK
@@ -24,7 +24,7 @@ from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.experiment.plan import Plan
     from slurmtrain.registry.listed import Listed
 
 
@@ -233,7 +233,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
         run: The run.
         deleted_too: Include deleted ones, not only those on disk.
     """
-    from slurmtrain.ops.shared.checkpoints import as_checkpoints, find_own
+    from slurmtrain.ops.shared.readable_checkpoints import as_checkpoints, find_own
 
     directory = workspace.root.run(run.id)
     own = find_own(directory, run)

@@ -15,7 +15,7 @@ from slurmtrain.model.run.run import Attempt
 from slurmtrain.system.owned_files import open_readable
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.events.checkpoint import CheckpointRecord
+    from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord
 
 # How much of the end of a log is read, and how many characters of a line are shown.
 _TAIL_BYTES = 4096
@@ -39,8 +39,8 @@ def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
 
 def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
     """All published checkpoints, including ones whose save was killed before it was journaled."""
-    from slurmtrain.model.run.events.checkpoint import CheckpointRecord
-    from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
+    from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord
+    from slurmtrain.runtime.checkpoint.checkpoint_files import bytes_of, published, read_manifest, relative_path
 
     records: list[CheckpointRecord] = []
     for path in published(directory.checkpoints):

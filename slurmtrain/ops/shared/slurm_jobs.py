@@ -2,9 +2,9 @@
 
 If a submission was killed, its job is searched for by name (the run's, with its id at the end; of an element of a job
 array, with the array's) among the jobs of squeue and sacct that no submission has claimed. The process that calls
-sbatch (``slurm/launcher``) inherits the run's lock, so no search starts while it lives. If it was killed too, an sbatch
-that it may have left is searched for by its command line. Only then is Slurm asked: an older, cached answer can prove
-that there is a job, but never that there is none.
+sbatch (``slurm/sbatch_process``) inherits the run's lock, so no search starts while it lives. If it was killed too, an
+sbatch that it may have left is searched for by its command line. Only then is Slurm asked: an older, cached answer can
+prove that there is a job, but never that there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from slurmtrain.model.run.root import ArrayDir, RunsRoot
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, second_jobs
 from slurmtrain.slurm.parse import (
     HELD_BY_ADMIN,
@@ -40,10 +39,11 @@ from slurmtrain.slurm.parse import (
 )
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue
+from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.events.command import JobObserved
+    from slurmtrain.model.run.events.command_events import JobObserved
 
 
 @dataclass(slots=True)
@@ -159,8 +159,8 @@ def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack)
 
     ``locks`` receives the locks of these runs, so that no submission begins meanwhile.
     """
-    from slurmtrain.runtime.environment.limits import make_room
-    from slurmtrain.slurm.launch import is_submitting
+    from slurmtrain.runtime.environment.process_limits import make_room
+    from slurmtrain.slurm.slurm_launch import is_submitting
 
     make_room(len(runs))
     unlocked = [directory for directory, run in runs.items() if _has_no_job(run) and _take_lock(directory, locks)]
@@ -204,7 +204,7 @@ def _element(submission: SubmissionDir) -> tuple[str, int] | None:
 
 def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
     """Find the job of a submission that was killed, or note that there is none."""
-    from slurmtrain.model.run.events.command import Submitted, Unstarted
+    from slurmtrain.model.run.events.command_events import Submitted, Unstarted
 
     newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None

@@ -49,17 +49,17 @@ from slurmtrain.errors import (
     SlurmtrainError,
     SubmissionUncertain,
 )
-from slurmtrain.model.run.events.command import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.restarts import write_requeue
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
 from slurmtrain.model.run.root import ALPHABET, ArrayDir, run_id, unusable_in_root
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.restarts import write_requeue
-from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.ops.shared.attempts import NewAttempt, shares_job
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
-from slurmtrain.ops.shared.node_ledger import exclusions
+from slurmtrain.ops.shared.ledger_file import exclusions
+from slurmtrain.ops.shared.next_attempts import NewAttempt, shares_job
 from slurmtrain.ops.shared.start_order import (
     earlier_elements,
     jobs_of_namesakes,
@@ -69,7 +69,7 @@ from slurmtrain.ops.shared.start_order import (
 from slurmtrain.ops.shared.trackers import mlflow_server
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Launch
-from slurmtrain.runtime.environment.surroundings import counting, of_sbatch, placed, telling
+from slurmtrain.runtime.environment.outer_variables import counting, of_sbatch, placed, telling
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import (
     describe_os_error,
@@ -112,11 +112,11 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], p
     if problem is not None:
         raise PathError(problem)
     if executor == "slurm":
-        from slurmtrain.slurm.launch import check
+        from slurmtrain.slurm.slurm_launch import check
 
         check(plans, workspace.scheduler, pack)
         return
-    from slurmtrain.local.launch import check as check_local
+    from slurmtrain.local.local_launch import check as check_local
 
     for plan in plans:
         check_local(plan)
@@ -165,7 +165,7 @@ def start(
         try:
             submission, launcher = _new_submission(first.run), None
             if on_slurm:
-                from slurmtrain.slurm.launch import launcher_in
+                from slurmtrain.slurm.slurm_launch import launcher_in
 
                 # Before the runs are prepared, since it needs as long until it is ready for its order.
                 folder = submission.submitit if array is None else array.submitit
@@ -446,12 +446,12 @@ def _submit(
     """
     attempt, submission = group.prepared[0].attempt, group.prepared[0].submission
     if launcher is None:
-        from slurmtrain.local.launch import launch as launch_here
+        from slurmtrain.local.local_launch import launch as launch_here
 
         assert local_id is not None
         return local_id, launch_here(attempt.plan, submission, local_id, attempt.secrets)
-    from slurmtrain.slurm.launch import launch
     from slurmtrain.slurm.request import Elements, make_request
+    from slurmtrain.slurm.slurm_launch import launch
 
     last = group.prepared[-1].index
     elements = None if last is None else Elements(last + 1, at_once, group.pack)

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
+from slurmtrain.model.experiment.sbatch import is_singleton
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import EARLY, Upstream, standing
 from slurmtrain.model.run.root import RUN_ID
-from slurmtrain.model.spec.sbatch import is_singleton
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.ops.shared.observe import ListedRuns, observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.chain import dependents_of, has_begun, read_upstreams
+from slurmtrain.runtime.upstreams import dependents_of, has_begun, read_upstreams
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _waits(run: Run) -> bool:
 
 def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> str:
     """Journal that a run is over, and why; returns the job that is to be cancelled."""
-    from slurmtrain.model.run.events.command import UpstreamFailed
+    from slurmtrain.model.run.events.command_events import UpstreamFailed
     from slurmtrain.runtime.job import lease
 
     newest = run.newest
@@ -240,7 +240,7 @@ def unfinished_upstream_jobs(run: RunDir) -> list[str]:
     upstreams = read_upstreams(run)
     if not upstreams or has_begun(run):
         return []
-    from slurmtrain.runtime.chain import unfinished_jobs
+    from slurmtrain.runtime.upstreams import unfinished_jobs
 
     return unfinished_jobs(run, upstreams)
 
@@ -357,8 +357,8 @@ def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[st
     ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them.
     """
     from slurmtrain.ops.shared.current_plan import current_plan
-    from slurmtrain.runtime.chain import unfinished_jobs
     from slurmtrain.runtime.job.run_reader import read_run
+    from slurmtrain.runtime.upstreams import unfinished_jobs
     from slurmtrain.slurm.request import dependency_of
 
     # Of thousands that are being submitted, none has a job yet.

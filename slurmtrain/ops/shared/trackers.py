@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.run.events.command import MlflowRunLinked
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking.plugins import check_tracker, note_on_tracker
+from slurmtrain.tracking.tracker_plugins import check_tracker, note_on_tracker
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run

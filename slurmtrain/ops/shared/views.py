@@ -137,7 +137,7 @@ def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
 def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
     checkpoint = run.listed.checkpoint
     if run["state"] in _STILL_SAVING:
-        from slurmtrain.ops.shared.checkpoints import newest_own
+        from slurmtrain.ops.shared.readable_checkpoints import newest_own
 
         checkpoint = newest_own(run.workspace, run.listed.id, checkpoint)
     return checkpoint_json(run.directory, checkpoint) if checkpoint else None
@@ -215,7 +215,7 @@ def now_iso() -> str:
 
 def _rate(directory: RunDir, listed: Listed) -> float | None:
     """Steps per second of the newest job, from the last lines of its metrics."""
-    from slurmtrain.model.run.progress import steps_per_second
+    from slurmtrain.model.run.attempt_progress import steps_per_second
     from slurmtrain.system.journal_files import last_points
 
     if listed.job_id is None:

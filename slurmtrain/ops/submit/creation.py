@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RegistryFailed
-from slurmtrain.model.run.events.command import RunCreated
-from slurmtrain.model.run.events.values import is_plain
+from slurmtrain.model.run.events.command_events import RunCreated
+from slurmtrain.model.run.events.event_values import is_plain
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.run.root import run_id
-from slurmtrain.ops.shared.attempts import HeldRun
 from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.next_attempts import HeldRun
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.ops.submit.code import Provenance, find_provenance
+from slurmtrain.ops.submit.code_snapshots import Provenance, find_provenance
 from slurmtrain.ops.submit.start_points import StartPoints
-from slurmtrain.runtime.chain import note_dependent, write_upstreams
+from slurmtrain.runtime.upstreams import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.files import (
     DIRECTORY_MODE,

@@ -22,7 +22,7 @@ from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed, UserErro
 from slurmtrain.model.run.root import created_ms
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.chain import Chain
+from slurmtrain.ops.submit.chained_runs import Chain
 from slurmtrain.ops.submit.creation import new_sweep
 from slurmtrain.ops.submit.specs import load
 from slurmtrain.ops.submit.submission import Submission, describe_failure, name_runs, submit_sweeps

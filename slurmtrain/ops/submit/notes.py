@@ -17,22 +17,28 @@ from typing import Any
 
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, SlurmtrainError
+from slurmtrain.model.experiment.code import CodeSnapshot, directories_of, relative_to_root
+from slurmtrain.model.experiment.command_files import NamedPath, paths_read, paths_written
+from slurmtrain.model.experiment.launcher import split_command
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sbatch import runs_in_container, unknown_srun_options
+from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
+from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import CodeSnapshot, directories_of, relative_to_root
-from slurmtrain.model.spec.command_files import NamedPath, paths_read, paths_written
-from slurmtrain.model.spec.launcher import split_command
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import runs_in_container, unknown_srun_options
-from slurmtrain.model.spec.sweep import Pack, SweepCost, cost_of
-from slurmtrain.model.spec.sweep_values import SearchSpec
-from slurmtrain.ops.shared.attempts import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.next_attempts import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.script import find_script, is_missing, names_what_it_needs, note_script, notes_on_scripts
-from slurmtrain.runtime.environment import surroundings
-from slurmtrain.slurm.command import read_options
+from slurmtrain.ops.submit.command_script import (
+    find_script,
+    is_missing,
+    names_what_it_needs,
+    note_script,
+    notes_on_scripts,
+)
+from slurmtrain.runtime.environment import outer_variables
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.files import read_json
 from slurmtrain.system.locks import mount_of
@@ -84,7 +90,7 @@ def notes_on_plans(
     counts = Counter(note for plan in plans for note in dict.fromkeys(_notes_on_plan(plan, executor)))
     notes = [_of_runs(note, count, len(plans)) for note, count in counts.items()]
     if executor == "slurm":
-        notes += surroundings.notes(plans)
+        notes += outer_variables.notes(plans)
     return [*notes, *_missing_files(plans, is_in_snapshot), *shared_by_runs(plans)]
 
 
@@ -115,7 +121,7 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     """A note if a new run's checkpoint pattern already matches a checkpoint, maybe written by another run."""
     if plan.spec.checkpoint.glob is None:
         return []
-    from slurmtrain.model.spec.checkpoint import OWN
+    from slurmtrain.model.experiment.checkpoint import OWN
     from slurmtrain.runtime.checkpoint.external import Search, newest
 
     # The run has no copy of its code yet: where it will have links, they lead to what is in the working directory now.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError, UserError
-from slurmtrain.model.spec.sweep import MAX_RUNS
-from slurmtrain.ops.submit.script import missing_script
-from slurmtrain.slurm.command import read_options
+from slurmtrain.model.experiment.sweep import MAX_RUNS
+from slurmtrain.ops.submit.command_script import missing_script
+from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.inherited import current_directory
 

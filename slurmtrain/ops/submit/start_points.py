@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserError
+from slurmtrain.model.experiment.chain import dependencies_of
+from slurmtrain.model.experiment.checkpoint import BEST, OWN, WEIGHTS, StartFromSpec
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
-from slurmtrain.model.spec.chain import dependencies_of
-from slurmtrain.model.spec.checkpoint import BEST, OWN, WEIGHTS, StartFromSpec
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, write_assignments
 
@@ -34,7 +34,7 @@ class StartPoint:
 
     def take_over(self, run: RunDir) -> None:
         """Let a ``run`` that is being created begin with it. Raises NoCheckpoint; OSError."""
-        from slurmtrain.runtime.checkpoint.files import copy_checkpoint, link_checkpoint
+        from slurmtrain.runtime.checkpoint.checkpoint_files import copy_checkpoint, link_checkpoint
 
         try:
             (copy_checkpoint if self.of_script else link_checkpoint)(self.path, run)
@@ -99,7 +99,7 @@ def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | Non
 
     None if there is none, or the run that repeats it is to begin with something else.
     """
-    from slurmtrain.runtime.checkpoint.files import start_point
+    from slurmtrain.runtime.checkpoint.checkpoint_files import start_point
     from slurmtrain.runtime.environment.node import read_plan
 
     request = planned.plan.spec.start_from
@@ -138,8 +138,8 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
         NoCheckpoint: it has no such checkpoint.
         UserError: it has none that can be the best.
     """
-    from slurmtrain.ops.shared.checkpoints import choose_own, find_own
     from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.readable_checkpoints import choose_own, find_own
 
     [run_id], _ = find(workspace, [request.run], ask_slurm=False)
     run = workspace.store.load(run_id)
@@ -162,7 +162,7 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
 
 def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | str | None) -> Path:
     """A published checkpoint of a run: of a step, the best, or the newest. Raises NoCheckpoint; UserError."""
-    from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+    from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints
 
     if step == BEST:
         return _best(directory, choose_checkpoints(workspace, run, None, to="begin with"), run)
@@ -172,7 +172,7 @@ def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | st
 def _best(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
     from slurmtrain.model.run.retention import Saved, best_steps
     from slurmtrain.ops.shared.current_plan import current_plan
-    from slurmtrain.runtime.checkpoint.files import read_manifest
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 
     best = current_plan(directory, run).spec.checkpoint.keep.best
     if best is None:

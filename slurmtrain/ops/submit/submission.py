@@ -22,9 +22,10 @@ from slurmtrain.errors import (
     SubmitFailed,
     SubmitInterrupted,
 )
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent, Upstream
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.attempts import (
+from slurmtrain.ops.shared.interrupt import StopSignal
+from slurmtrain.ops.shared.next_attempts import (
     HeldRun,
     NewAttempt,
     SweepLimit,
@@ -32,19 +33,18 @@ from slurmtrain.ops.shared.attempts import (
     group_attempts,
     secret_values,
 )
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import only_one
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.chain import Chain
-from slurmtrain.ops.submit.code import with_snapshots
+from slurmtrain.ops.submit.chained_runs import Chain
+from slurmtrain.ops.submit.code_snapshots import with_snapshots
+from slurmtrain.ops.submit.command_script import check_script, check_shell_script
 from slurmtrain.ops.submit.creation import Batch, check_room, create, remove
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
-from slurmtrain.ops.submit.script import check_script, check_shell_script
 from slurmtrain.ops.submit.start_points import with_start_points
-from slurmtrain.runtime.environment.limits import make_room
+from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.specfile import PlannedRun, SpecFile
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 # As slurmtrain/cli/__init__.py lists its own: (module, short help) by name.
 COMMANDS = {
     "drill": (
-        "slurmtrain.plugins.drill.command",
+        "slurmtrain.plugins.drill.drill_command",
         "Inject faults into runs of a spec, and check that they recover.",
     )
 }

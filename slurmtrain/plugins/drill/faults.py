@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
-from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
+from slurmtrain.model.run.events.agent_events import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
@@ -205,7 +205,7 @@ def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> 
 
 def _signal_in_slurm(target: FaultTarget, name: str) -> str:
     """Inject a fault through Slurm; returns what was hit, as a phrase."""
-    from slurmtrain.slurm.command import run_command
+    from slurmtrain.slurm.slurm_commands import run_command
 
     job_id = target.attempt.job_id
     if name in _ANNOUNCED:
@@ -235,7 +235,7 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
 
     ``pids``: by host; the negative of one is its process group, as for kill(1).
     """
-    from slurmtrain.slurm.command import run_command
+    from slurmtrain.slurm.slurm_commands import run_command
 
     count = len(pids)
     arguments = [f"{host}:{','.join(map(str, ids))}" for host, ids in pids.items()]

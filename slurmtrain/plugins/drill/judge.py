@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.run.events.agent import JobRequeue
+from slurmtrain.model.run.events.agent_events import JobRequeue
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.checkpoint import CheckpointRestored
-from slurmtrain.model.run.events.rank import SessionStarted
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRestored
+from slurmtrain.model.run.events.rank_events import SessionStarted
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.plugins.drill.facts import (

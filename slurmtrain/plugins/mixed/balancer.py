@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.interruption.recorded_shares import RecordedShares, recorded_shares
-from slurmtrain.model.run.events.rank import SharesChosen
+from slurmtrain.model.run.events.rank_events import SharesChosen
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.plugins.mixed.speeds import (
     LEAST_TIMES,

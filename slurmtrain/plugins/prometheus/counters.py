@@ -16,7 +16,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.query.tally import Placement, Tally, merged, place_of, tally
-from slurmtrain.model.run.events.command import RunCreated, Submitting
+from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.queries import IndexRow
 from slurmtrain.system.files import describe_os_error, write_atomically

@@ -24,7 +24,7 @@ from torch.futures import Future
 from torch.nn.functional import pad
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import StrategySpec
+from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.plugins.strategies.sharded import REPLICATE, SHARD, across_nodes
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.replicated import CommHook, completed

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy import SCHEDULES, StrategySpec, even_split
+from slurmtrain.model.experiment.kinds import suggestion
+from slurmtrain.model.experiment.strategy import SCHEDULES, StrategySpec, even_split
 from slurmtrain.runtime.job.torch_private import map_tree
 from slurmtrain.runtime.strategies.gradients import Gradients, LossOf
-from slurmtrain.runtime.strategies.strategy import Pipeline
+from slurmtrain.runtime.strategies.strategy_interface import Pipeline
 
 
 class StageModule(nn.Module):

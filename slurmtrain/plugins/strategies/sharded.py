@@ -21,11 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, MeshSpec, StrategySpec
+from slurmtrain.model.experiment.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, MeshSpec, StrategySpec
 from slurmtrain.plugins.strategies import pipeline, tensor
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.forward import DTYPES, elements, of_classes, recompute
-from slurmtrain.runtime.strategies.strategy import sizes_of
+from slurmtrain.runtime.strategies.strategy_interface import sizes_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy

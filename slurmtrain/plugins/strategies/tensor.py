@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy import (
+from slurmtrain.model.experiment.kinds import suggestion
+from slurmtrain.model.experiment.strategy import (
     COLWISE_REP,
     ON_PARTS,
     ROWWISE,

@@ -19,10 +19,13 @@ from threading import Thread
 from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.experiment.chain import fill
+from slurmtrain.model.experiment.launcher import NodePlace
+from slurmtrain.model.experiment.plan import Plan, fill_command
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
-from slurmtrain.model.interruption.growth import Stage
+from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.events.agent_events import (
     CodePrepared,
     ConnectionsRefused,
     LeftoversKilled,
@@ -32,9 +35,6 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
-from slurmtrain.model.spec.chain import fill
-from slurmtrain.model.spec.launcher import NodePlace
-from slurmtrain.model.spec.plan import Plan, fill_command
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.agent.finish import (
     AttemptFinish,
@@ -46,14 +46,13 @@ from slurmtrain.runtime.agent.finish import (
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
+from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, time_limit_lead
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.start import NodeStart, enter_pack, time_limit_lead
 from slurmtrain.runtime.agent.workers import RankPlacement
-from slurmtrain.runtime.chain import read_facts
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
-from slurmtrain.runtime.environment.limits import raise_soft_limit
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
+from slurmtrain.runtime.environment.process_limits import raise_soft_limit
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
 from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent
 from slurmtrain.runtime.growth import (
@@ -72,16 +71,17 @@ from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
-from slurmtrain.runtime.preflight.facts.environment import NotedNode, note_environment
+from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
-from slurmtrain.runtime.setup.script import (
+from slurmtrain.runtime.setup.setup_script import (
     TEARDOWN_S,
     python_of_ranks,
     take_setup_failure,
     use_variables_of_ranks,
 )
+from slurmtrain.runtime.upstreams import read_facts
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly, print_utf8

@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurmtrain.model.experiment.checkpoint import OWN, WEIGHTS
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
-from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint import OWN, WEIGHTS
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.files import newest_published, start_point
+from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, start_point
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.system.journal import Journal
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from slurmtrain.model.diagnosis.launcher_report import RankEnd, find_rank_end, without_report
 from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
+from slurmtrain.model.run.events.rank_events import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.runtime.environment.limits import exceeded_limit
+from slurmtrain.runtime.environment.process_limits import exceeded_limit
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_kernel_log
 from slurmtrain.system.owned_files import open_readable

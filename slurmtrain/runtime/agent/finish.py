@@ -27,21 +27,21 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
 from slurmtrain.model.interruption.kept_nodes import describe_kept, kept_s
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
-from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, NodesKept, RequeueFailed
+from slurmtrain.model.run.events.agent_events import JobRequeue, NodeEnded, NodesKept, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.lineage import EARLY
 from slurmtrain.model.run.run import STATE_OF_CAUSE
-from slurmtrain.model.spec.restarts import RequeueSpec
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
-from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.upstreams import read_upstreams
 from slurmtrain.system.directories import FollowedDirectory
 from slurmtrain.system.files import FULL, describe_os_error
 from slurmtrain.system.journal import Journal
@@ -250,7 +250,7 @@ class AttemptFinish:
             self._journal.write(self._requeue_event(attempt_report, decision, attempt_report.without))
         more = decision.memory
         why = "other runs stay in its job" if more is None else f"its next job runs with {more}"
-        from slurmtrain.model.run.events.command import JobReplaced
+        from slurmtrain.model.run.events.command_events import JobReplaced
 
         self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
         self._journal_end(node_report)
@@ -327,7 +327,7 @@ class AttemptFinish:
 
         If they have none, because a command must submit it first, it looks again later, and that command moves it.
         """
-        from slurmtrain.runtime.chain import look_again_s, unfinished_jobs
+        from slurmtrain.runtime.upstreams import look_again_s, unfinished_jobs
 
         upstreams = read_upstreams(self._run)
         after, delay_s = unfinished_jobs(self._run, upstreams), look_again_s(self._run, upstreams)

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
+from slurmtrain.model.experiment.launcher import known_launcher
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.events.agent_events import (
     HangDetected,
     HangLimitRaised,
     RanksPaused,
     RanksResumed,
     StragglerDetected,
 )
-from slurmtrain.model.spec.launcher import known_launcher
-from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, Suspicion, Watchdog
+from slurmtrain.runtime.agent.hang_watch import Hang, HangInquiry, HangVerdict, Suspicion, Watchdog
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
 from slurmtrain.runtime.node_notes import LogSizes
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.runtime.separation import Separation, SeparationConfig
 from slurmtrain.system.journal import Journal
 

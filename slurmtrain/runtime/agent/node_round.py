@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from slurmtrain.model.diagnosis.hang import RankState
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import (
     ExitReport,
     StopRequest,
     amend,
     report_exits,
 )
-from slurmtrain.model.interruption.growth import Stage
+from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.events.agent import (
+from slurmtrain.model.run.events.agent_events import (
     LeftoversKilled,
     RanksExited,
     RanksStopping,
@@ -26,7 +27,6 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.monitor import RankMonitor
@@ -36,11 +36,11 @@ from slurmtrain.runtime.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_metrics import read_script_metrics
-from slurmtrain.runtime.setup.script import advise_on_python
+from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify

@@ -4,8 +4,8 @@ When a round has ended on all nodes, node 0 decides which nodes have ranks in th
 publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: the
 agents' messages go through it, and the batch script runs there.
 
-If nodes of another job can join (:mod:`slurmtrain.model.interruption.growth`), the rounds end with the next stage of
-the attempt: its agents then have a preflight, connections and rounds of their own. Nodes of another job that leave,
+If nodes of another job can join (``model/interruption/growth_policy``), the rounds end with the next stage of the
+attempt: its agents then have a preflight, connections and rounds of their own. Nodes of another job that leave,
 because that job is preempted, drop out like lost ones.
 
 The ranks of each round meet at a store that rank 0 opens, at another port, since torch keeps the addresses of a process
@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
+from slurmtrain.model.experiment.spec import NODE_0
 from slurmtrain.model.interruption.exit_report import (
     NODE_0_COMPLETED,
     AttemptOutcome,
@@ -35,13 +36,12 @@ from slurmtrain.model.interruption.exit_report import (
     report_signal,
     report_standby,
 )
-from slurmtrain.model.interruption.growth import Stage
+from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
-from slurmtrain.model.run.events.agent import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
+from slurmtrain.model.run.events.agent_events import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.spec import NODE_0
-from slurmtrain.runtime.agent.hang import SuspensionWatch
+from slurmtrain.runtime.agent.hang_watch import SuspensionWatch
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
@@ -54,10 +54,10 @@ from slurmtrain.runtime.agent.node_round import (
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone, Link
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.runtime.setup.helpers import STOPPED_S
-from slurmtrain.runtime.setup.script import TEARDOWN_S
+from slurmtrain.runtime.setup.setup_script import TEARDOWN_S
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 

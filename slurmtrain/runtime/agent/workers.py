@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import LaunchError, SlurmtrainError
+from slurmtrain.model.experiment.launcher import RANKS, NodeRanks
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
-from slurmtrain.model.spec.launcher import RANKS, NodeRanks
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.environment import variables

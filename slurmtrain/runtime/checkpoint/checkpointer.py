@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.experiment.checkpoint import WEIGHTS, Every, EveryAuto, EverySteps, SaveMoment
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.interval import (
     Cost,
     InterruptionStats,
@@ -18,10 +20,8 @@ from slurmtrain.model.interruption.interval import (
     Vote,
     choose,
 )
-from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
+from slurmtrain.model.run.events.checkpoint_events import SaveIntervalChosen
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint import WEIGHTS, Every, EveryAuto, EverySteps, SaveMoment
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import Saver

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
+from slurmtrain.model.experiment.checkpoint import AUTO, OWN, last_number, step_by_pattern, step_key
+from slurmtrain.model.experiment.launcher import RANKS
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import FROM_LOG
-from slurmtrain.model.spec.checkpoint import AUTO, OWN, last_number, step_by_pattern, step_key
-from slurmtrain.model.spec.launcher import RANKS
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, tags_in
 from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, format_of, step_by_key
 from slurmtrain.runtime.checkpoint.formats.plain_files import Format

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.interruption.interval import Publication
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.checkpoint import CheckpointPruned, CheckpointSaved, QuotaExceeded, SaveFailed
+from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned, CheckpointSaved, QuotaExceeded, SaveFailed
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
 from slurmtrain.runtime.checkpoint.torch_index import INDEX
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
@@ -131,7 +131,10 @@ class Publisher:
         if self._policy.quota is None:
             return None
         checkpoints = self._attempt.run.checkpoints
-        return sum(files.bytes_of(path) for path in (*files.published(checkpoints), *files.damaged(checkpoints)))
+        return sum(
+            checkpoint_files.bytes_of(path)
+            for path in (*checkpoint_files.published(checkpoints), *checkpoint_files.damaged(checkpoints))
+        )
 
     def _free(self) -> int:
         try:
@@ -191,14 +194,14 @@ class Publisher:
         """Clean up after a failed save and journal why; earlier checkpoints are unaffected."""
         if self._journal is None:
             return
-        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).discard()
+        checkpoint_files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).discard()
         self.failed(save, reason)
 
     def recover(self, save: Save) -> float | None:
         """Finish a publication during which the writer died: the seconds the save took, or None if it failed."""
-        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).finish()
+        directory = checkpoint_files.Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step).finish()
         try:
-            manifest = files.read_manifest(directory)
+            manifest = checkpoint_files.read_manifest(directory)
         except CheckpointError:
             return None
         if manifest.attempt != self._attempt.path.name:

@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.files import Manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest
 from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
 

@@ -18,10 +18,10 @@ import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored, WeightsLoaded
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRejected, CheckpointRestored, WeightsLoaded
 from slurmtrain.model.run.file_names import checkpoint_step
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.checkpoint import files, rng
+from slurmtrain.runtime.checkpoint import checkpoint_files, rng
 from slurmtrain.runtime.checkpoint.rank_parts import (
     MISSING,
     SPLIT,
@@ -96,8 +96,8 @@ class Restorer:
         """
         began = time.monotonic()
         # Rank 0's listing counts: nodes may see different states of a directory on a file server.
-        own = [] if from_start else files.published(self._run.checkpoints)
-        listed = own or files.published(self._run.start)[:1]
+        own = [] if from_start else checkpoint_files.published(self._run.checkpoints)
+        listed = own or checkpoint_files.published(self._run.start)[:1]
         checkpoints = [Path(path) for path in self._ranks.broadcast(list(map(str, listed)))]
         of_another_run = bool(checkpoints) and checkpoints[0].parent == self._run.start
         if weights_only and of_another_run:
@@ -131,14 +131,14 @@ class Restorer:
 
     # --- verifying ----------------------------------------------------------------------------------------------------
 
-    def _check(self, directory: Path) -> tuple[str, files.Manifest | None]:
+    def _check(self, directory: Path) -> tuple[str, checkpoint_files.Manifest | None]:
         """Verify a checkpoint, each rank its share of the files: why it cannot be used, and its manifest."""
         problem, manifest = "", None
         try:
-            manifest = files.read_manifest(directory)
+            manifest = checkpoint_files.read_manifest(directory)
             # Reading takes most of the time: each rank checks some of the files, and then all share their problems.
             share = sorted(manifest.files)[self._ranks.rank :: self._ranks.world_size]
-            files.verify(directory, manifest, share, hashes=self._hashes)
+            checkpoint_files.verify(directory, manifest, share, hashes=self._hashes)
         except CheckpointError as error:
             problem = str(error)
         problems = [text for text in self._ranks.gather(problem) if text]
@@ -150,8 +150,8 @@ class Restorer:
         for directory, problem in problems.items():
             aside = None
             with contextlib.suppress(OSError):
-                aside = files.relative_path(files.set_aside(directory))
-            path = files.relative_path(directory)
+                aside = checkpoint_files.relative_path(checkpoint_files.set_aside(directory))
+            path = checkpoint_files.relative_path(directory)
             self._journal.write(CheckpointRejected(step=_step(directory), path=path, reason=problem, aside=aside))
 
     # --- loading ------------------------------------------------------------------------------------------------------
@@ -168,10 +168,12 @@ class Restorer:
         loader._load_shared(directory, manifest)
         if self._journal is not None:
             took_s = round(time.monotonic() - began, 6)
-            self._journal.write(WeightsLoaded(path=files.relative_path(directory), step=manifest.step, took_s=took_s))
+            self._journal.write(
+                WeightsLoaded(path=checkpoint_files.relative_path(directory), step=manifest.step, took_s=took_s)
+            )
         return Restored(0, None)
 
-    def _load_shared(self, directory: Path, manifest: files.Manifest) -> tuple[Index, str]:
+    def _load_shared(self, directory: Path, manifest: checkpoint_files.Manifest) -> tuple[Index, str]:
         """Load what ranks share; returns the index, and what to say if the rest does not fit."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
@@ -199,7 +201,7 @@ class Restorer:
             raise failure(f"{problem}: {errors[0]}")
         return result[0]
 
-    def _read_shared(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
+    def _read_shared(self, index: Index, manifest: checkpoint_files.Manifest) -> dict[str, Any]:
         """The state that all ranks share; of objects that were split over ranks, all parts."""
         split = is_split(manifest)
         # Small values of all ranks: rank 0 reads them for the others.
@@ -208,7 +210,7 @@ class Restorer:
         shared: dict[str, Any] = self._together(work, _Unreadable, "its values cannot be read")
         return self._ranks.broadcast(shared) if split else shared
 
-    def _targets(self, index: Index, manifest: files.Manifest, shared: Mapping[str, Any]) -> dict[str, Any]:
+    def _targets(self, index: Index, manifest: checkpoint_files.Manifest, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of this rank. Raises CheckpointError if its objects differ from the checkpoint's."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
@@ -247,7 +249,9 @@ class Restorer:
 
         return compare
 
-    def _load_own(self, index: Index, manifest: files.Manifest) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    def _load_own(
+        self, index: Index, manifest: checkpoint_files.Manifest
+    ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         """Load this rank's own state, resharded if the number of ranks has changed.
 
         Returns its generator states, and the names of what had to be derived anew.
@@ -273,7 +277,7 @@ class Restorer:
                 rederived.append(name)
         return None, tuple(rederived)
 
-    def _own_names(self, manifest: files.Manifest) -> list[str]:
+    def _own_names(self, manifest: checkpoint_files.Manifest) -> list[str]:
         """The objects whose state is restored to each rank separately."""
         return [
             name
@@ -298,7 +302,7 @@ class Restorer:
             return True
         return False
 
-    def _note(self, directory: Path, manifest: files.Manifest, restored: Restored, began: float) -> None:
+    def _note(self, directory: Path, manifest: checkpoint_files.Manifest, restored: Restored, began: float) -> None:
         """Journal what training continues from."""
         if RNG in restored.rederived:
             rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)

@@ -38,7 +38,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.interruption.interval import Publication, Vote
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.checkpoint.files import Staging
+from slurmtrain.runtime.checkpoint.checkpoint_files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.directories import without_aliases
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
@@ -94,7 +94,7 @@ class _Memory:
 
 def _write(path: Path, content: mmap.mmap | bytes) -> str:
     """Write a file, durably; returns its hash."""
-    hasher = files.new_hasher()
+    hasher = checkpoint_files.new_hasher()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     try:
         with memoryview(content) as view:
@@ -114,7 +114,7 @@ def _write(path: Path, content: mmap.mmap | bytes) -> str:
 def publish(order: Mapping[str, Any]) -> dict[str, Any]:
     """Publish what all ranks have written as a checkpoint, if this attempt still holds the run's lease."""
     attempt = AttemptDir(Path(order["attempt"]), int(order.get("round", 0)))
-    staging = files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
+    staging = checkpoint_files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
     if not lease.holds(attempt):
         staging.discard()
         return {"fenced": FENCED if attempt.run.lease.exists() else DELETED}
@@ -124,7 +124,7 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
         name, content = order["index"]
         index = base64.b64decode(content)
         names[name] = len(index), _write(staging.path / name, index)
-        manifest = files.Manifest(
+        manifest = checkpoint_files.Manifest(
             **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
         )
         return {"saved": manifest.describe(staging.publish(manifest))}
@@ -141,16 +141,20 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
     if not lease.holds(attempt):
         return {"pruned": []}
     checkpoints = attempt.run.checkpoints
-    files.empty_trash(checkpoints)
+    checkpoint_files.empty_trash(checkpoints)
     missing = order.get("missing")
     pruned = []
-    for checkpoint in files.disposable(checkpoints, keep_of(order["keep"])):
+    for checkpoint in checkpoint_files.disposable(checkpoints, keep_of(order["keep"])):
         if missing is not None and missing <= 0:
             break
         with contextlib.suppress(FileNotFoundError):
-            files.delete(checkpoint.path)
+            checkpoint_files.delete(checkpoint.path)
             pruned.append(
-                {"path": files.relative_path(checkpoint.path), "step": checkpoint.step, "why": checkpoint.why}
+                {
+                    "path": checkpoint_files.relative_path(checkpoint.path),
+                    "step": checkpoint.step,
+                    "why": checkpoint.why,
+                }
             )
             missing = None if missing is None else missing - checkpoint.bytes
     return {"pruned": pruned}

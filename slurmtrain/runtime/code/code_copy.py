@@ -24,8 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from slurmtrain.errors import PathError, SlurmtrainError
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import (
+from slurmtrain.model.experiment.code import (
     LINK,
     PROGRAM,
     CodeFile,
@@ -36,6 +35,7 @@ from slurmtrain.model.spec.code import (
     may_appear_later,
     names_by_directory,
 )
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.code.copy_paths import is_own_directory
 from slurmtrain.runtime.code.git import GIT, make_repositories
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json

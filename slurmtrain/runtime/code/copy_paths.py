@@ -12,10 +12,10 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from slurmtrain.model.experiment.code import CodeSnapshot, path_in_word, relative_to_root
+from slurmtrain.model.experiment.command_files import DIRECTORY, UNKNOWN, ResultPlace, paths_written, result_places
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import CodeSnapshot, path_in_word, relative_to_root
-from slurmtrain.model.spec.command_files import DIRECTORY, UNKNOWN, ResultPlace, paths_written, result_places
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.inherited import PRIVATE, umask_of_ranks
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.model.spec.code import (
+from slurmtrain.model.experiment.code import (
     LINK,
     CodeFile,
     CodeManifest,

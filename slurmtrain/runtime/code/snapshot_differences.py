@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+from slurmtrain.model.experiment.code import LINK, CodeFile, Difference, compare
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import LINK, CodeFile, Difference, compare
 from slurmtrain.runtime.code.code_copy import read_code, read_code_manifest
 
 # Larger files are data or generated.

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.interruption.growth import Stage
+from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.environment import variables
 from slurmtrain.system.files import read_json
 from slurmtrain.system.owned_files import open_directory
 
 if TYPE_CHECKING:
+    from slurmtrain.model.experiment.plan import Plan
+    from slurmtrain.model.experiment.sweep import Pack
     from slurmtrain.model.interruption.interval import InterruptionStats
-    from slurmtrain.model.spec.plan import Plan
-    from slurmtrain.model.spec.sweep import Pack
 
 
 def expected_hosts(nodes: int) -> dict[int, str]:
@@ -222,8 +222,8 @@ class Launch:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
         """Read what :meth:`to_dict` returned, in this version or in an earlier one."""
+        from slurmtrain.model.experiment.sweep import Pack
         from slurmtrain.model.interruption.interval import InterruptionStats
-        from slurmtrain.model.spec.sweep import Pack
 
         turn, history, array, pack = plain.get("turn"), plain.get("history"), plain.get("array"), plain.get("pack")
         return cls(
@@ -255,7 +255,7 @@ def read_plan(path: Path) -> Plan | None:
     data = read_json(path)
     if data is None:
         return None
-    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.experiment.plan import Plan
 
     try:
         return Plan.from_json(data)

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.experiment.launcher import NONE, RANKS, NodeRanks
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.launcher import NONE, RANKS, NodeRanks
 from slurmtrain.runtime.environment import variables
-from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import gpus_of_node
 from slurmtrain.system import templates
 from slurmtrain.system.files import describe_os_error, write_atomically
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.launcher import NodePlace
-    from slurmtrain.model.spec.plan import Plan
-    from slurmtrain.model.spec.spec import Spec
+    from slurmtrain.model.experiment.launcher import NodePlace
+    from slurmtrain.model.experiment.plan import Plan
+    from slurmtrain.model.experiment.spec import Spec
 
 
 def set_worker_environment(
@@ -194,7 +194,7 @@ def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
 
 def _env_of(spec: Spec) -> dict[str, str]:
     """The spec's ``env``, without the secrets that its file hides: the job's environment already has these."""
-    from slurmtrain.model.spec.plan import REDACTED
+    from slurmtrain.model.experiment.plan import REDACTED
 
     return {name: value for name, value in spec.env.items() if value != REDACTED}
 

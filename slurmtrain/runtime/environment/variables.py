@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.experiment.plan import Plan
 
 # Seconds after a stop signal at which a rank ends itself: later than an agent that is alive would kill it.
 FORCED_EXIT_S = 120.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.runtime.environment import variables
 
 

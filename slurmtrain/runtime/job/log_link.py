@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sbatch import fill_log
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import fill_log
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import read_readable

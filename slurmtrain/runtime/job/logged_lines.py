@@ -12,9 +12,9 @@ from pathlib import Path
 from slurmtrain.errors import UntrustedPath
 from slurmtrain.model.metrics.curves import start_of
 from slurmtrain.model.metrics.settled import Attempted, LoggedLine
-from slurmtrain.model.run.journal import read_lines
+from slurmtrain.model.run.attempt_progress import Point, points_of, read_point
+from slurmtrain.model.run.journal_lines import read_lines
 from slurmtrain.model.run.layout import METRICS, RunDir
-from slurmtrain.model.run.progress import Point, points_of, read_point
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 from slurmtrain.system.owned_files import open_regular

@@ -12,12 +12,12 @@ from pathlib import Path
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
-from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted
+from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RanksRestarted
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.checkpoint import CheckpointSaved
-from slurmtrain.model.run.journal import events_of
+from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
+from slurmtrain.model.run.journal_lines import events_of
 from slurmtrain.model.run.layout import AttemptDir, RunDir, split_attempt
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.environment.worker import Worker

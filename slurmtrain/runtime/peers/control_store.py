@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.runtime.peers.store import CoordinatorGone, Link
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone, Link
 
 # Seconds without a heartbeat after which another node's agent counts as dead: several times longer than a busy machine
 # or a short network outage delays one.

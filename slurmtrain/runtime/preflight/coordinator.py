@@ -45,7 +45,7 @@ from slurmtrain.model.preflight.verdict import (
     judge_bandwidth,
     judge_nodes,
 )
-from slurmtrain.model.run.events.agent import NetworkElected
+from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import ParticipantConnections, PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.participant import (

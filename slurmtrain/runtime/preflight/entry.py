@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
-from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
+from slurmtrain.model.run.events.agent_events import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
@@ -23,7 +23,7 @@ from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
-from slurmtrain.runtime.preflight.facts import clock, measure
+from slurmtrain.runtime.preflight.facts import clock_facts, measure
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
@@ -127,7 +127,7 @@ class _LocalNode:
             spec=plan.spec,
             candidates=lambda: _find_candidates(node.index, None if interface == "auto" else interface),
             measure=self._measure,
-            discipline=clock.read_discipline,
+            discipline=clock_facts.read_discipline,
             reserve=lambda: ports.reserve_port(f"{node.job_id}/{attempt.round}", node.restart),
             listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
             bandwidth=self._measure_bandwidth,
@@ -216,9 +216,9 @@ def _peer_lost_report(lost: PeerLost, host: str, flag: StopFlag) -> ExitReport:
 def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, host: str, seconds: float) -> None:
     if outcome.election is not None:
         journal.write(outcome.election)
-    clock = ClockMeasured.from_json({"node": node.index, **outcome.clock})
-    if outcome.clock and clock is not None:
-        journal.write(clock)
+    clock_facts = ClockMeasured.from_json({"node": node.index, **outcome.clock})
+    if outcome.clock and clock_facts is not None:
+        journal.write(clock_facts)
     journal.write(
         PreflightDone(
             node=node.index,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.peers.listener import Refusals
-from slurmtrain.runtime.peers.store import Link, MessageStore, StoreClient
+from slurmtrain.runtime.peers.peer_store import Link, MessageStore, StoreClient
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 # Nodes import torch at their own pace, minutes apart on a busy file server.

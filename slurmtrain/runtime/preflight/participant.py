@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.clock import offset_from_stamps
 from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAddress, Network, probe_targets
 from slurmtrain.model.preflight.finding import Finding, worst_status
-from slurmtrain.model.run.events.agent import NetworkElected
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator

@@ -22,16 +22,16 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.experiment.plan import REDACTED, Plan
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import ExitReport
-from slurmtrain.model.run.events.agent import HelperFailed, NodeEnded
+from slurmtrain.model.run.events.agent_events import HelperFailed, NodeEnded
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.model.spec.plan import REDACTED, Plan
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.environment import variables
-from slurmtrain.runtime.environment.limits import soft_limit_of_ranks, take_limits
 from slurmtrain.runtime.environment.node import Node
+from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits
 from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_events
-from slurmtrain.runtime.setup.script import TEARDOWN_S, last_line, local_script, node_script, without_place
+from slurmtrain.runtime.setup.setup_script import TEARDOWN_S, last_line, local_script, node_script, without_place
 from slurmtrain.system.files import (
     FILE_MODE,
     describe_os_error,

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.kinds import suggestion
-from slurmtrain.model.spec.strategy import BF16, FP16, FP32, ActivationCheckpointing
+from slurmtrain.model.experiment.kinds import suggestion
+from slurmtrain.model.experiment.strategy import BF16, FP16, FP32, ActivationCheckpointing
 from slurmtrain.runtime.job.torch_private import map_tree
 
 DTYPES = {BF16: torch.bfloat16, FP16: torch.float16, FP32: torch.float32}

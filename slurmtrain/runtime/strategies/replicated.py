@@ -19,7 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import BF16, FP16, StrategySpec
+from slurmtrain.model.experiment.strategy import BF16, FP16, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.plugins import STRATEGIES, load_plugin
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
+from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.rank import RankMeasured, RankStopped
-from slurmtrain.model.spec.launcher import RANKS
+from slurmtrain.model.run.events.rank_events import RankMeasured, RankStopped
 from slurmtrain.runtime.environment.worker import Worker, this_worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse

@@ -18,7 +18,7 @@ from slurmtrain.runtime.strategies.gradients import no_sync
 from slurmtrain.runtime.training.shares import samples_of
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.strategies.strategy import Strategy
+    from slurmtrain.runtime.strategies.strategy_interface import Strategy
     from slurmtrain.runtime.training.loader import Loader, Loaders
     from slurmtrain.runtime.training.shares import Shares
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.run.events.rank import SessionStarted, TrainingCompleted, TrainingStarted
+from slurmtrain.model.run.events.rank_events import SessionStarted, TrainingCompleted, TrainingStarted
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job.metrics import as_number
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag

@@ -15,19 +15,19 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.events.rank import (
+from slurmtrain.model.run.events.rank_events import (
     ExceptionRaised,
     SessionStarted,
     StateRegistered,
     TrainingCompleted,
 )
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_history
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.rank_group import join_group, pick_device, with_backend
@@ -235,7 +235,7 @@ class Session(SteppedTraining):
         )
         self._write_first(StateRegistered(objects=sorted(objects)))
         if self.rank == 0:
-            files.sweep(attempt.run.checkpoints, attempt.owner)
+            checkpoint_files.sweep(attempt.run.checkpoints, attempt.owner)
         self._registered = tuple(objects.values())
         from_start = self._worker.from_start
         restored = self._outside_step(lambda checkpointer: checkpointer.restore(from_start=from_start))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.run.events.rank import RankMeasured, SharesChosen, TrainingStarted
+from slurmtrain.model.run.events.rank_events import RankMeasured, SharesChosen, TrainingStarted
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, log

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.model.diagnosis.rank_groups import Exchange, describe_unsynchronised
-from slurmtrain.model.run.events.agent import RanksApart
+from slurmtrain.model.run.events.agent_events import RanksApart
 from slurmtrain.runtime.job.torch_private import collectives_started
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from slurmtrain.model.experiment.checkpoint import BestSpec
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.query.fields import write_value
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.model.spec.checkpoint import BestSpec
-from slurmtrain.model.spec.spec import Spec
 
 RUN_TAG = "slurmtrain.run_id"
 SWEEP_TAG = "slurmtrain.sweep_id"

@@ -30,7 +30,7 @@ from slurmtrain.errors import PathError, RunUnreadable, TrackingError
 from slurmtrain.model.metrics.settled import Decided, Place, Settlement, covered_until
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.base import select as select_events
-from slurmtrain.model.run.events.command import MlflowRunLinked
+from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.agent.live_metrics import LiveOrders
@@ -42,8 +42,8 @@ from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import command_journal
 from slurmtrain.tracking.to_mlflow import rest_client
+from slurmtrain.tracking.to_mlflow.mlflow_runs import MlflowRuns
 from slurmtrain.tracking.to_mlflow.rest_client import RestError
-from slurmtrain.tracking.to_mlflow.runs import MlflowRuns
 from slurmtrain.tracking.to_mlflow.sending import Api, MetricLog
 from slurmtrain.tracking.tracker import TrackedPoint, TrackedRun
 

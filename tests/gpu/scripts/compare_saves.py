@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from helpers.ranks import Attempt
 
-from slurmtrain.model.spec.checkpoint import KeepSpec
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # Parameters, their gradients' moments: what AdamW keeps of each.

@@ -10,7 +10,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import output
-from slurmtrain.cli.watch import cancel
+from slurmtrain.cli.watch_commands import cancel
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 

@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, write_rank_event
 
-from slurmtrain.cli.checkpoints import checkpoint as command_checkpoint
-from slurmtrain.cli.checkpoints import export, prune, verify
-from slurmtrain.cli.progress import byte_progress
+from slurmtrain.cli.checkpoint_commands import checkpoint as command_checkpoint
+from slurmtrain.cli.checkpoint_commands import export, prune, verify
+from slurmtrain.cli.progress_bars import byte_progress
 from slurmtrain.errors import RunBusy
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
-from slurmtrain.ops import checkpoint as checkpoint_verb
-from slurmtrain.ops.checkpoint import RequestOutcome
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.ops import request_checkpoint as checkpoint_verb
+from slurmtrain.ops.request_checkpoint import RequestOutcome
+from slurmtrain.runtime.checkpoint import checkpoint_files
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = (10, 20, 30)
@@ -129,7 +129,7 @@ def test_verify_prints_json(run: RunDir) -> None:
     assert good == {
         "step": 10,
         "path": str(run.checkpoints / "step-10"),
-        "bytes": files.bytes_of(run.checkpoints / "step-10"),
+        "bytes": checkpoint_files.bytes_of(run.checkpoints / "step-10"),
         "result": "good",
         "reason": None,
     }
@@ -173,7 +173,7 @@ def test_prune_prints_json(tmp_path: Path, template: RunDir) -> None:
     left = run.checkpoints / ".1.0-step-40"
     left.mkdir()
     (left / "__0_0.distcp").write_bytes(b"x" * 50)
-    size = files.bytes_of(run.checkpoints / "step-10")
+    size = checkpoint_files.bytes_of(run.checkpoints / "step-10")
     facts = json.loads(call(prune, run, "--json").stdout)
     gone_now = {"step": 10, "path": str(run.checkpoints / "step-10"), "bytes": size}
     assert facts == {
@@ -191,7 +191,7 @@ def test_what_cannot_be_deleted_makes_a_one(run: RunDir, monkeypatch: pytest.Mon
     def refuse(_: Path) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(files, "delete", refuse)
+    monkeypatch.setattr(checkpoint_files, "delete", refuse)
     result = call(prune, run)
     assert result.return_value == 1
     assert f"warning: {run.checkpoints / 'step-10'} cannot be deleted: permission denied\n" in result.stderr

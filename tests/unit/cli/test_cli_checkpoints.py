@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 
 from slurmtrain.cli import formatting
-from slurmtrain.cli.checkpoints import checkpoints
-from slurmtrain.cli.show import show
-from slurmtrain.cli.status import status
-from slurmtrain.model.run.events.checkpoint import CheckpointFound
+from slurmtrain.cli.checkpoint_commands import checkpoints
+from slurmtrain.cli.show_commands import show
+from slurmtrain.cli.status_commands import status
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import RunsRoot, run_id
 from slurmtrain.specfile import load_spec

@@ -17,10 +17,10 @@ from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import output
-from slurmtrain.cli.delete import delete
-from slurmtrain.cli.logs import logs
-from slurmtrain.cli.start import resume
-from slurmtrain.cli.status import status
+from slurmtrain.cli.delete_commands import delete
+from slurmtrain.cli.log_commands import logs
+from slurmtrain.cli.start_commands import resume
+from slurmtrain.cli.status_commands import status
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
@@ -257,7 +257,7 @@ def test_a_link_in_the_place_of_a_run_goes_and_what_it_leads_to_stays_as_it_is(
     (home / "precious.txt").write_text("precious")
     link = workspace.root.run("0000000009").path
     link.symlink_to(home)
-    monkeypatch.setattr("slurmtrain.slurm.command.is_installed", lambda _: False)
+    monkeypatch.setattr("slurmtrain.slurm.slurm_commands.is_installed", lambda _: False)
     answer = json.loads(call(workspace, delete, "0000000009", "--forget", "-y", "--json").stdout)
     forgotten = {"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)], "trackers": {}, "forks": []}
     assert answer["runs"] == [forgotten]

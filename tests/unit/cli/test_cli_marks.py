@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.marks import archive, note, tag
-from slurmtrain.cli.show import show
-from slurmtrain.cli.status import status
+from slurmtrain.cli.mark_commands import archive, note, tag
+from slurmtrain.cli.show_commands import show
+from slurmtrain.cli.status_commands import status
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmtrain.cli.preflight import _rows
+from slurmtrain.cli.preflight_commands import _rows
 
 
 def entry(host: str, reason: str, **facts: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.screens import screen
 
-from slurmtrain.cli import progress
-from slurmtrain.cli.progress import describe
+from slurmtrain.cli import progress_bars
+from slurmtrain.cli.progress_bars import describe
 
 
 def run(state: str, **facts: Any) -> dict[str, Any]:
@@ -45,6 +45,6 @@ def test_a_bar_moves_only_while_a_run_trains(facts: dict[str, Any], line: str, m
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with progress._bars() as update:
+    with progress_bars._bars() as update:
         update([facts])
     assert screen(terminal.getvalue(), 80)[-1].split() == line.split()

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.start import resume
+from slurmtrain.cli.start_commands import resume
 from slurmtrain.ops.shared.workspace import Workspace
 
 FAILED, COMPLETED, CANCELLED, PRUNED = "0000000001", "0000000002", "0000000003", "0000000004"

@@ -13,7 +13,7 @@ from helpers.preloaded import Preloaded
 from helpers.screens import screen
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.cli.show import _git, _print_attempt
+from slurmtrain.cli.show_commands import _git, _print_attempt
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.model.run.run import Attempt

@@ -15,9 +15,9 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import CRASHED, RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.local import launch as local_launch
+from slurmtrain.local import local_launch as local_launch
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops import sync as syncing
 from slurmtrain.ops.logs import Choice, read_logs
 from slurmtrain.ops.shared import start as starting

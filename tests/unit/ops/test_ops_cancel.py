@@ -18,7 +18,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops import cancel as cancelling
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared import start as starting
-from slurmtrain.ops.shared.attempts import cancels
+from slurmtrain.ops.shared.next_attempts import cancels
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit

@@ -12,10 +12,10 @@ from helpers.checkpoints import ATTEMPT, end_run, make_run, write_rank_event
 from helpers.saved_runs import fill_the_disk
 
 from slurmtrain.errors import NotAvailable, PathError, RunBusy
-from slurmtrain.model.run.events.kinds import KINDS
+from slurmtrain.model.run.events.event_kinds import KINDS
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops import checkpoint as checkpoint_verb
-from slurmtrain.ops.checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
+from slurmtrain.ops import request_checkpoint as checkpoint_verb
+from slurmtrain.ops.request_checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import read_json

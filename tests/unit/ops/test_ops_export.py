@@ -33,7 +33,7 @@ from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.ops import export as export_verb
 from slurmtrain.ops.export import Exported, ExportRequest
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 
 STEPS = (10, 20)
 FORMATS = (".pt", ".safetensors")
@@ -356,11 +356,11 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
     path = run.checkpoints / "step-20"
     content = b"cposix\nsystem\n(S'touch %s'\ntR." % str(tmp_path / "touched").encode()
     (path / ".metadata").write_bytes(content)
-    hasher = files.new_hasher()
+    hasher = checkpoint_files.new_hasher()
     hasher.update(content)
-    manifest = files.read_manifest(path)
+    manifest = checkpoint_files.read_manifest(path)
     entries = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
-    files.write_json(path / files.MANIFEST, replace(manifest, files=entries).to_json())
+    checkpoint_files.write_json(path / checkpoint_files.MANIFEST, replace(manifest, files=entries).to_json())
     with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: .*posix.system is not allowed in it"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "touched").exists()

@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers.simulated_run import SimulatedRun, make_test_plan
 
-from slurmtrain.cli.show import print_run
+from slurmtrain.cli.show_commands import print_run
 from slurmtrain.model.run.lineage import AFTER, FORK, RERUN, Parent
 from slurmtrain.model.run.run import replace
 from slurmtrain.ops.rebuild import rebuild

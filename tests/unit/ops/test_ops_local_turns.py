@@ -8,7 +8,7 @@ import pytest
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import sync_again
 
-from slurmtrain.local import launch as local_launch
+from slurmtrain.local import local_launch as local_launch
 from slurmtrain.model.run.root import run_id
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Turn, read_launch

@@ -13,8 +13,8 @@ from helpers.checkpoints import end_run, make_run
 from safetensors.torch import load_file, save_file
 
 from slurmtrain.errors import CheckpointError, NoCheckpoint, UserError
-from slurmtrain.model.run.events.agent import WorkersStarted
-from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
+from slurmtrain.model.run.events.agent_events import WorkersStarted
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.export import ExportRequest, export

@@ -14,7 +14,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.prune import Pruned, prune
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.locks import locked
 
@@ -26,7 +26,9 @@ def steps_of(pruned: Pruned) -> list[int]:
 
 
 def test_what_the_policy_lets_go_is_deleted_while_the_run_trains(workspace: Workspace, training: RunDir) -> None:
-    size = files.bytes_of(training.checkpoints / "step-10") + files.bytes_of(training.checkpoints / "step-20")
+    size = checkpoint_files.bytes_of(training.checkpoints / "step-10") + checkpoint_files.bytes_of(
+        training.checkpoints / "step-20"
+    )
     pruned = prune(workspace, training.id)
     assert (steps_of(pruned), pruned.bytes, pruned.problems) == ([10, 20], size, [])
     assert on_disk(training) == ["step-30", "step-40"]
@@ -68,7 +70,7 @@ def test_damaged_ones_go_when_there_is_a_newer_one(workspace: Workspace, trainin
     write_rank_event(
         training, "rejected", step=20, path="checkpoints/step-20", reason="hash", aside="checkpoints/damaged-step-20"
     )
-    files.set_aside(training.checkpoints / "step-20")
+    checkpoint_files.set_aside(training.checkpoints / "step-20")
     cut(training.checkpoints / "step-40" / FILES[0])
     verify(workspace, training.id, hashes=False)
     pruned = prune(workspace, training.id)
@@ -89,14 +91,14 @@ def test_one_that_the_run_deletes_first_is_left_to_it(
 def test_what_cannot_be_deleted_is_reported_and_stays_listed(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = files.delete
+    delete = checkpoint_files.delete
 
     def refuse(path: Path) -> None:
         if path.name == "step-10":
             raise OSError(errno.EACCES, "Permission denied")
         delete(path)
 
-    monkeypatch.setattr(files, "delete", refuse)
+    monkeypatch.setattr(checkpoint_files, "delete", refuse)
     pruned = prune(workspace, training.id)
     assert pruned.problems == [f"{training.checkpoints / 'step-10'} cannot be deleted: permission denied"]
     assert steps_of(pruned) == [20]
@@ -120,14 +122,14 @@ class Killed(BaseException):
 def test_the_next_prune_journals_what_a_killed_one_could_not(
     workspace: Workspace, ended: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = files.delete
+    delete = checkpoint_files.delete
 
     def deadly(path: Path) -> None:
         delete(path)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "delete", deadly)
+        patch.setattr(checkpoint_files, "delete", deadly)
         with pytest.raises(Killed):
             prune(workspace, ended.id)
     assert on_disk(ended) == ["step-20", "step-30", "step-40"]
@@ -166,7 +168,7 @@ def test_one_that_only_lacks_its_name_is_published_and_known_then(workspace: Wor
 def test_what_a_run_that_trains_is_building_is_left_alone(workspace: Workspace, training: RunDir) -> None:
     (training.checkpoints / ".1.0-step-50").mkdir()
     (training.checkpoints / ".0.9-step-45").mkdir()
-    files.delete(training.checkpoints / "step-10")
+    checkpoint_files.delete(training.checkpoints / "step-10")
     pruned = prune(workspace, training.id)
     assert (pruned.leftovers, steps_of(pruned)) == ([], [20])
     assert on_disk(training) == [".0.9-step-45", ".1.0-step-50", "step-30", "step-40"]

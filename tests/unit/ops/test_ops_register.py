@@ -13,7 +13,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.export import ExportRequest
 from slurmtrain.ops.register import export_registered
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint.files import read_manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 

@@ -14,14 +14,14 @@ from helpers.simulated_run import SimulatedRun
 
 import slurmtrain
 from slurmtrain.errors import PathError, RunNotFound, SlurmtrainWarning, SpecError, UserError
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.lineage import RERUN, Parent
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.deletion.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.chain import read_upstreams
 from slurmtrain.runtime.environment.node import read_plan
+from slurmtrain.runtime.upstreams import read_upstreams
 from slurmtrain.specfile import PlannedRun
 
 Submitted = Callable[..., list[str]]

@@ -10,7 +10,7 @@ from helpers.workspaces import build_run
 
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint.files import MANIFEST, Manifest, Staging, newest_published
+from slurmtrain.runtime.checkpoint.checkpoint_files import MANIFEST, Manifest, Staging, newest_published
 from slurmtrain.system.files import make_directory, write_json
 
 

@@ -13,7 +13,7 @@ from helpers.saved_runs import FILES, STEPS, act_before, checkpoint_states, cut,
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import Verified, verify, verify_checkpoint
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.system.files import write_json
 
 Act = Callable[[], object]
@@ -92,7 +92,7 @@ def test_what_was_repaired_is_good_again(workspace: Workspace, training: RunDir)
 
 
 def test_those_put_aside_are_listed_with_the_reason_and_do_not_count(workspace: Workspace, training: RunDir) -> None:
-    name = files.relative_path(files.set_aside(training.checkpoints / "step-40"))
+    name = checkpoint_files.relative_path(checkpoint_files.set_aside(training.checkpoints / "step-40"))
     write_rank_event(training, "rejected", step=40, path="checkpoints/step-40", reason="its hash differs", aside=name)
     (training.checkpoints / "damaged-step-15.2").mkdir()
     verified = verify(workspace, training.id)
@@ -117,7 +117,7 @@ def test_one_that_the_run_saves_anew_meanwhile_is_not_bad(
 ) -> None:
     def save_anew() -> None:
         path = training.checkpoints / "step-10"
-        write_json(path / MANIFEST, replace(files.read_manifest(path), saved_at=5.0).to_json())
+        write_json(path / MANIFEST, replace(checkpoint_files.read_manifest(path), saved_at=5.0).to_json())
         cut(path / FILES[0])
 
     act_before(monkeypatch, "verify", save_anew)
@@ -129,7 +129,7 @@ def test_one_that_the_run_saves_anew_meanwhile_is_not_bad(
 def test_files_are_compared_in_parallel_and_bytes_are_reported(workspace: Workspace, training: RunDir) -> None:
     progress: list[tuple[int, int]] = []
     verify(workspace, training.id, show=lambda read, total: progress.append((read, total)))
-    total = sum(files.bytes_of(training.checkpoints / f"step-{step}") for step in STEPS)
+    total = sum(checkpoint_files.bytes_of(training.checkpoints / f"step-{step}") for step in STEPS)
     assert len(progress) == len(STEPS) * 2
     assert progress[-1] == (total, total)
     assert [done for done, _ in progress] == sorted(done for done, _ in progress)

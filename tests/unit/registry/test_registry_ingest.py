@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.model.database_url import DatabaseUrl
-from slurmtrain.model.run.events.agent import PreflightDone
+from slurmtrain.model.run.events.agent_events import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run

@@ -14,8 +14,8 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.measures import Measure
-from slurmtrain.model.run.events.checkpoint import CheckpointSaved
-from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
+from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import queries
 from slurmtrain.registry.copying import copy_registry

@@ -9,11 +9,11 @@ import pytest
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import PathError, SlurmtrainError
+from slurmtrain.model.experiment.chain import Reference
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
-from slurmtrain.model.spec.chain import Reference
-from slurmtrain.runtime import chain
-from slurmtrain.runtime.chain import find_facts, look_again_s, standing_of, unfinished_jobs, wait_for_upstreams
+from slurmtrain.runtime import upstreams
+from slurmtrain.runtime.upstreams import find_facts, look_again_s, standing_of, unfinished_jobs, wait_for_upstreams
 
 FIRST, SECOND = "0000000001", "0000000002"
 UPSTREAM = Upstream(FIRST, "pretrain")
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> RunDir:
     """A run that starts after another."""
     directory = RunDir(tmp_path / SECOND)
     directory.path.mkdir()
-    chain.write_upstreams(directory, [UPSTREAM])
+    upstreams.write_upstreams(directory, [UPSTREAM])
     return directory
 
 
@@ -53,8 +53,8 @@ def test_a_run_waits_for_one_that_will_be_started_again_and_for_its_newest_job(
 def test_a_job_of_slurm_looks_for_a_moment_only_and_a_local_run_as_long_as_it_takes(
     run: RunDir, first: SimulatedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain, "_LAST_WORDS_S", 0.0)
-    monkeypatch.setattr(chain, "_UPSTREAM_POLL_S", 0.001)
+    monkeypatch.setattr(upstreams, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(upstreams, "_UPSTREAM_POLL_S", 0.001)
     noted: list[Upstream] = []
     early = wait_for_upstreams(run, [UPSTREAM], patient=False, note=noted.append, give_up=lambda: False)
     assert (early.is_ready, noted) == (False, [])
@@ -125,28 +125,28 @@ def test_a_checkpoint_may_be_one_that_the_script_saved_itself_unless_it_is_gone(
 
 
 def test_what_a_run_began_with_is_kept(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "_SEEN_S", 0.0)
-    assert not chain.has_begun(run)
+    monkeypatch.setattr(upstreams, "_SEEN_S", 0.0)
+    assert not upstreams.has_begun(run)
     with pytest.raises(PathError, match="is not there"):
-        chain.read_facts(run)
-    chain.write_facts(run, {"${run.pretrain.step}": 40})
-    assert chain.has_begun(run)
-    assert chain.read_facts(run) == {"${run.pretrain.step}": 40}
-    assert chain.read_facts(RunDir(tmp_path / "none")) == {}
+        upstreams.read_facts(run)
+    upstreams.write_facts(run, {"${run.pretrain.step}": 40})
+    assert upstreams.has_begun(run)
+    assert upstreams.read_facts(run) == {"${run.pretrain.step}": 40}
+    assert upstreams.read_facts(RunDir(tmp_path / "none")) == {}
     run.upstreams.write_text('{"upstreams": 5}')
     with pytest.raises(PathError, match="is not what slurmtrain wrote there"):
-        chain.read_upstreams(run)
+        upstreams.read_upstreams(run)
 
 
 def test_dependents_are_noted_once_each_and_other_files_are_none(run: RunDir, first: SimulatedRun) -> None:
     assert first.directory is not None
-    assert chain.dependents_of(first.directory) == []
+    assert upstreams.dependents_of(first.directory) == []
     for _ in range(2):
-        chain.note_dependent(first.directory, SECOND)
+        upstreams.note_dependent(first.directory, SECOND)
     (first.directory.dependents / "notes.txt").write_text("")
-    assert chain.dependents_of(first.directory) == [SECOND]
+    assert upstreams.dependents_of(first.directory) == [SECOND]
 
 
 def test_a_run_that_was_deleted_does_not_come_back_as_a_directory_of_dependents(tmp_path: Path) -> None:
-    chain.note_dependent(RunDir(tmp_path / FIRST), SECOND)
+    upstreams.note_dependent(RunDir(tmp_path / FIRST), SECOND)
     assert not (tmp_path / FIRST).exists()

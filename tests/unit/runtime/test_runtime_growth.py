@@ -11,8 +11,8 @@ import pytest
 from helpers.site import until
 
 from slurmtrain.errors import LaunchError, SlurmDown
-from slurmtrain.model.interruption.growth import Newcomer, Stage
-from slurmtrain.model.run.events.agent import NodesRequested
+from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
+from slurmtrain.model.run.events.agent_events import NodesRequested
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.runtime import growth
 from slurmtrain.runtime.environment.node import Launch, Node

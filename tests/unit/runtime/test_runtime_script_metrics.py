@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.model.experiment.tracking import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.tracking import ScriptMetricsSpec
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.logged_lines import logged_step
 from slurmtrain.runtime.script_metrics import Orders, OutputReader

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import SlurmCommands
 
-from slurmtrain.slurm.command import read_options
+from slurmtrain.slurm.slurm_commands import read_options
 
 HELP = """\
 Usage: sbatch [OPTIONS(0)...] [ : [OPTIONS(N)]] script(0) [args(0)...]

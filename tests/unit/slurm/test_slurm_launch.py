@@ -19,9 +19,9 @@ from submitit.core.utils import DelayedSubmission
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.slurm.launch import check, is_submitting, launch, launcher_in
 from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.slurm.slurm_launch import check, is_submitting, launch, launcher_in
 from slurmtrain.slurm.task import run_node
 from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.locks import locked
@@ -288,8 +288,8 @@ SUBMITTER = """
 import json, sys
 from pathlib import Path
 from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.slurm.launch import launch, launcher_in
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.slurm.slurm_launch import launch, launcher_in
 from slurmtrain.slurm.request import make_request
 from slurmtrain.system.locks import locked
 submission = SubmissionDir(Path(sys.argv[1]))
@@ -348,7 +348,7 @@ def process(*command: str) -> Iterator[None]:
     [
         (("/usr/bin/sbatch", "{folder}/.submission_file_1.sh"), True),
         (("sbatch", "{folder}/.submission_file_1.sh"), True),
-        (("python3", "-m", "slurmtrain.slurm.launcher", '{{"folder": "{folder}"}}'), True),
+        (("python3", "-m", "slurmtrain.slurm.sbatch_process", '{{"folder": "{folder}"}}'), True),
         (("srun", "--output", "{folder}/%j.out", "python", "-m", "slurmtrain.runtime.task", "{folder}"), False),
         (("python3", "-m", "slurmtrain.runtime.task", "{folder}"), False),
         (("tail", "{folder}/4711_0_log.out"), False),

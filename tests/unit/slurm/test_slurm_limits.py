@@ -13,8 +13,8 @@ from helpers.specs import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.slurm.limits import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
+from slurmtrain.slurm.site_limits import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
 
 PARTITIONS = read_partitions(
     "PartitionName=spot Default=YES MaxNodes=UNLIMITED MaxTime=04:00:00 TotalNodes=4 TRES=cpu=32,node=4,gres/gpu=8\n"

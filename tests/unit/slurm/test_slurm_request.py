@@ -17,10 +17,10 @@ from helpers.accounts import BOB, give, needs_accounts
 from helpers.specs import plan
 from submitit import SlurmExecutor
 
+from slurmtrain.model.experiment.sbatch import PASSED
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import ArrayDir
-from slurmtrain.model.spec.sbatch import PASSED
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.slurm.request import SIGNAL_LEAD_S, Elements, Request, make_request
 
 RUN = RunDir(Path("/runs/RUN-ID"))

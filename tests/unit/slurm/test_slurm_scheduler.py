@@ -12,11 +12,11 @@ import pytest
 from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.slurm import command
-from slurmtrain.slurm.command import extract_errors, is_installed, run_command
+from slurmtrain.slurm import slurm_commands
 from slurmtrain.slurm.jobs import join_elements
 from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, queue_format
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.slurm.slurm_commands import extract_errors, is_installed, run_command
 
 ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
 
@@ -214,7 +214,7 @@ def test_a_command_does_not_wait_for_a_slurm_that_does_not_answer(
     slurm.replies("squeue", until=tmp_path / "never")
     queue = Scheduler(math.inf, None, patience_s=1.0).queue()
     assert (queue.answered, queue.problem) == (False, "squeue did not answer within 1 s")
-    monkeypatch.setattr(command, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slurm_commands, "_TIMEOUT_S", 0.2)
     assert "squeue did not answer within" in once().queue().problem
 
 

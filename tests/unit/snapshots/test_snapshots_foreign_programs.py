@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.repositories import copied, git, write
 
-from slurmtrain.ops.submit.code import find_provenance
+from slurmtrain.ops.submit.code_snapshots import find_provenance
 
 HOOKS = ("post-index-change", "post-checkout", "pre-commit", "reference-transaction", "fsmonitor-watchman")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"

@@ -10,7 +10,7 @@ import pytest
 from helpers.specfiles import PYTHON, Load, Mistakes
 
 from slurmtrain.errors import SpecError
-from slurmtrain.ops.submit.script import missing_script
+from slurmtrain.ops.submit.command_script import missing_script
 from slurmtrain.specfile import SiteRules, load_spec
 
 COMMAND = "command: python -c pass\n"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.specfile import replan
 from slurmtrain.specfile.interpolate import Interpolator
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.spec.kinds import keys_of
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.experiment.kinds import keys_of
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.specfile.json_schema import json_schema
 
 SCHEMA = json_schema()

@@ -9,8 +9,8 @@ import pytest
 from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run, params_of
 
 from slurmtrain.errors import SpecError
-from slurmtrain.model.spec.plan import REDACTED, Plan
-from slurmtrain.model.spec.spec import write_spec
+from slurmtrain.model.experiment.plan import REDACTED, Plan
+from slurmtrain.model.experiment.spec import write_spec
 from slurmtrain.specfile import PlannedRun, load_spec, replan
 
 # --- plans -----------------------------------------------------------------------------------------------------------

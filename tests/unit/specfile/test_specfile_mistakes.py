@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError, SlurmtrainError, SpecError
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.experiment.plan import Plan, make_plan
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.specfile import SiteRules, load_spec, replan
 
 # --- files that are no spec ------------------------------------------------------------------------------------------

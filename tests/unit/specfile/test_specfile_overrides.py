@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run, params_of
 
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.experiment.plan import Plan
 
 
 def test_an_override_wins_over_the_file(load: Load) -> None:

@@ -14,8 +14,8 @@ from helpers.rare import THOROUGH
 from helpers.specfiles import PYTHON
 
 from slurmtrain.errors import Mistake, SpecError
-from slurmtrain.model.spec.kinds import OTHER_NAMES, Section
-from slurmtrain.model.spec.slurm_options import SLURM_OPTIONS
+from slurmtrain.model.experiment.kinds import OTHER_NAMES, Section
+from slurmtrain.model.experiment.slurm_options import SLURM_OPTIONS
 from slurmtrain.specfile import load_spec
 from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value, write_yaml

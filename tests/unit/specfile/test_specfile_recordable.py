@@ -10,7 +10,7 @@ import yaml
 from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import SpecError
-from slurmtrain.model.spec.spec import read_spec, write_spec
+from slurmtrain.model.experiment.spec import read_spec, write_spec
 from slurmtrain.specfile import SpecFile
 from slurmtrain.specfile.recordable import excesses, secret_in_shell
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.run.events.agent import NodeEnded
+from slurmtrain.model.run.events.agent_events import NodeEnded
 from slurmtrain.model.run.events.base import UnknownEvent
-from slurmtrain.model.run.events.command import RunCreated
-from slurmtrain.model.run.journal import events_of, read_lines
+from slurmtrain.model.run.events.command_events import RunCreated
+from slurmtrain.model.run.journal_lines import events_of, read_lines
 from slurmtrain.system import journal as writing
 from slurmtrain.system.journal import Journal, command_journal
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable
 from slurmtrain.model.run.layout import MANIFEST, RunDir
-from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, read_manifest
 from slurmtrain.runtime.environment.node import Launch, read_launch, read_plan
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import read_json

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.simulated_run import SimulatedRun
 
+from slurmtrain.model.experiment.checkpoint import BestSpec
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.model.spec.checkpoint import BestSpec
 from slurmtrain.tracking.to_mlflow import description
 from slurmtrain.tracking.to_mlflow.description import Origin
 

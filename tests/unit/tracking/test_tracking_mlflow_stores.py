@@ -22,14 +22,14 @@ from slurmtrain.errors import TrackingError
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.tracking.to_mlflow import database
 from slurmtrain.tracking.to_mlflow.database import artifacts_of, cure, sqlite_file, store_address
-from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
+from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 
 _SENDERS = 2
 OPEN = """
 import sys
 from pathlib import Path
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.tracking.to_mlflow.tracker import MlflowTracker
+from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 root = Path(sys.argv[1]); root.mkdir()
 try:
     tracker = MlflowTracker({"uri": sys.argv[2]}, RunsRoot(root))

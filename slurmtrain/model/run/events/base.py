@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar, dataclass_transform
 
-from slurmtrain.model.run.events.values import UNUSABLE, Reader, is_plain, is_text, reader_of
+from slurmtrain.model.run.events.event_values import UNUSABLE, Reader, is_plain, is_text, reader_of
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Payload")

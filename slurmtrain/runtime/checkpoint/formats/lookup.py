@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint import AUTO, OWN
-from slurmtrain.runtime.checkpoint.files import new_hasher
+from slurmtrain.model.experiment.checkpoint import AUTO, OWN
+from slurmtrain.runtime.checkpoint.checkpoint_files import new_hasher
 from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed
 from slurmtrain.runtime.checkpoint.formats.pickles import as_step, member
 from slurmtrain.runtime.checkpoint.formats.plain_files import (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint import step_in_name
-from slurmtrain.runtime.checkpoint.files import hash_file
+from slurmtrain.model.experiment.checkpoint import step_in_name
+from slurmtrain.runtime.checkpoint.checkpoint_files import hash_file
 from slurmtrain.runtime.checkpoint.formats.pickles import STEP_NAMES, as_step, member, read_plain, step_of
 from slurmtrain.runtime.checkpoint.formats.trees import (
     METADATA,

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from slurmtrain.model.spec.launcher import NodeRanks
-from slurmtrain.model.spec.spec import Spec
+from slurmtrain.model.experiment.launcher import NodeRanks
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.runtime.environment.ranks import for_all_reduce
 from slurmtrain.system.interpreter import own_python
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmtrain.model.spec.resources import GPU, Cpu, bind_ranks, read_cpus, write_cpus
+from slurmtrain.model.experiment.resources import GPU, Cpu, bind_ranks, read_cpus, write_cpus
 from slurmtrain.runtime.environment import variables
 
 if TYPE_CHECKING:
-    from slurmtrain.model.spec.resources import ResourcesSpec
+    from slurmtrain.model.experiment.resources import ResourcesSpec
     from slurmtrain.runtime.environment.node import Node
 
 _SYSTEM = Path("/sys/devices/system")

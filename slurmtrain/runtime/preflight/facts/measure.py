@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.preflight_checks import PreflightSpec
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, describe_overruled
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.runtime.environment.limits import soft_limit_of_ranks
+from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions
-from slurmtrain.runtime.preflight.facts import gpus, hardware, plugins
+from slurmtrain.runtime.preflight.facts import gpus, hardware_facts, network_plugins
 from slurmtrain.system.files import describe_os_error, space_left, write_atomically
 from slurmtrain.version import __version__
 
@@ -311,9 +311,9 @@ def _read_hardware(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     if inspect_gpus is None:
         resources = context.plan.spec.resources
         requested = resources.local_world_size * resources.cpus_per_proc
-        return {"skip": "there is one node only"} if context.nodes == 1 else hardware.read_cpus(requested)
+        return {"skip": "there is one node only"} if context.nodes == 1 else hardware_facts.read_cpus(requested)
     inspected = inspect_gpus()
-    visible = hardware.list_gpus(inspected)
+    visible = hardware_facts.list_gpus(inspected)
     return {"gpus": visible} if visible else {"skip": inspected.get("skip", "no GPU was found")}
 
 
@@ -324,7 +324,7 @@ def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     if context.executor == "local":
         return {"skip": "the nodes of a local run are one machine"}
     if inspect_gpus is None:
-        return {"seconds": hardware.compute_on_one_core()}
+        return {"seconds": hardware_facts.compute_on_one_core()}
     times = [gpu["ms"] for gpu in inspect_gpus().get("gemm", {}).get("gpus", ()) if "ms" in gpu]
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU finished a matrix product"}
 
@@ -334,10 +334,10 @@ def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) ->
     """Start the measurement of each plug-in, as a separate check; returns the error of names that clash."""
     spec = context.plan.spec
     limit_s = spec.preflight.timeout_s
-    points, facts, clashes = plugins.find_plugins(
+    points, facts, clashes = network_plugins.find_plugins(
         spec.preflight.plugins, {field.name for field in fields(PreflightSpec)}
     )
-    node = plugins.CheckedNode(
+    node = network_plugins.CheckedNode(
         index=context.node,
         nodes=context.nodes,
         host=context.host,
@@ -347,7 +347,7 @@ def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) ->
         gpus_per_node=spec.resources.gpus_per_node,
     )
     for name, point in points.items():
-        measurements.start(name, partial(plugins.run_plugin, point, node), limit_s)
+        measurements.start(name, partial(network_plugins.run_plugin, point, node), limit_s)
     for name, error in facts.items():
         measurements.start(name, partial(dict, error), limit_s)
     return {"error": clashes} if clashes else None

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from slurmtrain.cli.formatting import bar
 from slurmtrain.cli.top.reading import wrapped
-from slurmtrain.cli.top.rows import (
+from slurmtrain.cli.top.top_rows import (
     COLUMNS,
     ORDERS,
     Params,

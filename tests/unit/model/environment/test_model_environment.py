@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.environment.attempt_environment import Environment, compare, kinds_of
 from slurmtrain.model.environment.changes import changes_between, describe
-from slurmtrain.model.environment.environment import Environment, compare, kinds_of
 from slurmtrain.model.environment.software import Package, Software, package_changes
 
 _WORD = st.text("abcXYZ019._+-", min_size=1)

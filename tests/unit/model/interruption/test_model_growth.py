@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.growth import (
+from slurmtrain.model.interruption.growth_policy import (
     GATHERING_S,
     Newcomer,
     Stage,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.checkpoint import EveryAuto, EveryMinutes, EverySteps, SaveMoment
 from slurmtrain.model.interruption.interval import (
     CHEAP,
     FIRST_SAVE_S,
@@ -31,7 +32,6 @@ from slurmtrain.model.interruption.interval import (
     steps_to_agreement,
     too_slow,
 )
-from slurmtrain.model.spec.checkpoint import EveryAuto, EveryMinutes, EverySteps, SaveMoment
 
 HOUR = 3600.0
 AUTO = EveryAuto()

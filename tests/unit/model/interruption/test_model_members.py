@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.values import Nodes
 from slurmtrain.model.interruption.members import choose_members
-from slurmtrain.model.spec.values import Nodes
 
 numbers = st.integers(0, 7)
 

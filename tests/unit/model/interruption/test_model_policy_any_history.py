@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.restarts import RequeueSpec
 from slurmtrain.model.interruption.policy import (
     MAX_DELAY_S,
     Decision,
@@ -15,7 +16,6 @@ from slurmtrain.model.interruption.policy import (
     past_failures,
 )
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.model.spec.restarts import RequeueSpec
 
 # --- any history ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import block_of
 from slurmtrain.model.metrics.curves import AttemptStart, Curve, Points, Restart, SurvivingLine, curves_of, mean_curve
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.attempt_progress import Point
 
 
 @dataclass

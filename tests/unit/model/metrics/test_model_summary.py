@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.metrics.columns import block_of
 from slurmtrain.model.metrics.curves import AttemptStart, Restart, SurvivingLine, curves_of
 from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
-from slurmtrain.model.run.progress import Point
+from slurmtrain.model.run.attempt_progress import Point
 
 A, B = AttemptStart(1, 0), AttemptStart(2, 3)
 

@@ -13,11 +13,11 @@ from helpers.node_facts import GOOD, HOSTS, ROOM, VERSIONS, judge_check, judge_n
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.kinds import Section, keys_of
+from slurmtrain.model.experiment.preflight_checks import LEVELS, PreflightSpec
+from slurmtrain.model.experiment.spec import NetworkSpec, Spec
 from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.spec.kinds import Section, keys_of
-from slurmtrain.model.spec.preflight_checks import LEVELS, PreflightSpec
-from slurmtrain.model.spec.spec import NetworkSpec, Spec
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 OWN = ["shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from helpers.node_facts import HOSTS
 
+from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
 from slurmtrain.model.preflight.hardware import judge_hardware
-from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.spec import Spec
 
 A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 85_095_874_560}
 SMALL_A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 42_949_672_960}

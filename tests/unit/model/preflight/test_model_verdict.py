@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.preflight_checks import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
+from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.spec import NetworkSpec as NetworkSection
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.clock import ClockOffset
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem, NodeAddresses, ProbedNetwork
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
-from slurmtrain.model.spec.preflight_checks import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
-from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
-from slurmtrain.model.spec.spec import Spec
 
 DISCIPLINE = {"disciplined": True, "source": "chrony", "description": "chrony follows 10.0.0.1"}
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import KINDS, account, goodput, mean_nodes, summed
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
 
 NODE, RANK, COMMAND = "attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", "journal/observe.jsonl"

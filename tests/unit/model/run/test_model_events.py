@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
-from slurmtrain.model.run.events import agent, checkpoint, command, rank
+from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
-from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
-from slurmtrain.model.run.events.kinds import KINDS, read_payload
-from slurmtrain.model.run.events.values import RECORD_KEYS, UNUSABLE
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord, CheckpointSaved
+from slurmtrain.model.run.events.event_kinds import KINDS, read_payload
+from slurmtrain.model.run.events.event_values import RECORD_KEYS, UNUSABLE
 from slurmtrain.model.run.fold import RunBuilder
-from slurmtrain.model.run.journal import read_event
+from slurmtrain.model.run.journal_lines import read_event
 from slurmtrain.model.run.run import RUN_STATES
 
 _TEXT = st.text(st.characters(codec="utf-8"))
@@ -123,7 +123,7 @@ def test_events_sort_by_time_then_by_journal_then_by_place() -> None:
 
 
 def test_every_class_of_an_event_is_among_the_kinds_and_each_kind_stands_once() -> None:
-    modules = (command, agent, rank, checkpoint)
+    modules = (command_events, agent_events, rank_events, checkpoint_events)
     classes = {
         cls
         for module in modules
@@ -180,8 +180,10 @@ def test_whatever_a_line_holds_reading_never_raises_and_gives_only_values_of_the
 
 def test_what_is_left_out_of_a_list_is_reported() -> None:
     flaws: list[str] = []
-    command.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5", "bytes": "many"}]}, flaws)
-    agent.NodeEnded.from_json({"failures": [{"rank": 0, "at": "noon"}], "evidence": {"xids": 5, "gone": []}}, flaws)
+    command_events.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5", "bytes": "many"}]}, flaws)
+    agent_events.NodeEnded.from_json(
+        {"failures": [{"rank": 0, "at": "noon"}], "evidence": {"xids": 5, "gone": []}}, flaws
+    )
     assert flaws == ["checkpoints", "failures", "evidence"]
 
 
@@ -206,7 +208,7 @@ def test_a_number_may_be_whole_but_not_infinite() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_left_out_of_those_observed() -> None:
-    read = command.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5"}, {"step": 6}, None, 3]})
+    read = command_events.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5"}, {"step": 6}, None, 3]})
     assert read is not None
     assert read.checkpoints == (CheckpointRecord(path="checkpoints/step-5"),)
 

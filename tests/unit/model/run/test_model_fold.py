@@ -11,8 +11,8 @@ from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE
 
 

@@ -11,10 +11,10 @@ from helpers.simulated_run import BEGIN, SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.restarts import RequeueSpec, write_requeue
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import GONE
-from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.spec.restarts import RequeueSpec, write_requeue
 
 SYNC = "'slurmtrain sync' or 'watch' starts it again"
 FAILED = {"rank": 0, "exit_code": 1, "signal": None, "error": "ValueError: 1", "last_lines": []}

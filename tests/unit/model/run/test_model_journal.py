@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import Event, encode
-from slurmtrain.model.run.events.checkpoint import CheckpointSaved
-from slurmtrain.model.run.journal import Reading, events_of, read_lines
+from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
+from slurmtrain.model.run.journal_lines import Reading, events_of, read_lines
 
 SOURCE = "journal/test.jsonl"
 

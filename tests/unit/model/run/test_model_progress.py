@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.progress import Progress, points_of, read_point, steps_per_second
+from slurmtrain.model.run.attempt_progress import Progress, points_of, read_point, steps_per_second
 
 records = st.lists(
     st.fixed_dictionaries(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 from slurmtrain.model.run.retention import Saved, disposable, reasons
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
 
 METRIC = "val_loss"
 

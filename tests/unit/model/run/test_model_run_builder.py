@@ -11,9 +11,9 @@ from helpers.journal_events import event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder, fold
-from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 
 _PATHS = st.sampled_from(("checkpoints/step-5", "checkpoints/step-10", "checkpoints/step-15"))

@@ -15,10 +15,10 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.delete import _FLAGS, clean
-from slurmtrain.cli.show import show
+from slurmtrain.cli.delete_commands import _FLAGS, clean
+from slurmtrain.cli.show_commands import show
+from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.code import CodeSpec
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.cli.compare import _print_difference
+from slurmtrain.cli.compare_commands import _print_difference
 from slurmtrain.errors import RunNotFound, UserError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.query.diff import RunDifference, diff
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint.files import Manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest
 
 Submitted = Callable[..., list[str]]
 

@@ -17,17 +17,17 @@ from click.testing import CliRunner
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.cli.compare import best as command_best
-from slurmtrain.cli.status import status
+from slurmtrain.cli.compare_commands import best as command_best
+from slurmtrain.cli.status_commands import status
 from slurmtrain.errors import UserError
-from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.ops.search import advance as advancing
 from slurmtrain.ops.search.advance import Advance, advance_all, read, store, under_way
 from slurmtrain.ops.search.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
-from slurmtrain.runtime.chain import read_upstreams
+from slurmtrain.runtime.upstreams import read_upstreams
 
 Begin = Callable[..., Any]
 SEARCH = {"metric": "loss", "mode": "min", "trials": 6, "parallel": 2}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import NotAvailable, UserError
-from slurmtrain.model.spec.sweep_values import Distribution, Method, SearchSpec
+from slurmtrain.model.experiment.sweep_values import Distribution, Method, SearchSpec
 from slurmtrain.ops.search.study import Study, check_methods
 from slurmtrain.ops.search.trials import Trial
 

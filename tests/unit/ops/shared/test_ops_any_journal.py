@@ -14,14 +14,14 @@ from helpers.workspaces import make_workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.cli.show import print_run
+from slurmtrain.cli.show_commands import print_run
 from slurmtrain.model.run.events.base import encode, layout
-from slurmtrain.model.run.events.kinds import KINDS
+from slurmtrain.model.run.events.event_kinds import KINDS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.root import run_id
 from slurmtrain.model.run.run import RUN_STATES
 from slurmtrain.ops.diagnose.attempt import diagnose
-from slurmtrain.ops.shared.node_ledger import nodes_json
+from slurmtrain.ops.shared.ledger_file import nodes_json
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import checkpoints_json, show_json
 from slurmtrain.ops.shared.views import runs_json

@@ -11,13 +11,13 @@ from helpers.saved_runs import STEPS
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.checkpoint import request_checkpoint
 from slurmtrain.ops.prune import prune
-from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.request_checkpoint import request_checkpoint
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 
 Act = Callable[[], object]
 
@@ -31,7 +31,7 @@ def test_checkpoints_are_chosen_by_their_step(workspace: Workspace, training: Ru
 
 
 def test_a_step_that_is_not_there_is_told_with_those_that_are(workspace: Workspace, training: RunDir) -> None:
-    files.set_aside(training.checkpoints / "step-20")
+    checkpoint_files.set_aside(training.checkpoints / "step-20")
     with pytest.raises(NoCheckpoint, match=r"no checkpoint of step 25; there are those of step 10, 30, 40$"):
         verify(workspace, training.id, step=25)
     with pytest.raises(NoCheckpoint, match="step 20; it was damaged and moved aside; there are"):

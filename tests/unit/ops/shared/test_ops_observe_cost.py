@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from helpers.fakeslurm import FakeScheduler, job
 
-from slurmtrain.cli.status import status
+from slurmtrain.cli.status_commands import status
 from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir

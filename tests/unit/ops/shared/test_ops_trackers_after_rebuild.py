@@ -14,8 +14,8 @@ from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show import show
-from slurmtrain.cli.status import status
+from slurmtrain.cli.show_commands import show
+from slurmtrain.cli.status_commands import status
 from slurmtrain.model.run.root import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings

@@ -13,11 +13,11 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
-from slurmtrain.ops.submit.script import check_script
+from slurmtrain.ops.submit.command_script import check_script
 
 
 @pytest.fixture

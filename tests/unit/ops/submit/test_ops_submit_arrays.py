@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed
-from slurmtrain.model.run.events.command import CancelRequested
-from slurmtrain.model.spec.sweep import Pack
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.ops.shared import start as starting
-from slurmtrain.ops.shared.attempts import describe_excess, share_limit
+from slurmtrain.ops.shared.next_attempts import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
@@ -203,7 +203,7 @@ def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_noth
         assert launchers[-1].poll() is None  # it waits for its order
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", SimpleNamespace(Popen=launch, PIPE=subprocess.PIPE))
+    monkeypatch.setattr("slurmtrain.slurm.slurm_launch.subprocess", SimpleNamespace(Popen=launch, PIPE=subprocess.PIPE))
     monkeypatch.setattr(starting, "_claim", fail)
     with pytest.raises(PathError, match="no space left"):
         submit(workspace, spec, sweep=SWEEP, executor="slurm")

@@ -22,7 +22,7 @@ from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load_all, split_words, submit_specs
 from slurmtrain.ops.wait import wait
-from slurmtrain.runtime.chain import dependents_of, read_upstreams
+from slurmtrain.runtime.upstreams import dependents_of, read_upstreams
 
 pytestmark = pytest.mark.usefixtures("slurm")
 

@@ -15,7 +15,7 @@ from helpers.workspaces import make_workspace
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
-from slurmtrain.ops.submit.code import code_sources, find_provenance, with_snapshots
+from slurmtrain.ops.submit.code_snapshots import code_sources, find_provenance, with_snapshots
 from slurmtrain.snapshots import selection
 
 

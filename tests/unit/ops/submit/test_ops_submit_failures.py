@@ -16,7 +16,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.config import Config
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmtrainError, SubmitFailed, SubmitInterrupted
-from slurmtrain.model.run.events.command import Submitted
+from slurmtrain.model.run.events.command_events import Submitted
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import creation, submission, submit

@@ -17,7 +17,7 @@ from helpers.forked_commands import CommandLine, Ended, run_forked
 from helpers.site import until
 
 from slurmtrain.model.run.root import RUN_ID, RunsRoot
-from slurmtrain.runtime.chain import read_upstreams
+from slurmtrain.runtime.upstreams import read_upstreams
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Submitter:
             command = path.read_bytes()
         except OSError:
             return False  # it has ended
-        return b"slurmtrain.slurm.launcher" in command and str(self.runs).encode() in command
+        return b"slurmtrain.slurm.sbatch_process" in command and str(self.runs).encode() in command
 
 
 def _elements(place: Path) -> list[str]:
@@ -83,7 +83,7 @@ def _elements(place: Path) -> list[str]:
 @pytest.fixture
 def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch) -> Submitter:
     # Other commands look for launchers by their command line.
-    monkeypatch.setattr("slurmtrain.slurm.launch.subprocess", subprocess)
+    monkeypatch.setattr("slurmtrain.slurm.slurm_launch.subprocess", subprocess)
     # A directory of its own, in which nothing changes: each submission has the same effects.
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")

@@ -14,13 +14,13 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import RequestRefused, SpecError, SubmitFailed
-from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.resume import find_failed, resume_failed
 from slurmtrain.ops.shared import start as starting
-from slurmtrain.ops.shared.attempts import shares_job
+from slurmtrain.ops.shared.next_attempts import shares_job
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit

@@ -12,8 +12,8 @@ import pytest
 from helpers.simulated_run import make_test_plan
 
 from slurmtrain.errors import NotAvailable, PathError
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.submit.script import check_script, check_shell_script, note_script, notes_on_scripts
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.ops.submit.command_script import check_script, check_shell_script, note_script, notes_on_scripts
 
 ABSENT = "zz_absent_package"
 
@@ -232,9 +232,9 @@ def test_paths_that_no_machine_has_are_refused(tmp_path: Path, command: str) -> 
 
 
 def _forget_this_process() -> None:
-    from slurmtrain.ops.submit import script
+    from slurmtrain.ops.submit import command_script
 
-    script._absent.cache_clear()
+    command_script._absent.cache_clear()
 
 
 # --- launchers in scripts ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from helpers.saved_runs import copy_run, cut
 
 import slurmtrain
-from slurmtrain.cli.start import _start_overrides
+from slurmtrain.cli.start_commands import _start_overrides
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.deletion.delete import delete, find_deletable
@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
-from slurmtrain.runtime.checkpoint import files as checkpoint_files
+from slurmtrain.runtime.checkpoint import checkpoint_files as checkpoint_files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import replan
 

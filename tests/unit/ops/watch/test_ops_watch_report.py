@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.journal_lines import Garbage
 from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent

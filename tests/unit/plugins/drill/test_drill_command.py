@@ -13,10 +13,10 @@ import pytest
 from slurmtrain import cli
 from slurmtrain.cli import output as printing
 from slurmtrain.model.run.run import Run
-from slurmtrain.plugins.drill import runs as module
+from slurmtrain.plugins.drill import drill_runs as module
+from slurmtrain.plugins.drill.drill_runs import DrillOptions, DrillReport
 from slurmtrain.plugins.drill.facts import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
 from slurmtrain.plugins.drill.judge import Findings
-from slurmtrain.plugins.drill.runs import DrillOptions, DrillReport
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
 PASSED = FaultVerdict(

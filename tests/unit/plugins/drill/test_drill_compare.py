@@ -12,7 +12,7 @@ from helpers.checkpoints import end_run, make_checkpoints, make_run, small_objec
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.compare import _differing, compare_checkpoints
+from slurmtrain.plugins.drill.differences import _differing, compare_checkpoints
 
 
 def two_runs(workspace: Workspace, tmp_path: Path, change: float = 0.0, step: int = 10) -> tuple[Run, Run]:

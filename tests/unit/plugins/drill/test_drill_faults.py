@@ -15,7 +15,7 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import ELSEWHERE
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
-from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
+from slurmtrain.model.run.events.agent_events import AgentStarted, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run

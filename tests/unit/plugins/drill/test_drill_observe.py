@@ -12,14 +12,14 @@ import pytest
 import torch
 from helpers.checkpoints import end_run, make_run
 
-from slurmtrain.model.run.events.agent import LeftoversKilled, RanksExited, WorkersStarted
+from slurmtrain.model.run.events.agent_events import LeftoversKilled, RanksExited, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import InjectedFault
 from slurmtrain.plugins.drill.faults import FaultTarget
-from slurmtrain.plugins.drill.observe import RunObserver
+from slurmtrain.plugins.drill.observations import RunObserver
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.spec.values import NAME_LIMIT
+from slurmtrain.model.experiment.values import NAME_LIMIT
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.runs import DrillOptions, _DrillPlan, drill
+from slurmtrain.plugins.drill.drill_runs import DrillOptions, _DrillPlan, drill
 
 
 def options(tmp_path: Path, **keys: Any) -> DrillOptions:

@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import DataError, StrategyError
 from slurmtrain.model.batches import equal_shares
+from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.model.interruption.recorded_shares import RecordedShares
-from slurmtrain.model.run.events.rank import SharesChosen
-from slurmtrain.model.spec.strategy import StrategySpec
+from slurmtrain.model.run.events.rank_events import SharesChosen
 from slurmtrain.plugins.mixed.balancer import Balancer, ComputeTime, SampleMemory
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.shares import Shares
 

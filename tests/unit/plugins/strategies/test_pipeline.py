@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
+from slurmtrain.model.experiment.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 WIDTH = 8
 

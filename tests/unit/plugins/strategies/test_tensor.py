@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn import functional
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
+from slurmtrain.model.experiment.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy import Strategy, is_sharded
+from slurmtrain.runtime.strategies.strategy_interface import Strategy, is_sharded
 
 WIDTH = 8
 PLAN = {

@@ -12,9 +12,9 @@ import pytest
 from helpers.checkpoints import make_run
 
 from slurmtrain.model.interruption.policy import Newest
-from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import Payload
-from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointVerified
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointVerified
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.checkpoint.external import Search, newest

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.interruption.exit_report import STOPPED, KernelEvidence
-from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
+from slurmtrain.model.run.events.rank_events import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.launcher import NodeRanks
 from slurmtrain.runtime.agent import exits
 from slurmtrain.runtime.agent.exits import (
     CommandExits,

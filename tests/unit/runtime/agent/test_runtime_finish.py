@@ -27,25 +27,25 @@ from helpers.ending_attempts import (
 )
 from helpers.simulated_run import SimulatedRun
 
+from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.restarts import OomSpec, RequeueSpec
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
-from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
+from slurmtrain.model.run.events.agent_events import JobRequeue, NodeEnded
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.restarts import OomSpec, RequeueSpec
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.sweep import Pack
 from slurmtrain.ops.shared.current_plan import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.chain import write_upstreams
 from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.upstreams import write_upstreams
 from slurmtrain.system.journal import Journal
 
 # --- putting the job back -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from helpers.simulated_agents import CRASH, POLL_S, WAIT, Ranks, World
 from helpers.site import until
 
 from slurmtrain.model.interruption.exit_report import KernelEvidence
-from slurmtrain.model.interruption.growth import Newcomer, Stage
+from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
 from slurmtrain.runtime.agent import node_round, rounds
 from slurmtrain.runtime.peers import control_store
 

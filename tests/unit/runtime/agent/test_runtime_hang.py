@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase, RankState
-from slurmtrain.model.run.events.agent import JobSuspended
-from slurmtrain.runtime.agent import hang
-from slurmtrain.runtime.agent.hang import Hang, HangInquiry, HangVerdict, SuspensionWatch, Suspicion, Watchdog
+from slurmtrain.model.run.events.agent_events import JobSuspended
+from slurmtrain.runtime.agent import hang_watch
+from slurmtrain.runtime.agent.hang_watch import Hang, HangInquiry, HangVerdict, SuspensionWatch, Suspicion, Watchdog
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import MessageStore
+from slurmtrain.runtime.peers.peer_store import MessageStore
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Node:
         until = self.clock + seconds
         while self.clock < until:
             self.clock += look_s
-            if hang := self.watchdog.look():
-                return hang
+            if hang_watch := self.watchdog.look():
+                return hang_watch
         return None
 
 
@@ -59,14 +59,14 @@ def test_a_rank_that_finishes_no_step_hangs() -> None:
     node = training()
     for _ in range(70):
         node.beat(0, node.beats[0].step + 1)
-        if hang := node.wait(1):
+        if hang_watch := node.wait(1):
             break
-    assert hang is not None
-    assert hang.over == (5,)
-    assert hang.limit_s == 60
-    assert 60 < hang.idle_s[5] <= 62
-    assert hang.idle_s[4] == 1
-    assert hang.beats == dict(zip((4, 5), node.beats, strict=True))
+    assert hang_watch is not None
+    assert hang_watch.over == (5,)
+    assert hang_watch.limit_s == 60
+    assert 60 < hang_watch.idle_s[5] <= 62
+    assert hang_watch.idle_s[4] == 1
+    assert hang_watch.beats == dict(zip((4, 5), node.beats, strict=True))
 
 
 def test_a_hang_is_reported_until_it_is_over() -> None:
@@ -81,10 +81,10 @@ def test_a_hang_is_reported_until_it_is_over() -> None:
 def test_a_raised_limit_is_twice_as_long_and_stays_but_not_for_ever() -> None:
     node = training(hang_after=10.0)
     for limit_s in (10, 20, 40, 80, 80):
-        hang = node.wait(100)
-        assert hang is not None
-        assert (hang.limit_s, hang.most_s) == (limit_s, 80)
-        assert limit_s < hang.idle_s[4] <= limit_s + 2
+        hang_watch = node.wait(100)
+        assert hang_watch is not None
+        assert (hang_watch.limit_s, hang_watch.most_s) == (limit_s, 80)
+        assert limit_s < hang_watch.idle_s[4] <= limit_s + 2
         node.watchdog.raise_limits()
     node.beat(0, 6)
     node.beat(1, 6)
@@ -103,16 +103,16 @@ def test_ranks_that_have_used_half_of_their_time_are_known() -> None:
 def test_ranks_that_wait_for_a_pause_are_excused_but_not_the_pause_itself() -> None:
     node = training(hang_after=5.0)
     node.beats[0] = Beat(5, Phase.PAUSED, node.clock, pause_s=20.0, pid=99)
-    hang = node.wait(10)
-    assert hang is not None
-    assert hang.over == (5,)
+    hang_watch = node.wait(10)
+    assert hang_watch is not None
+    assert hang_watch.over == (5,)
     assert list(node.watchdog.pauses()) == [4]
     for _ in range(6):
         assert node.watchdog.excuse(node.clock)
         assert not node.watchdog.excuse(node.clock)
-        hang = node.wait(5)
-    assert hang is not None
-    assert (hang.over, hang.limit_s) == ((4,), 20)
+        hang_watch = node.wait(5)
+    assert hang_watch is not None
+    assert (hang_watch.over, hang_watch.limit_s) == ((4,), 20)
     assert node.watchdog.pauses() == {}
 
 
@@ -120,9 +120,9 @@ def test_long_steps_have_time_by_their_median() -> None:
     node = training(step_s=20)
     node.beat(0, 6, step_s=0.1)
     assert node.wait(195) is None
-    hang = node.wait(10)
-    assert hang is not None
-    assert hang.limit_s == 200
+    hang_watch = node.wait(10)
+    assert hang_watch is not None
+    assert hang_watch.limit_s == 200
 
 
 def test_the_first_step_and_saves_have_longer() -> None:
@@ -130,9 +130,9 @@ def test_the_first_step_and_saves_have_longer() -> None:
     node.beat(0, 5, Phase.FIRST)
     node.beat(1, 5, Phase.SAVING)
     assert node.wait(29) is None
-    hang = node.wait(10)
-    assert hang is not None
-    assert (hang.limit_s, hang.over) == (30, (4,))
+    hang_watch = node.wait(10)
+    assert hang_watch is not None
+    assert (hang_watch.limit_s, hang_watch.over) == (30, (4,))
 
 
 def test_ranks_that_are_not_in_their_loop_never_hang() -> None:
@@ -192,9 +192,9 @@ class Nodes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.examined: list[int] = []
-        monkeypatch.setattr(hang.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(hang_watch.time, "monotonic", lambda: self.now)
         # At once, instead of in a thread.
-        monkeypatch.setattr(hang._Examination, "start", lambda thread: thread.run())
+        monkeypatch.setattr(hang_watch._Examination, "start", lambda thread: thread.run())
         board = MessageStore()
         self.states = {0: WAITING, 1: COMPUTING}
         self.inquiries = {}

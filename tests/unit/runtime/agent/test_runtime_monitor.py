@@ -12,14 +12,14 @@ import pytest
 
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.runtime.agent import hang, monitor
+from slurmtrain.runtime.agent import hang_watch, monitor
 from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.store import MessageStore
+from slurmtrain.runtime.peers.peer_store import MessageStore
 from slurmtrain.system.journal import Journal
 
 _COMPARE_S = 10.0
@@ -75,7 +75,7 @@ class Clock:
         self.now = 1_000.0
         monkeypatch.setattr(monitor.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(monitor.time, "time", lambda: 1.7e9 + self.now)
-        monkeypatch.setattr(hang.Watchdog.__init__, "__defaults__", (lambda: self.now,))
+        monkeypatch.setattr(hang_watch.Watchdog.__init__, "__defaults__", (lambda: self.now,))
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """What main threads compute, by rank; ranks are examined at once, and have no stacks."""
     shares: dict[int, float] = {}
-    monkeypatch.setattr(hang._Examination, "start", lambda thread: thread.run())
+    monkeypatch.setattr(hang_watch._Examination, "start", lambda thread: thread.run())
     monkeypatch.setattr(stacks, "collect", lambda *_: {})
     monkeypatch.setattr(stacks, "state_of", lambda _: "S")
     monkeypatch.setattr(stacks, "shares", lambda *_: dict(shares))

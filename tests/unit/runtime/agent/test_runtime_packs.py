@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.sweep import Pack
-from slurmtrain.runtime.agent.start import own_cores
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.runtime.agent.node_start import own_cores
 
 EIGHT = list(range(10, 18))
 

@@ -14,7 +14,7 @@ from helpers.site import until
 
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
-from slurmtrain.runtime.agent import hang, node_round, rounds, workers
+from slurmtrain.runtime.agent import hang_watch, node_round, rounds, workers
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.peers import control_store
@@ -272,8 +272,8 @@ def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     beat = Pulse.beat
     once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
     monkeypatch.setattr(Pulse, "beat", once)
-    monkeypatch.setattr(hang, "_LOOK_S", 0.01)
-    monkeypatch.setattr(hang, "hang_limit", lambda *_: 0.1)
+    monkeypatch.setattr(hang_watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(hang_watch, "hang_limit", lambda *_: 0.1)
 
 
 @pytest.mark.usefixtures("quick_watchdog")
@@ -289,8 +289,8 @@ def test_a_rank_that_hangs_is_named_and_ranks_start_again_if_they_may(make: Make
     assert event["cause"] == "hang"
     assert event["why"] == "rank 1 (node 1) has finished 0 steps, others 5"
     for node in range(2):
-        [hang] = world.events("hang", node)
-        assert [state["rank"] for state in hang["ranks"]] == [node]
+        [hang_watch] = world.events("hang", node)
+        assert [state["rank"] for state in hang_watch["ranks"]] == [node]
     assert world.causes() == {0: "completed", 1: "completed"}
 
 

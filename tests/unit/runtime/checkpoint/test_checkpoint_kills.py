@@ -87,7 +87,7 @@ def _train(root: Path, ranks: Any) -> list[str]:
     """Save at each step; victim the saves ended."""
     from helpers.ranks import Attempt
 
-    from slurmtrain.model.spec.checkpoint import KeepSpec
+    from slurmtrain.model.experiment.checkpoint import KeepSpec
 
     objects = _objects(0)
     with Attempt(root, ranks, objects, keep=KeepSpec(last=2)) as attempt:
@@ -112,12 +112,12 @@ def _go_on(root: Path, ranks: Any) -> int:
     """A new attempt restores, bit for bit what was saved, and saves; the step that it went on from."""
     from helpers.ranks import Attempt, listed
 
-    from slurmtrain.runtime.checkpoint import files
+    from slurmtrain.runtime.checkpoint import checkpoint_files
 
     objects = _objects(99)
     with Attempt(root, ranks, objects, restart=1) as attempt:
         if ranks.rank == 0:
-            files.sweep(attempt.run.checkpoints, attempt.attempt.path.name)
+            checkpoint_files.sweep(attempt.run.checkpoints, attempt.attempt.path.name)
         restored = attempt.restore()
         step = restored.step if restored is not None else 0
         if step:
@@ -228,7 +228,7 @@ def test_what_two_ranks_leave_when_one_is_killed_is_whole(
     """The renames of a save are those of its manifest and of its directory: the fourth kill is within the second."""
     from helpers.ranks import Pair, alone, listed
 
-    from slurmtrain.runtime.checkpoint import files
+    from slurmtrain.runtime.checkpoint import checkpoint_files
 
     pair = Pair()
     with pytest.raises(AssertionError, match=f"rank {victim}: no answer"):
@@ -238,6 +238,6 @@ def test_what_two_ranks_leave_when_one_is_killed_is_whole(
     step = _go_on(tmp_path, alone())
     # A manifest is written last: with it the second is complete, and lacked its name alone.
     assert step == (2 if effect == "os.rename" else 1)
-    for path in files.published(tmp_path / "checkpoints"):
-        manifest = files.read_manifest(path)
-        files.verify(path, manifest, manifest.files)
+    for path in checkpoint_files.published(tmp_path / "checkpoints"):
+        manifest = checkpoint_files.read_manifest(path)
+        checkpoint_files.verify(path, manifest, manifest.files)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.shard_plan import _info
 from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.system.files import write_json
@@ -29,7 +29,7 @@ MANIFEST = "MANIFEST.json"
 
 def forge(directory: Path, name: str, content: bytes) -> None:
     """Put content into a checkpoint's file, and make its manifest say so."""
-    manifest = files.read_manifest(directory)
+    manifest = checkpoint_files.read_manifest(directory)
     (directory / name).write_bytes(content)
     entries = {**manifest.files, name: (len(content), xxhash.xxh3_128(content).hexdigest())}
     write_json(directory / MANIFEST, replace(manifest, files=entries).to_json())
@@ -43,7 +43,7 @@ def index_of(directory: Path) -> Metadata:
 @pytest.fixture
 def target(run: Path) -> Path:
     """A checkpoint, with no other to fall back to."""
-    files.delete(run / "checkpoints" / "step-1")
+    checkpoint_files.delete(run / "checkpoints" / "step-1")
     return run / "checkpoints" / "step-2"
 
 

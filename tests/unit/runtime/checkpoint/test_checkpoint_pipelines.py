@@ -13,7 +13,7 @@ from helpers.ranks import Attempt, Pair, alone
 from torch import nn
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.files import read_manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 from slurmtrain.runtime.job.process_group import RankGroup
 
 LAYERS = 4

@@ -10,8 +10,8 @@ from helpers.site import until
 from helpers.small_model import fill, model, restored_step, save_steps
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.model.experiment.checkpoint import KeepSpec
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job.process_group import RankGroup
 
 
@@ -37,7 +37,7 @@ def test_an_attempt_that_has_lost_the_lease_publishes_nothing(tmp_path: Path) ->
         assert zombie.events("pruned") == []
     assert listed(tmp_path) == ["step-1", "step-2", "step-3"]
     assert restored_step(tmp_path) == 3
-    assert files.read_manifest(tmp_path / "checkpoints" / "step-2").attempt == "1.1"
+    assert checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-2").attempt == "1.1"
 
 
 def test_an_attempt_that_has_lost_the_lease_deletes_nothing(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_a_lost_attempts_ranks_that_still_write_leave_the_living_ones_files_alon
         assert zombie.begin(5) is None
         assert living.begin(5) is None
         # While there is a directory and no file in it, a sweep fails the save before anybody looks at the lease.
-        staged = files.Staging(zombie.run.checkpoints, zombie.attempt.path.name, 5).path
+        staged = checkpoint_files.Staging(zombie.run.checkpoints, zombie.attempt.path.name, 5).path
         until((staged / "__0_0.distcp").exists, "the lost attempt's writing")
-        files.sweep(living.run.checkpoints, living.attempt.path.name)
+        checkpoint_files.sweep(living.run.checkpoints, living.attempt.path.name)
         with pytest.raises(CheckpointError):
             zombie.saver.finish()
         outcome = living.saver.finish()
         assert outcome is not None
         assert outcome.problem == ""
-    files.sweep(living.run.checkpoints, "1.2")
+    checkpoint_files.sweep(living.run.checkpoints, "1.2")
     assert listed(tmp_path) == ["step-5"]

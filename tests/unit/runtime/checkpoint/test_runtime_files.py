@@ -15,9 +15,9 @@ import xxhash
 from helpers.accounts import BOB, give, needs_accounts
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
-from slurmtrain.runtime.checkpoint import files
-from slurmtrain.runtime.checkpoint.files import Manifest, Staging
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
+from slurmtrain.runtime.checkpoint import checkpoint_files
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, Staging
 from slurmtrain.system.files import make_directory
 
 ATTEMPT = "4711.0"
@@ -71,24 +71,24 @@ def test_a_manifest_says_what_was_written(checkpoints: Path) -> None:
     path = publish(
         checkpoints, 5, b"12345", metrics={"loss": 0.5}, params={"lr": 1}, objects=kinds, mesh=({"shape": [2]},)
     )
-    manifest = files.read_manifest(path)
+    manifest = checkpoint_files.read_manifest(path)
     assert (manifest.step, manifest.world_size, manifest.plan_hash, manifest.why) == (5, 1, "abc", "steps")
     assert (manifest.metrics, manifest.params, manifest.objects) == ({"loss": 0.5}, {"lr": 1}, kinds)
     assert manifest.files["__0_0.distcp"] == (17, xxhash.xxh3_128(b"12345__0_0.distcp").hexdigest())
-    assert manifest.bytes == files.bytes_of(path) == 17 + 14
+    assert manifest.bytes == checkpoint_files.bytes_of(path) == 17 + 14
     described = manifest.describe(path)
     assert (described["step"], described["path"], described["bytes"]) == (5, "checkpoints/step-5", 31)
     assert (described["seconds"], described["stall_s"]) == (1.5, 0.25)
-    files.verify(path, manifest, manifest.files)
+    checkpoint_files.verify(path, manifest, manifest.files)
 
 
 def test_until_it_is_published_a_checkpoint_is_not_there(checkpoints: Path) -> None:
     # Nor is it where there is no directory.
-    files.sweep(checkpoints / "nowhere", ATTEMPT)
-    assert files.published(checkpoints / "nowhere") == list(checkpoints.iterdir()) == []
+    checkpoint_files.sweep(checkpoints / "nowhere", ATTEMPT)
+    assert checkpoint_files.published(checkpoints / "nowhere") == list(checkpoints.iterdir()) == []
     staging = stage(checkpoints, 5)
-    assert files.published(checkpoints) == []
-    assert files.newest_published(checkpoints) is None
+    assert checkpoint_files.published(checkpoints) == []
+    assert checkpoint_files.newest_published(checkpoints) is None
     staging.discard()
     assert list(checkpoints.iterdir()) == []
 
@@ -96,17 +96,17 @@ def test_until_it_is_published_a_checkpoint_is_not_there(checkpoints: Path) -> N
 def test_published_checkpoints_come_newest_first_by_number(checkpoints: Path) -> None:
     for step in (9, 100, 10):
         publish(checkpoints, step)
-    assert [path.name for path in files.published(checkpoints)] == ["step-100", "step-10", "step-9"]
-    assert files.newest_published(checkpoints) == checkpoints / "step-100"
+    assert [path.name for path in checkpoint_files.published(checkpoints)] == ["step-100", "step-10", "step-9"]
+    assert checkpoint_files.newest_published(checkpoints) == checkpoints / "step-100"
 
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoints: Path) -> None:
     publish(checkpoints, 5)
     (checkpoints / "step-9").mkdir()
     (checkpoints / "step-9" / "__0_0.distcp").write_bytes(b"x")
-    assert [path.name for path in files.published(checkpoints)] == ["step-5"]
+    assert [path.name for path in checkpoint_files.published(checkpoints)] == ["step-5"]
     with pytest.raises(CheckpointError, match="was never published"):
-        files.read_manifest(checkpoints / "step-9")
+        checkpoint_files.read_manifest(checkpoints / "step-9")
 
 
 @needs_accounts
@@ -114,24 +114,24 @@ def test_what_belongs_to_somebody_else_is_no_checkpoint_of_this_run(checkpoints:
     publish(checkpoints, 5)
     publish(checkpoints, 9)
     give(checkpoints / "step-9/MANIFEST.json", BOB)
-    assert [path.name for path in files.published(checkpoints)] == ["step-5"]
+    assert [path.name for path in checkpoint_files.published(checkpoints)] == ["step-5"]
     with pytest.raises(CheckpointError, match=f"belongs to the account {BOB}"):
-        files.read_manifest(checkpoints / "step-9")
+        checkpoint_files.read_manifest(checkpoints / "step-9")
 
 
 def test_a_checkpoint_that_was_copied_with_a_generous_umask_is_read(checkpoints: Path) -> None:
     publish(checkpoints, 5)
     (checkpoints / "step-5").chmod(0o777)
     (checkpoints / "step-5/MANIFEST.json").chmod(0o666)
-    assert files.read_manifest(checkpoints / "step-5").step == 5
+    assert checkpoint_files.read_manifest(checkpoints / "step-5").step == 5
 
 
 def test_publishing_a_step_again_replaces_it(checkpoints: Path) -> None:
     publish(checkpoints, 5, b"old")
     path = publish(checkpoints, 5, b"new", attempt="4711.1")
     assert (path / "__0_0.distcp").read_bytes() == b"new__0_0.distcp"
-    manifest = files.read_manifest(path)
-    files.verify(path, manifest, manifest.files)
+    manifest = checkpoint_files.read_manifest(path)
+    checkpoint_files.verify(path, manifest, manifest.files)
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
 
 
@@ -144,31 +144,31 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     staging = stage(checkpoints, 5, b"new", "4711.1")
-    monkeypatch.setattr(files, "write_json", full)
+    monkeypatch.setattr(checkpoint_files, "write_json", full)
     with pytest.raises(OSError, match="No space left"):
         staging.publish(manifest_of(5, {}))
     staging.discard()
-    [path] = files.published(checkpoints)
-    files.verify(path, files.read_manifest(path), NAMES)
+    [path] = checkpoint_files.published(checkpoints)
+    checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
     assert (path / "__0_0.distcp").read_bytes() == b"old__0_0.distcp"
 
 
 def test_a_changed_byte_is_found_by_its_hash_alone(checkpoints: Path) -> None:
     path = publish(checkpoints, 5, b"12345")
-    manifest = files.read_manifest(path)
+    manifest = checkpoint_files.read_manifest(path)
     content = bytearray((path / NAMES[0]).read_bytes())
     content[2] ^= 1
     (path / NAMES[0]).write_bytes(content)
-    files.verify(path, manifest, [NAMES[1]])
-    files.verify(path, manifest, NAMES, hashes=False)
+    checkpoint_files.verify(path, manifest, [NAMES[1]])
+    checkpoint_files.verify(path, manifest, NAMES, hashes=False)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is not what was written"):
-        files.verify(path, manifest, NAMES)
+        checkpoint_files.verify(path, manifest, NAMES)
     os.truncate(path / NAMES[0], 4)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, its manifest says 17"):
-        files.verify(path, manifest, NAMES, hashes=False)
+        checkpoint_files.verify(path, manifest, NAMES, hashes=False)
     (path / NAMES[0]).unlink()
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):
-        files.verify(path, manifest, NAMES, hashes=False)
+        checkpoint_files.verify(path, manifest, NAMES, hashes=False)
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(
@@ -179,9 +179,9 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
     def fail(_: Path) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(files, "hash_file", fail)
+    monkeypatch.setattr(checkpoint_files, "hash_file", fail)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
-        files.verify(path, files.read_manifest(path), NAMES)
+        checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\x00" * 64])
@@ -189,7 +189,7 @@ def test_a_manifest_that_is_no_json_is_refused(checkpoints: Path, content: bytes
     path = publish(checkpoints, 5)
     (path / "MANIFEST.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"MANIFEST\.json"):
-        files.read_manifest(path)
+        checkpoint_files.read_manifest(path)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_manifest_with_other_content_is_refused(checkpoints: Path, change: dic
     data = json.loads((path / "MANIFEST.json").read_text())
     (path / "MANIFEST.json").write_text(json.dumps({**data, **change}))
     with pytest.raises(CheckpointError, match=rf"MANIFEST\.json.*{why}|{why}.*MANIFEST\.json"):
-        files.read_manifest(path)
+        checkpoint_files.read_manifest(path)
 
 
 def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, m
 
     def too_late(path: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "rename", rename)
-        files.sweep(checkpoints, "4711.1")
+        checkpoint_files.sweep(checkpoints, "4711.1")
         return path.rename(target)
 
     monkeypatch.setattr(Path, "rename", too_late)
@@ -228,7 +228,7 @@ def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, m
 
 
 def gone(checkpoints: Path, keep: KeepSpec) -> list[str]:
-    return [each.path.name for each in files.disposable(checkpoints, keep)]
+    return [each.path.name for each in checkpoint_files.disposable(checkpoints, keep)]
 
 
 def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: Path) -> None:
@@ -239,31 +239,31 @@ def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: P
     assert gone(checkpoints, KeepSpec(last=1, every_steps=10)) == ["step-1", "step-2"]
     assert gone(checkpoints, KeepSpec(last=9)) == []
     assert gone(checkpoints, KeepSpec(last=1))[-1] == "step-10"
-    assert [each.bytes for each in files.disposable(checkpoints, KeepSpec(last=3))] == [35]
+    assert [each.bytes for each in checkpoint_files.disposable(checkpoints, KeepSpec(last=3))] == [35]
 
 
 def test_a_damaged_checkpoint_goes_first_once_there_is_a_newer_one(checkpoints: Path) -> None:
     publish(checkpoints, 5)
     publish(checkpoints, 10)
-    aside = files.set_aside(checkpoints / "step-10")
-    assert (aside.name, files.damaged(checkpoints)) == ("damaged-step-10", [aside])
+    aside = checkpoint_files.set_aside(checkpoints / "step-10")
+    assert (aside.name, checkpoint_files.damaged(checkpoints)) == ("damaged-step-10", [aside])
     assert gone(checkpoints, KeepSpec(last=1)) == []
     publish(checkpoints, 15)
     assert gone(checkpoints, KeepSpec(last=1)) == ["damaged-step-10", "step-5"]
 
 
 def test_two_damaged_checkpoints_of_one_step_are_both_put_aside(checkpoints: Path) -> None:
-    names = [files.set_aside(publish(checkpoints, 5)).name for _ in range(3)]
+    names = [checkpoint_files.set_aside(publish(checkpoints, 5)).name for _ in range(3)]
     assert names == ["damaged-step-5", "damaged-step-5.1", "damaged-step-5.2"]
-    assert files.published(checkpoints) == []
+    assert checkpoint_files.published(checkpoints) == []
 
 
 def test_what_is_deleted_is_gone_and_deleting_it_again_says_so(checkpoints: Path) -> None:
     path = publish(checkpoints, 5)
-    files.delete(path)
+    checkpoint_files.delete(path)
     assert list(checkpoints.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        files.delete(path)
+        checkpoint_files.delete(path)
 
 
 def test_what_dead_attempts_left_is_swept_and_nothing_else(checkpoints: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_dead_attempts_left_is_swept_and_nothing_else(checkpoints: Path) ->
         stage(checkpoints, 2, attempt=attempt)
     (checkpoints / ".trash-step-0").mkdir()
     (checkpoints / "mine.txt").write_text("a user's file")
-    files.sweep(checkpoints, "4711.1")
+    checkpoint_files.sweep(checkpoints, "4711.1")
     assert sorted(entry.name for entry in checkpoints.iterdir()) == [".4711.1-step-2", "mine.txt", "step-1"]
 
 
@@ -282,8 +282,8 @@ def test_sweeping_publishes_what_only_lacks_its_name(checkpoints: Path) -> None:
         staging = stage(checkpoints, step, content)
         written = {name: content + name.encode() for name in NAMES}
         (staging.path / "MANIFEST.json").write_text(json.dumps(manifest_of(step, written).to_json()))
-    files.sweep(checkpoints, "4711.1")
+    checkpoint_files.sweep(checkpoints, "4711.1")
     assert sorted(entry.name for entry in checkpoints.iterdir()) == ["step-1", "step-2"]
-    for path in files.published(checkpoints):
-        files.verify(path, files.read_manifest(path), NAMES)
+    for path in checkpoint_files.published(checkpoints):
+        checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
     assert (checkpoints / "step-1" / NAMES[0]).read_bytes().startswith(b"weights")

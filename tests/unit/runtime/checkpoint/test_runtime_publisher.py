@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.checkpoint import BestSpec, KeepSpec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, keep_of
@@ -31,9 +31,9 @@ def attempt(tmp_path: Path) -> AttemptDir:
     attempt.path.mkdir(parents=True)
     write_json(attempt.run.lease, {"submission": 1, "attempt": "1.0"})
     for step in (1, 2, 3):
-        staging = files.Staging(attempt.run.checkpoints, "1.0", step)
+        staging = checkpoint_files.Staging(attempt.run.checkpoints, "1.0", step)
         (make_directory(staging.path) / "__0_0.distcp").write_bytes(bytes(SIZE))
-        manifest = files.Manifest(
+        manifest = checkpoint_files.Manifest(
             step=step, world_size=1, saved_at=0.0, seconds=0.0, stall_s=0.0, plan_hash=None, attempt="1.0",
             why="steps", files={"__0_0.distcp": (SIZE, "")}, metrics={"loss": float(step)},
         )  # fmt: skip
@@ -62,7 +62,7 @@ def free(monkeypatch: pytest.MonkeyPatch, attempt: AttemptDir, room: int) -> Non
     """A disk with room for so many bytes beside the three checkpoints."""
 
     def statvfs(_: Path) -> SimpleNamespace:
-        used = SIZE * len(files.published(attempt.run.checkpoints))
+        used = SIZE * len(checkpoint_files.published(attempt.run.checkpoints))
         return SimpleNamespace(f_bavail=room + 3 * SIZE - used, f_frsize=1, f_files=0)
 
     monkeypatch.setattr(os, "statvfs", statvfs)

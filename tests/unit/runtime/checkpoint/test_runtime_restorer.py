@@ -16,7 +16,7 @@ from helpers.small_model import Value, model, restore_alone, save_steps, values
 from torch import nn
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.checkpoint import KeepSpec
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.runtime.job.process_group import RankGroup
 
 NAMES = (".metadata", "__0_0.distcp", "__1_0.distcp")

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import init_device_mesh
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.shard_plan import Sharding
 from slurmtrain.runtime.checkpoint.torch_index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -77,7 +77,7 @@ def save_wide(ranks: RankGroup, root: Path) -> None:
 
 def test_what_all_ranks_have_is_written_by_each_in_part(tmp_path: Path, pair: Pair) -> None:
     pair.run(save_wide, tmp_path)
-    manifest = files.read_manifest(tmp_path / "checkpoints" / "step-1")
+    manifest = checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-1")
     first, second = (manifest.files[f"__{rank}_0.distcp"][0] for rank in (0, 1))
     tensors = 8 * (64 * 64 + 64) * 4
     assert abs(first - second) < 0.2 * tensors
@@ -127,7 +127,7 @@ def test_ranks_that_agree_now_and_then_publish_each_save(tmp_path: Path, pair: P
 
 def test_a_manifest_says_how_a_checkpoint_came_to_be(tmp_path: Path, pair: Pair) -> None:
     pair.run(save_as, tmp_path, "fsdp")
-    manifest = files.read_manifest(tmp_path / "checkpoints" / "step-1")
+    manifest = checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-1")
     assert (manifest.step, manifest.world_size, manifest.attempt, manifest.why) == (1, 2, "1.0", "steps")
     assert [dict(mesh) for mesh in manifest.mesh] == [{"names": [], "shape": [2]}]
     assert manifest.objects == {

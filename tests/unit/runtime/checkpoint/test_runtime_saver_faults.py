@@ -18,9 +18,9 @@ from helpers.rare import drawn, rare
 from helpers.small_model import Value, fill, model, restored_step, save_steps, values
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.interruption.interval import Publication
-from slurmtrain.model.spec.checkpoint import KeepSpec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job.process_group import RankGroup
 
 
@@ -251,9 +251,9 @@ def test_one_ranks_writer_that_is_killed_fails_at_most_one_save_on_both(
     if not (when == "preparing" and problems[0]):
         expected.insert(0, "step-1")
     assert listed(tmp_path) == expected
-    for path in files.published(tmp_path / "checkpoints"):
-        manifest = files.read_manifest(path)
-        files.verify(path, manifest, manifest.files)
+    for path in checkpoint_files.published(tmp_path / "checkpoints"):
+        manifest = checkpoint_files.read_manifest(path)
+        checkpoint_files.verify(path, manifest, manifest.files)
 
 
 def test_a_writer_works_in_a_process_with_many_open_files(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_metrics_that_are_no_numbers_do_not_fail_a_save(tmp_path: Path) -> None:
     figures = {"loss": float("inf"), "nan": float("nan"), "less": -float("inf"), "accuracy": 0.5}
     with Attempt(tmp_path, alone(), {"model": model()}) as attempt:
         assert attempt.save(1, **figures) == ""
-    assert files.read_manifest(tmp_path / "checkpoints" / "step-1").metrics == {"accuracy": 0.5}
+    assert checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-1").metrics == {"accuracy": 0.5}
 
 
 def test_a_clock_that_goes_backwards_changes_nothing_but_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +349,6 @@ def test_a_clock_that_goes_backwards_changes_nothing_but_times(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'back'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=2), restart=1) as attempt:
         assert save_steps(attempt, module, 3) == [""]
-    assert files.read_manifest(tmp_path / "checkpoints" / "step-3").saved_at < now - 80_000
+    assert checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-3").saved_at < now - 80_000
     assert listed(tmp_path) == ["step-2", "step-3"]
     assert restored_step(tmp_path) == 3

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.model.experiment.checkpoint import Every, EveryAuto, EveryMinutes, EverySteps
 from slurmtrain.model.interruption.interval import InterruptionStats, SaveReason
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.checkpoint import Every, EveryAuto, EveryMinutes, EverySteps
 from slurmtrain.runtime.checkpoint import checkpointer
 from slurmtrain.runtime.checkpoint.checkpointer import Schedule
 from slurmtrain.runtime.checkpoint.publisher import Save

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.repositories import copied, git, paths, snapshot_of, write
 
-from slurmtrain.model.spec.code import CodeSnapshot, Revision
+from slurmtrain.model.experiment.code import CodeSnapshot, Revision
 from slurmtrain.runtime.code.code_copy import make_tree, results_in_copy
 
 QUESTIONS = (

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from slurmtrain.runtime.environment import limits as module
-from slurmtrain.runtime.environment.limits import exceeded_limit
+from slurmtrain.runtime.environment import process_limits as module
+from slurmtrain.runtime.environment.process_limits import exceeded_limit
 
 CASES = [
     (-signal.SIGXCPU, "started", resource.RLIMIT_CPU, "CPU time of a process is 60 s (ulimit -t"),

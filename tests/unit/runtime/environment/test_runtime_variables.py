@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurmtrain import runtime
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.spec.launcher import NodePlace, NodeRanks
+from slurmtrain.model.experiment.launcher import NodePlace, NodeRanks
 from slurmtrain.runtime.environment.variables import (
     environment_of_agent,
     environment_of_tools,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.model.experiment.plan import Plan, make_plan
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.runtime.job.log_link import link_log, log_facts, unlink_logs
 
 

@@ -11,7 +11,7 @@ from helpers.site import PATIENCE_S
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.peers import control_store
 from slurmtrain.runtime.peers.control_store import NODE_SILENCE_S, ControlStore
-from slurmtrain.runtime.peers.store import CoordinatorGone, MessageStore
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone, MessageStore
 
 PREEMPTED = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=1, signal="SIGTERM")
 CRASH = StopRequest(cause="crash", why="rank 0 exited with code 1", at=6.0, node=0)

@@ -15,12 +15,12 @@ from helpers.site import PATIENCE_S, until
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.runtime.peers import store
+from slurmtrain.runtime.peers import peer_store
 from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.peer_store import CoordinatorGone, MessageStore, StoreClient, is_shared, may_publish
 from slurmtrain.runtime.peers.sockets import listen
-from slurmtrain.runtime.peers.store import CoordinatorGone, MessageStore, StoreClient, is_shared, may_publish
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 NODES = 3
@@ -306,8 +306,8 @@ def test_a_lost_connection_is_made_again_and_nothing_is_lost(attempt: Attempt, w
 def test_a_connection_over_which_nothing_comes_back_is_replaced(
     attempt: Attempt, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_STALE_S", 0.3)
-    monkeypatch.setattr(store, "_CONNECT_S", 0.3)
+    monkeypatch.setattr(peer_store, "_STALE_S", 0.3)
+    monkeypatch.setattr(peer_store, "_CONNECT_S", 0.3)
     client = attempt.join(1, wire.place)
     wire.is_cut.set()
     client.publish("0/here/1", {})

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import LaunchError, SlurmtrainError
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.run.events.agent import NetworkElected
+from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
@@ -84,7 +84,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     attempt.path.mkdir(parents=True)
     monkeypatch.setattr(
-        entry.clock, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
+        entry.clock_facts, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
     )
     return lambda node_=None, spec_=None: Agent(attempt, node_ or node(), spec_ or spec())
 
@@ -313,7 +313,7 @@ def test_a_signal_is_obeyed_whatever_hangs(
     if function == "measure":
         monkeypatch.setattr(entry.measure, "measure_all", hanging)
     else:
-        monkeypatch.setattr(entry.clock, "read_discipline", hanging)
+        monkeypatch.setattr(entry.clock_facts, "read_discipline", hanging)
     single = agent()
     result = stopped_while(single, hanging, signal.SIGTERM)
     assert (result.cause, result.signal) == ("preempted", "SIGTERM")

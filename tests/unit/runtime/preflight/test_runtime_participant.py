@@ -15,8 +15,8 @@ from helpers.participants import election, finding, require_outcomes, run_all, s
 from helpers.simulated_preflight import FAST, SECRET, SLOW, SimulatedPreflight, address, fast, slow
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, Network, probe_targets
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import coordinator
 from slurmtrain.runtime.preflight.connections import PeerLost

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.spec.strategy import ActivationCheckpointing, StrategySpec
+from slurmtrain.model.experiment.strategy import ActivationCheckpointing, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 WIDTH, STEPS = 8, 3
 

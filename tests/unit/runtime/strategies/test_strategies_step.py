@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.run.events.rank import HardwareCompared
-from slurmtrain.model.spec.strategy import MeshSpec, StrategySpec
+from slurmtrain.model.experiment.strategy import MeshSpec, StrategySpec
+from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy import Strategy
+from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 BATCH, WIDTH, STEPS = 8, 6, 3
 # So small that gradients do not overflow in fp16, at the scale at which it begins.

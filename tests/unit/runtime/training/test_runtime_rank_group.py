@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from slurmtrain.model.environment.backend import ElectedBackend, RankHardware
-from slurmtrain.model.run.events.rank import HardwareCompared
+from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.training.rank_group import describe_rank, exchange, with_backend
 
 

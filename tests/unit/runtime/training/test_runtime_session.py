@@ -24,12 +24,12 @@ from torch.utils.data import TensorDataset
 import slurmtrain
 from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.experiment.plan import make_plan
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.interruption import interval
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.files import write_json
@@ -94,7 +94,7 @@ def lines(attempt: AttemptDir) -> list[dict[str, Any]]:
 
 
 def steps_on_disk(run: RunDir) -> list[int]:
-    return sorted(int(path.name.split("-")[1]) for path in files.published(run.checkpoints))
+    return sorted(int(path.name.split("-")[1]) for path in checkpoint_files.published(run.checkpoints))
 
 
 class Counter:
@@ -223,7 +223,7 @@ def test_a_seeded_run_that_was_stopped_draws_the_same_numbers_as_one_that_was_no
     start(from_start=True)
     whole = train(4)
     monkeypatch.delenv("SLURMTRAIN_FROM_START")
-    files.delete(files.newest_published(run.checkpoints))
+    checkpoint_files.delete(checkpoint_files.newest_published(run.checkpoints))
     start()
     first = train(2)
     start()

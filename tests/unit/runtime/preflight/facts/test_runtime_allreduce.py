@@ -14,10 +14,10 @@ import pytest
 from helpers.rare import rare
 from helpers.site import PATIENCE_S
 
-from slurmtrain.model.spec.preflight_checks import BandwidthCheck, PreflightSpec
-from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.model.spec.values import Nodes
+from slurmtrain.model.experiment.preflight_checks import BandwidthCheck, PreflightSpec
+from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.values import Nodes
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import allreduce
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce

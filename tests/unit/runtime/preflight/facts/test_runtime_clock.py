@@ -15,8 +15,8 @@ from helpers.site import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.preflight.facts import clock
-from slurmtrain.runtime.preflight.facts.clock import (
+from slurmtrain.runtime.preflight.facts import clock_facts
+from slurmtrain.runtime.preflight.facts.clock_facts import (
     Timex,
     ask_kernel,
     combine,
@@ -182,7 +182,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
 
     Those that answer have time to, on a busy machine too; one that sleeps has as much as it is given.
     """
-    output = clock._output
+    output = clock_facts._output
 
     def patiently(command: Sequence[str], timeout_s: float) -> str:
         script = tmp_path / command[0]
@@ -195,9 +195,9 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr(clock, "_SYSTEM_PATHS", ())
-        monkeypatch.setattr(clock, "ask_kernel", lambda: kernel)
-        monkeypatch.setattr(clock, "_output", patiently)
+        monkeypatch.setattr(clock_facts, "_SYSTEM_PATHS", ())
+        monkeypatch.setattr(clock_facts, "ask_kernel", lambda: kernel)
+        monkeypatch.setattr(clock_facts, "_output", patiently)
 
     return have
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmtrain.model.spec.resources import Cpu
+from slurmtrain.model.experiment.resources import Cpu
 from slurmtrain.runtime.preflight.facts.cpus import read_topology
 
 

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from slurmtrain.model.environment.software import Software
-from slurmtrain.model.run.events.agent import EnvironmentNoted
+from slurmtrain.model.experiment.plan import make_plan
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.run.events.agent_events import EnvironmentNoted
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.preflight.facts.environment import NotedNode, measure_environment, note_environment
+from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, measure_environment, note_environment
 from slurmtrain.system.journal import Journal
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.runtime.preflight.facts.hardware import cgroup_limit, list_gpus, read_cpus
+from slurmtrain.runtime.preflight.facts.hardware_facts import cgroup_limit, list_gpus, read_cpus
 
 
 def test_a_process_may_use_at_most_the_cpus_that_were_requested() -> None:

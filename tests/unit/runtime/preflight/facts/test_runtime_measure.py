@@ -20,14 +20,14 @@ import pytest
 import torch
 
 import slurmtrain
+from slurmtrain.model.experiment.kinds import Section, keys_of
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.model.spec.kinds import Section, keys_of
-from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.resources import ResourcesSpec
-from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
+from slurmtrain.runtime.preflight.facts import gpus, measure, network_plugins
 from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
 
 TOKEN = "5eed" * 16
@@ -377,7 +377,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             SimpleNamespace(name=name, value=f"site:{name}", dist=SimpleNamespace(name="site"), load=lambda f=f: f)
             for name, f in functions.items()
         ]
-        monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+        monkeypatch.setattr(network_plugins, "entry_points", lambda group: points)
 
     return put
 
@@ -425,5 +425,5 @@ def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
 def test_a_search_for_plug_ins_that_hangs_is_a_timeout(
     make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "entry_points", hanging)
+    monkeypatch.setattr(network_plugins, "entry_points", hanging)
     assert measure_all(make_context(preflight=only_checks(timeout_s=1.0))) == {"plugins": {"timeout": 1.0}}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.runtime.preflight.facts import plugins
-from slurmtrain.runtime.preflight.facts.plugins import CheckedNode, find_plugins, run_plugin
+from slurmtrain.runtime.preflight.facts import network_plugins
+from slurmtrain.runtime.preflight.facts.network_plugins import CheckedNode, find_plugins, run_plugin
 
 PAGE = Path(__file__).resolve().parents[5] / "docs" / "preflight.md"
 OWN = {"disk", "gpu"}
@@ -30,7 +30,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         metadata = place / f"{package}-1.0.dist-info"
         metadata.mkdir(parents=True)
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = "\n".join([f"[{plugins.GROUP}]", *(point.replace("=", " = ", 1) for point in points)])
+        lines = "\n".join([f"[{network_plugins.GROUP}]", *(point.replace("=", " = ", 1) for point in points)])
         (metadata / "entry_points.txt").write_text(lines + "\n")
         (place / f"{module}.py").write_text(text)
         monkeypatch.syspath_prepend(str(place))
@@ -162,7 +162,7 @@ def test_a_check_cannot_change_the_node(install: Install) -> None:
 def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
     text = PAGE.read_text()
     block = dict(re.findall(r"^```(python|toml)\n(.*?)^```$", text, re.M | re.S))
-    points = tomllib.loads(block["toml"])["project"]["entry-points"][plugins.GROUP]
+    points = tomllib.loads(block["toml"])["project"]["entry-points"][network_plugins.GROUP]
     ((name, value),) = points.items()
     module = value.partition(":")[0]
     install("site-checks", f"{name}={value}", module=module, text=block["python"])

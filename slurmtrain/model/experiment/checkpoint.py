@@ -1,0 +1,323 @@
+"""The sections `checkpoint` and `start_from` of a spec: when to save, what to keep, what scripts save themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from slurmtrain.model.experiment.kinds import (
+    REQUIRED,
+    Conflict,
+    Positive,
+    Scalar,
+    choice,
+    nearest,
+    suggestion,
+    text,
+    whole_number,
+)
+from slurmtrain.model.experiment.launcher import split_command
+from slurmtrain.model.experiment.values import parse_size, write_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveMoment:
+    """What decides whether a checkpoint is due: the time of the last save, and the best interval."""
+
+    step: int
+    """Finished steps."""
+    since_save_s: float
+    """Seconds since the last save began, or since training did."""
+    optimum_s: float
+    """The interval in seconds between saves that loses the least time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryAuto:
+    """Save as often as is worthwhile: the cost of a save is weighed against the work at risk."""
+
+    def to_dict(self) -> object:
+        """The value as written in YAML and JSON."""
+        return "auto"
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= now.optimum_s
+
+
+@dataclass(frozen=True, slots=True)
+class EveryMinutes:
+    """Save every ``minutes`` minutes."""
+
+    minutes: float
+
+    def to_dict(self) -> object:
+        """The value as written in YAML and JSON."""
+        return {"minutes": self.minutes}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= self.minutes * 60
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """Save every ``steps`` steps."""
+
+    steps: int
+
+    def to_dict(self) -> object:
+        """The value as written in YAML and JSON."""
+        return {"steps": self.steps}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.step > 0 and now.step % self.steps == 0
+
+    def next_step(self, step: int) -> int:
+        """The first step after ``step`` that is saved."""
+        return step - step % self.steps + self.steps
+
+
+Every = EveryAuto | EveryMinutes | EverySteps
+"""When to save: ``checkpoint.every``."""
+
+
+def read_every(value: object) -> Every:
+    """``checkpoint.every``: ``auto``, ``{steps: N}`` or ``{minutes: N}``. Raises ValueError."""
+    if value == "auto":
+        return EveryAuto()
+    if not isinstance(value, dict):
+        raise ValueError(f"expected auto, {{steps: N}} or {{minutes: N}}, found {value!r}")
+    if set(value) == {"steps", "minutes"}:
+        raise ValueError("'steps' and 'minutes' exclude each other; keep one of them")
+    if len(value) != 1 or next(iter(value)) not in ("steps", "minutes"):
+        near = next((nearest(str(key), ("steps", "minutes")) for key in value), None)
+        amount = next((each for each in value.values() if isinstance(each, int) and each > 0), 10)
+        cure = f"; write {{{near}: {amount}}}" if near else ""
+        raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{cure}")
+    ((unit, amount),) = value.items()
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
+        raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")
+    if unit == "steps" and not isinstance(amount, int):
+        raise ValueError(f"expected a whole number of steps, found {amount!r}")
+    return EverySteps(amount) if isinstance(amount, int) and unit == "steps" else EveryMinutes(amount)
+
+
+AUTO = "auto"
+"""The format is recognized from the content."""
+OWN = "own"
+"""The script finds its checkpoints itself, and is handed none."""
+FORMATS = (AUTO, "torch", "safetensors", "dcp", "hf", "lightning", "accelerate", "deepspeed", OWN)
+
+
+# A key inside a checkpoint, such as `iter_num` or `trainer.global_step`: no regular expression that finds digits.
+_KEY = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
+# The group that is the step, where there are several.
+_STEP = "step"
+
+
+def step_key(text: str | None) -> Sequence[str] | None:
+    """The names of the key inside a checkpoint that ``checkpoint.step`` is; None if it is a regular expression."""
+    return text.split(".") if text is not None and _KEY.fullmatch(text) else None
+
+
+def check_step(text: str) -> None:
+    """Check that ``text`` is a key, or a regular expression with a group for the step. Raises ValueError."""
+    if step_key(text) is not None:
+        return
+    try:
+        pattern = re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    if pattern.groups != 1 and _STEP not in pattern.groupindex:
+        raise ValueError(
+            rf"{text!r} has {pattern.groups} groups; it must have one for the digits of the step, as in 'step=(\d+)', "
+            r"or one of that name, as in '(\d+)-(?P<step>\d+)'; a key inside the checkpoint is written as 'iter_num'"
+        )
+
+
+def step_by_pattern(pattern: str, path: str) -> int | None:
+    """The step in a checkpoint's ``path`` according to ``checkpoint.step``; None if it does not match."""
+    match = re.search(pattern, path)
+    if match is None:
+        return None
+    digits = match[_STEP if _STEP in match.re.groupindex else 1]
+    return int(digits) if digits is not None and digits.isdecimal() else None
+
+
+# Words that say that the number after them is a step, the most specific first: `global_step100`, `step=30`,
+# `iter_0000100`, `checkpoint-500`. Such a word is not part of a longer one, nor the number part of a decimal.
+_MARKED = [
+    re.compile(rf"(?<![a-z])(?:{words})[=_\-:]?(\d+)(?!\d|\.\d)", re.IGNORECASE)
+    for words in ("global[_-]?steps?", "steps?|it|iters?|iterations?", "ckpt|chkpt|checkpoint")
+]
+# Numbers that count or measure something else.
+_OTHER = re.compile(
+    r"[a-z_]+=-?[\d.]+(?:e[+-]?\d+)?|(?<![a-z])(?:epochs?|ep|seed|v|version|rank|part)[=_\-]?\d+", re.IGNORECASE
+)
+_DECIMAL = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+", re.IGNORECASE)
+# Not attached to letters, as in `resnet50` or `fp16`.
+_ALONE = re.compile(r"(?<![a-z\d])\d+(?![a-z\d])", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+_ENDING = re.compile(r"\.[a-z]\w*$", re.IGNORECASE)
+
+
+def step_in_name(name: str) -> int | None:
+    """The step that the ``name`` of a file or directory holds; None if it holds none.
+
+    A number after a word for steps counts most, then one after a word for checkpoints, then the last whole number that
+    stands alone. Numbers of epochs and metrics are no steps.
+    """
+    stem = _ENDING.sub("", name)
+    marked = next(filter(None, (pattern.findall(stem) for pattern in _MARKED)), None)
+    numbers = marked or _ALONE.findall(_DECIMAL.sub("", _OTHER.sub("", stem)))
+    return int(numbers[-1]) if numbers else None
+
+
+def last_number(name: str) -> int | None:
+    """The last whole number of a name, whatever it counts: the names that one script chooses sort by it."""
+    numbers = _NUMBER.findall(_DECIMAL.sub("", _ENDING.sub("", name)))
+    return int(numbers[-1]) if numbers else None
+
+
+OF_CHECKPOINT = ("resume_from", "resume_dir", "resume_tag")
+"""The placeholders for the checkpoint to continue from."""
+CONDITIONAL = re.compile(rf"\{{({'|'.join(OF_CHECKPOINT)})\?((?:[^{{}}]|\{{\w+\}})*)\}}")
+"""The name of a placeholder, and the text, which may have placeholders itself."""
+
+
+def conditional_problem(command: str) -> str:
+    """What is wrong with a command's ``{resume_from?TEXT}``, as a sentence without a full stop; empty if nothing is."""
+    for word in split_command(command):
+        for name in re.findall(r"\{([A-Za-z_]\w*)\?", CONDITIONAL.sub("", word)):
+            if name in OF_CHECKPOINT:
+                return (
+                    f"'{{{name}?...' does not end in the same argument; with blanks in it, the whole needs quotes: "
+                    f"'{{{name}?a b}}'"
+                )
+            if near := suggestion(name, OF_CHECKPOINT):
+                return f"'{{{name}?...}}' is no placeholder{near}"
+    return ""
+
+
+WHOLE, WEIGHTS = "everything", "weights"
+BEST = "best"
+# A run, and which of its checkpoints.
+_WORDS = re.compile(r"(?P<run>[^:\s]+)(?::(?P<step>[^:\s]+))?")
+
+
+def _check_run(name: str) -> None:
+    if re.search(r"[:\s]", name):
+        raise ValueError(f"{name!r} is not RUN, RUN:STEP or RUN:best")
+
+
+def _read_step(value: object) -> int | str:
+    """A step, or the word for the best one. Raises ValueError."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value == BEST or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError("a step is a positive whole number, or `best`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFromSpec:
+    """The checkpoint of another run that a run begins with. `start_from: RUN:STEP` is short for its keys."""
+
+    run: Annotated[str, text("run", _check_run), REQUIRED] = ""
+    """The run: its id, the beginning of it, or its name."""
+    step: Annotated[int | str, Scalar("step, or `best`", _read_step)] | None = None
+    """The step of the checkpoint; `best`: the best one by the run's `checkpoint.keep.best`. null: the newest."""
+    load: Annotated[str, choice(WHOLE, WEIGHTS)] = WHOLE
+    """`everything`: the run goes on where the checkpoint is. `weights`: it begins at step 0, with the weights of the
+    checkpoint's modules."""
+
+    @staticmethod
+    def expand(value: object) -> object:
+        """The keys that `RUN`, `RUN:STEP` or `RUN:best` stands for; another ``value`` unchanged."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return value
+        match = _WORDS.fullmatch(str(value))
+        return match.groupdict() if match else {"run": str(value)}
+
+    def __str__(self) -> str:
+        """The run and the step, as on a command line."""
+        return self.run if self.step is None else f"{self.run}:{self.step}"
+
+
+VERIFY = ("hashes", "sizes")
+# Keys that have no effect on a script that saves by itself, and what the script does instead.
+_UP_TO_THE_SCRIPT = {
+    "every": "decides when to save",
+    "keep": "deletes what it no longer needs",
+    "verify": "verifies what it loads",
+    "quota": "limits the space that they take",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestSpec:
+    """The best checkpoints by a metric, by its last value in `run.log` before the save."""
+
+    metric: Annotated[str, text("name of a metric"), REQUIRED] = ""
+    """The name of the metric in `run.log`."""
+    mode: Annotated[str, choice("min", "max")] = "min"
+    """Whether lower (`min`) or higher (`max`) values are better."""
+    n: Positive = 1
+    """How many to keep; of equal ones, the later ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSpec:
+    """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
+
+    SHORTHAND: ClassVar = "last"
+    last: Annotated[int, whole_number(1, why="a run resumes from its newest checkpoint, which must be kept")] = 3
+    """How many of the newest; with 1, there is no fallback if it is damaged."""
+    every_steps: Positive | None = None
+    """Keep the first checkpoint at or after each multiple of this number of steps; null: none."""
+    best: BestSpec | None = None
+    """The best checkpoints by a metric; null: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """When to save checkpoints, and which to keep."""
+
+    every: Annotated[
+        Every, Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict())
+    ] = EveryAuto()
+    """When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk."""
+    keep: KeepSpec = KeepSpec()
+    """Which checkpoints to keep; a number N: the newest N."""
+    verify: Annotated[str, choice(*VERIFY)] = "hashes"
+    """How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file."""
+    quota: Annotated[int, Scalar("amount with a unit, such as `100GB`", parse_size, write_size)] | None = None
+    """Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints that
+    `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit."""
+    glob: Annotated[str, text("pattern of file names")] | None = None
+    """Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the newest
+    complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM."""
+    format: Annotated[str, choice(*FORMATS)] = AUTO
+    """The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script
+    finds its checkpoints itself, and none is passed to it."""
+    step: Annotated[str, text("regular expression, or key", check_step)] | None = None
+    """A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the key
+    of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the checkpoint under
+    a usual name, else in its name."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        # A default never contradicts anything, written out or not: plans contain all defaults.
+        untouched = CheckpointSpec()
+        if not self.glob:
+            for key in ("format", "step"):
+                if getattr(self, key) != getattr(untouched, key):
+                    yield key, f"{key!r} needs 'glob', which says where the script leaves its checkpoints"
+            return
+        for key, does in _UP_TO_THE_SCRIPT.items():
+            if getattr(self, key) != getattr(untouched, key):
+                yield "glob", f"'glob' and {key!r} exclude each other: with 'glob' your own script {does}"

@@ -1,0 +1,302 @@
+"""The spec: its sections and keys, with their defaults and their texts in the reference (docs/spec.md is generated).
+
+Larger sections have modules of their own, such as :mod:`slurmtrain.model.experiment.preflight_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from slurmtrain.model.experiment.chain import DEPENDENCIES
+from slurmtrain.model.experiment.checkpoint import (
+    OF_CHECKPOINT,
+    OWN,
+    CheckpointSpec,
+    StartFromSpec,
+    conditional_problem,
+)
+from slurmtrain.model.experiment.code import CodeSpec
+from slurmtrain.model.experiment.kinds import (
+    HOMES,
+    REQUIRED,
+    Conflict,
+    Report,
+    Section,
+    choice,
+    text,
+    walk_keys,
+    whole_number,
+)
+from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
+from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
+from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.sbatch import PASSED, SLURM_SECTION, SRUN, check_log, named_options, repeated_options
+from slurmtrain.model.experiment.strategy import StrategySpec, mixed_conflicts, placement_conflicts
+from slurmtrain.model.experiment.tracking import TrackingSpec
+from slurmtrain.model.experiment.values import (
+    Lines,
+    Params,
+    ShellBlock,
+    Variables,
+    check_command,
+    check_interface,
+    check_name,
+)
+
+# Whose commands must have ended for a run to be completed.
+ALL, NODE_0 = "all", "node0"
+NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
+# What NumPy takes, and Python for its hashes of text.
+_LARGEST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    """How nodes communicate."""
+
+    interface: Annotated[str, text("`auto` or an interface name", check_interface)] = "auto"
+    """The interface for training traffic."""
+    profile: Annotated[str, choice(*NETWORK_PROFILES)] | None = None
+    """The kind of network; sets environment variables of the ranks. null: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The top level of a spec."""
+
+    name: Annotated[str, text("name", check_name)] = ""
+    """Name of the run; by default the file's name."""
+    command: Annotated[str, text("command", check_command), REQUIRED] = ""
+    """What each process runs. `python` is the one on the submitter's PATH, unless `setup` changes that.
+    `{resume_from}`, `{resume_dir}`, `{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` are
+    substituted; `{resume_from?TEXT}` is the text if there is a checkpoint, else nothing. No shell is involved."""
+    launcher: Annotated[str, choice(*LAUNCHERS)] | None = None
+    """What starts the processes that train. `ranks`: slurmtrain, `procs_per_node` on each node. `node`: the command,
+    such as torchrun, which is started once per node. `none`: the same, without variables that a library takes for its
+    own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else `ranks`."""
+    completed_by: Annotated[str, choice(ALL, NODE_0)] = ALL
+    """With `launcher: node` or `none`: whose command must have ended with code 0 for the run to be completed. `node0`:
+    the first node's, whereupon the commands of other nodes are asked to stop, as Ray's workers and data services must
+    be; `all`: every node's."""
+    workdir: Annotated[str, text("directory")] | None = None
+    """Where the command runs; null: the directory where `submit` was called."""
+    log: Annotated[str, text("path such as `logs/%x-%j.out`", check_log)] | None = None
+    """The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
+    the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. Logs
+    themselves are in the run directory. null: none."""
+    code: CodeSpec = CodeSpec()
+    """Which code the run executes, also after a requeue."""
+    after: Annotated[tuple[str, ...], DEPENDENCIES] = ()
+    """Runs that must have completed before this one starts, by name or id; also the id of a sweep, for all of its runs.
+    A name means the spec of that name in the same `submit`, else the newest run of that name. `afterany:NAME`: they
+    must have ended, however. See [chains.md](chains.md)."""
+    params: Params = field(default_factory=dict)
+    """Parameters of the script, which sweeps vary and MLflow logs."""
+    seed: Annotated[int, whole_number(0, _LARGEST_SEED)] | None = None
+    """Seeds the random numbers of Python, NumPy and torch, the same in all ranks, and Python's hashes of text; null:
+    they differ each time."""
+    deterministic: bool = False
+    """Whether torch uses only algorithms that give the same bits each time. Some are slower, and an operation that has
+    none fails."""
+    strategy: StrategySpec | None = None
+    """How `run.parallelize(model)` distributes the model over the processes; null: as `ddp`. See
+    [strategies.md](strategies.md)."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """Resources of the run."""
+    slurm: Annotated[dict[str, Any], SLURM_SECTION] = field(default_factory=dict)
+    """sbatch options by their long names, with `-` or `_`, also of the site's plug-ins: see
+    [slurm-options.md](slurm-options.md). true means without a value, false or null omits it. `sbatch` and `srun` hold
+    lists of options as they are typed."""
+    network: NetworkSpec = NetworkSpec()
+    """How nodes communicate."""
+    preflight: PreflightSpec = PreflightSpec()
+    """Checks of the nodes before training starts."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """When to save checkpoints, and which to keep."""
+    start_from: StartFromSpec | None = None
+    """The checkpoint of another run to begin with; null: none."""
+    requeue: RequeueSpec = RequeueSpec()
+    """What happens to an interrupted run."""
+    tracking: TrackingSpec = TrackingSpec()
+    """Experiment tracking."""
+    env: Variables = field(default_factory=dict)
+    """Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD,
+    SECRET or CREDENTIAL, and URLs with a password, are never recorded."""
+    setup: ShellBlock = ()
+    """Shell lines, such as `module load cuda`, that run once, on the first node, before everything else; what they
+    export reaches all nodes. A line that fails ends the attempt. See [setup.md](setup.md). They are recorded: secrets
+    belong in `env`."""
+    setup_node: ShellBlock = ()
+    """The same on each node, before its ranks; what they export reaches the ranks of the node."""
+    sidecars: Lines = ()
+    """Commands, as lines of shell, that run beside the ranks on each node, such as monitors and servers, and end with
+    the attempt. If one of them ends by itself, the run goes on."""
+    teardown: ShellBlock = ()
+    """Shell lines that run on each node after its ranks, however these ended, also without any, for at most a minute,
+    and within the grace of a stop."""
+
+    @property
+    def per_node(self) -> bool:
+        """Whether the command is started once per node, and starts the ranks. In a plan, null means ``ranks``."""
+        return self.launcher not in (None, RANKS)
+
+    @property
+    def calls_launcher(self) -> bool:
+        """Whether the command gets the variables and options by which launchers find the other nodes."""
+        return self.launcher == NODE
+
+    @property
+    def components(self) -> list[Spec]:
+        """What each component of the job requests, as if it were a job of its own; without components, this spec."""
+        options, of_srun = named_options(self.slurm), {SRUN: self.slurm[SRUN]} if SRUN in self.slurm else {}
+        return [
+            replace(self, resources=resources, slurm={**options, **options_of_component(options, component), **of_srun})
+            for component, resources in self.resources.by_component()
+        ] or [self]
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        for first, again in repeated_options(self.slurm):
+            yield "slurm", f"{first!r} and {again!r} are the same sbatch option; keep one of them"
+        # sbatch takes only one of --mem, --mem-per-cpu and --mem-per-gpu.
+        if self.resources.mem is not None:
+            for name in {"mem-per-cpu", "mem-per-gpu"} & named_options(self.slurm).keys():
+                yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
+        lead, limit = self.requeue.lead, self.resources.time
+        if lead is not None and limit is not None and lead >= limit:
+            yield (
+                "requeue",
+                f"'lead' asks ranks to stop {lead} s before the time limit, and 'resources.time' is {limit} s: write "
+                f"'lead: {max(1, limit // 10)}s', or raise 'resources.time'",
+            )
+        if self.completed_by == NODE_0 and self.command and (self.launcher or choose_launcher(self.command)) == RANKS:
+            yield (
+                "completed_by",
+                "slurmtrain starts the ranks, and a run ends with all of them: leave this out, or set 'launcher: none' "
+                "for a command that is started once per node",
+            )
+        yield from self._oom_conflicts()
+        yield from self._strategy_conflicts()
+        if self.resources.mixed:
+            yield from self._mixed_conflicts()
+        # A wrong command is None.
+        if self.command:
+            yield from self._placeholder_conflicts()
+
+    def _placeholder_conflicts(self) -> Iterator[Conflict]:
+        if problem := conditional_problem(self.command):
+            yield "command", problem
+        for name in OF_CHECKPOINT:
+            if not re.search(rf"\{{{name}[?}}]", self.command):
+                continue
+            if not self.checkpoint.glob:
+                yield "command", f"'{{{name}}}' needs to know where checkpoints are: set 'checkpoint.glob'"
+            elif self.checkpoint.format == OWN:
+                yield "command", f"'{{{name}}}' is always empty with 'checkpoint.format: own'; remove one of the two"
+
+    def _strategy_conflicts(self) -> Iterator[Conflict]:
+        # A number of nodes that cannot be read is None, and is reported already.
+        if self.strategy is not None and self.resources.nodes:
+            for message in placement_conflicts(
+                self.strategy,
+                least=self.resources.nodes.min,
+                ranks=self.resources.most_ranks,
+                mem=self.resources.mem,
+            ):
+                yield "strategy", message
+
+    def _mixed_conflicts(self) -> Iterator[Conflict]:
+        for message in mixed_conflicts(self.strategy) if self.strategy is not None else ():
+            yield "resources", message
+        if self.deterministic:
+            yield (
+                "resources",
+                "'mixed' divides batches by measured times, which no two runs repeat: not 'deterministic'",
+            )
+
+    def _oom_conflicts(self) -> Iterator[Conflict]:
+        oom = self.requeue.oom
+        if oom is None:
+            return
+        if oom.at_most is not None and self.resources.components:
+            yield "requeue", "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
+        elif oom.at_most is not None and self.resources.mem is None:
+            yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
+        elif oom.at_most is not None and self.resources.mem == 0:
+            yield "requeue", "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"
+        elif oom.at_most is not None and 0 < oom.at_most < (self.resources.mem or 0):
+            yield "requeue", "'oom.at_most' is less than 'resources.mem'"
+        # A wrong number is None.
+        if oom.accumulation and (self.resources.accumulation or 1) > (oom.max_accumulation or math.inf):
+            yield "requeue", "'oom.max_accumulation' is less than 'resources.accumulation'"
+
+
+def read_spec(data: object, report: Report) -> Spec:
+    """Read a whole spec; every mistake goes to ``report``, and if there is one the result must not be used."""
+    spec: Spec = Section(Spec).read(data, (), report)
+    return spec
+
+
+def write_spec(spec: Spec) -> dict[str, Any]:
+    """The spec as plain data with every default filled in; :func:`read_spec` returns the same spec."""
+    plain: Any = Section(Spec).write(spec)
+    return dict(plain)
+
+
+# Kinds describe the words that they take like this.
+_WORD = re.compile(r"`([^`]+)`")
+
+
+def complete_override(begun: str, spec: Mapping[str, Any]) -> list[str]:
+    """Keys of the spec that begin so, or values of a key; a section is completed first, and its keys then.
+
+    A key ends in ``=``, and a section in a dot.
+
+    Args:
+        begun: What has been typed.
+        spec: The spec that is overridden, as read from YAML, for the keys of free sections such as ``params``.
+    """
+    key, equals, _ = begun.partition("=")
+    keys = _keys(spec)
+    if equals:
+        return [f"{key}={word}" for word in keys.get(key, ()) if f"{key}={word}".startswith(begun)]
+    depth = begun.count(".")
+    steps = {_step(parts, depth) for name in keys if len(parts := name.split(".")) > depth}
+    return sorted(step for step in steps if step.startswith(begun))
+
+
+def _step(parts: Sequence[str], depth: int) -> str:
+    """The beginning of a key with these ``parts``, as long as one with ``depth`` dots."""
+    return ".".join(parts[: depth + 1]) + ("=" if len(parts) == depth + 1 else ".")
+
+
+def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:
+    """All dotted keys that can be set, each with the words that it takes, if these are few."""
+    keys = {}
+    for path, key in walk_keys(Spec):
+        kind = key.kind
+        if not isinstance(kind, Section):
+            keys[".".join(path)] = ["true", "false"] if "true or false" in kind.text else _WORD.findall(kind.text)
+    keys |= {f"slurm.{option.replace('-', '_')}": [] for option in PASSED}
+    keys |= {key: [] for key in _leaves(spec)}
+    # Of params that are known, one is changed rather than all.
+    sections = {key.rpartition(".")[0] for key in keys}
+    return {key: words for key, words in keys.items() if key not in sections}
+
+
+def _leaves(section: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+HOMES.update((option.replace("-", "_"), ("slurm",)) for option in PASSED)
+# If several sections have a key of the same name, the first one wins, hence the reversed order.
+HOMES.update((path[-1], path[:-1]) for path, _ in reversed(list(walk_keys(Spec))))

@@ -1,0 +1,607 @@
+"""The section `strategy` of a spec: how the model is distributed over the processes of a run.
+
+A strategy has a name and options, whose keys are the names of torch's arguments; each option belongs to some of the
+strategies, and is refused with the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Annotated, ClassVar
+
+from slurmtrain.model.experiment.kinds import (
+    Amount,
+    Conflict,
+    Count,
+    Entries,
+    Items,
+    KeyPath,
+    Positive,
+    Report,
+    Scalar,
+    choice,
+    finite_number,
+    keys_of,
+    suggestion,
+    text,
+)
+from slurmtrain.model.experiment.launcher import NodeRanks
+
+BF16, FP16, FP32 = "bf16", "fp16", "fp32"
+# The precision of each process by its hardware.
+AUTO = "auto"
+# Hardware without an entry of its own has this one.
+DEFAULT = "default"
+MixedPrecision = str | Mapping[str, str] | None
+
+
+def precision_on(mixed: MixedPrecision, hardware: str, *, has_bf16: bool) -> str:
+    """The precision that a process computes in: bf16, fp16 or fp32.
+
+    Args:
+        mixed: The key of the spec. By `auto` it is bf16 if the hardware has it, else fp16; in a mapping the longest
+            part of the hardware's name counts.
+        hardware: The name of the process's GPU, or CPU.
+        has_bf16: Whether it computes in bf16 without emulating it.
+    """
+    if mixed == AUTO:
+        return BF16 if has_bf16 else FP16
+    if mixed is None or isinstance(mixed, str):
+        return mixed or FP32
+    names = [name for name in mixed if name != DEFAULT and name.lower() in hardware.lower()]
+    return mixed[max(names, key=len, default=DEFAULT)]
+
+
+def is_by_hardware(mixed: MixedPrecision) -> bool:
+    """Whether processes may have different precisions."""
+    return mixed == AUTO or isinstance(mixed, Mapping)
+
+
+def may_be(mixed: MixedPrecision, precision: str) -> bool:
+    """Whether a process may compute in a ``precision``."""
+    return mixed in (precision, AUTO) if isinstance(mixed, str | None) else precision in mixed.values()
+
+
+def _named(right: str) -> Callable[[str], None]:
+    """A check that a name is not blank; ``right``: a name's meaning."""
+
+    def check(name: str) -> None:
+        if not name.strip():
+            raise ValueError(f"expected {right}, found a blank text")
+
+    return check
+
+
+_FOR_ALL = choice(BF16, FP16, AUTO)
+_BY_HARDWARE = Entries(choice(BF16, FP16, FP32), "mapping", _named("a part of the name of a GPU, 'CPU', or 'default'"))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecisionKind:
+    """The value of the key, as any kind reads and writes it."""
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return "one of `bf16`, `fp16`, `auto`, or mapping, or null"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> MixedPrecision:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if not isinstance(value, Mapping):
+            return None if value is None else str(_FOR_ALL.read(value, at, report))
+        precisions = _BY_HARDWARE.read(value, at, report)
+        if DEFAULT not in precisions:
+            hint = next(filter(None, (suggestion(name, [DEFAULT]) for name in precisions)), "")
+            report(at, f"expected an entry 'default', for hardware that no other one is for{hint}")
+        return precisions
+
+    def write(self, value: MixedPrecision) -> object:
+        """As :meth:`Kind.write`."""
+        return dict(value) if isinstance(value, Mapping) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationCheckpointing:
+    """Modules whose activations are not kept for the backward pass, which computes them again."""
+
+    @staticmethod
+    def expand(value: object) -> object:
+        """The section that true or a list of classes stands for; None for false. Another ``value`` unchanged."""
+        if isinstance(value, bool):
+            return {} if value else None
+        return value if value is None or isinstance(value, Mapping) else {"wrap": value}
+
+    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    """The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and
+    sequences that consist of modules themselves."""
+    save: Annotated[tuple[str, ...], Items(text("name of an operator"), "list of operators")] = ()
+    """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`, the slow ones."""
+
+
+# As torch's -1 in the shape of a view: what the others leave.
+REST = -1
+
+
+def _read_size(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != REST):
+        raise ValueError(f"expected a whole number of at least 1, or {REST} for the rest, found {value!r}")
+    return value
+
+
+MeshSize = Annotated[int, Scalar(f"whole number of at least 1, or {REST}", _read_size)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSpec:
+    """How many processes each dimension of the mesh has. Their product is the number of processes."""
+
+    pp: MeshSize = 1
+    """How many processes have the stages of the model, one after the other (pipeline parallelism). -1: what the other
+    dimensions leave."""
+    dp: MeshSize = REST
+    """How many parts the batch has (data parallelism); `name` says what each of them holds. -1: what the other
+    dimensions leave."""
+    tp: MeshSize = 1
+    """Over how many processes each layer of the `plan` is divided (tensor parallelism): neighbouring ranks, best on one
+    node. -1: what the other dimensions leave."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each size is a number, and at most one of them is to be the rest."""
+        sizes = (self.pp, self.dp, self.tp)
+        return None not in sizes and sizes.count(REST) <= 1
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """More than one size that is to be the rest."""
+        rest = [name for name, size in self._items() if size == REST]
+        if len(rest) > 1:
+            yield rest[-1], f"only one size can be {REST}: the rest"
+
+    def sizes(self, world_size: int) -> MeshSpec:
+        """The mesh of this many processes, without a size that is to be the rest.
+
+        Args:
+            world_size: How many processes there are.
+
+        Raises:
+            ValueError: The sizes do not multiply to that; the message is a phrase.
+        """
+        fixed = {name: size for name, size in self._items() if size != REST}
+        rest, left = divmod(world_size, math.prod(fixed.values()))
+        has_rest = len(fixed) < len(self._items())
+        if left or (rest != 1 and not has_rest):
+            written = " x ".join(f"{name} {size}" for name, size in fixed.items() if size != 1 or len(fixed) == 1)
+            raise ValueError(f"{written or 'dp 1'} {'do not divide' if has_rest else 'are not'} {world_size} processes")
+        return MeshSpec(**{name: rest if size == REST else size for name, size in self._items()})
+
+    def _items(self) -> tuple[tuple[str, int], ...]:
+        return ("pp", self.pp), ("dp", self.dp), ("tp", self.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """A schedule of torch.distributed.pipelining.
+
+    ``name``: torch's. ``per_rank``: how many stages each rank has. ``fills``: whether it needs as many microbatches as
+    ranks.
+    """
+
+    name: str
+    per_rank: int = 1
+    fills: bool = False
+
+    @property
+    def forward(self) -> str:
+        """The schedule for forward passes alone, for any number of microbatches: all schedules have the same order."""
+        return "GPipe" if self.per_rank == 1 else "LoopedBFS"
+
+    def stages_of(self, rank: int, ranks: int) -> list[int]:
+        """The stages of a ``rank`` among so many ``ranks`` of a pipeline, in order."""
+        return list(range(rank, ranks * self.per_rank, ranks))
+
+
+# By their names in a spec, which are torch's in lower case. Schedules that compute the gradients of weights apart from
+# the gradients of inputs (zero bubble) are left out: with FSDP2 they lose gradients (torch 2.13).
+SCHEDULES = {
+    "gpipe": PipelineSchedule("GPipe"),
+    "1f1b": PipelineSchedule("1F1B", fills=True),
+    "interleaved1f1b": PipelineSchedule("Interleaved1F1B", per_rank=2, fills=True),
+    "loopedbfs": PipelineSchedule("LoopedBFS", per_rank=2),
+}
+DEFAULT_SCHEDULE = "1f1b"
+
+
+def even_split(sizes: Sequence[int], stages: int) -> list[int]:
+    """Where to begin each stage, so that none is without parameters in vain, and the largest is as small as possible.
+
+    Args:
+        sizes: The parameters of each part of a model, in order; at least as many as there are stages.
+        stages: How many stages there are, each of at least one part.
+
+    Returns:
+        The index of the first part of each stage; the first is 0.
+    """
+    sums = [0, *accumulate(sizes)]
+    count = len(sizes)
+    # By the number of stages, if they are the first parts: how many have no parameters, the size of the largest one,
+    # and where the last one begins.
+    best = [[(int(not sums[end]), float(sums[end]), 0) for end in range(count + 1)]]
+    for stage in range(1, stages):
+        row = [(count, float("inf"), 0)] * (count + 1)
+        for end in range(stage + 1, count + 1):
+            row[end] = min(
+                (
+                    best[-1][begin][0] + (sums[end] == sums[begin]),
+                    max(best[-1][begin][1], sums[end] - sums[begin]),
+                    begin,
+                )
+                for begin in range(stage, end)
+            )
+        best.append(row)
+    begins, end = [], count
+    for row in reversed(best):
+        end = row[end][2]
+        begins.append(end)
+    return begins[::-1]
+
+
+POWERSGD, TOPK, HIERARCHICAL = "powersgd", "topk", "hierarchical"
+HOOKS = (BF16, FP16, POWERSGD, TOPK, HIERARCHICAL)
+# Hooks that keep the unsent part of a gradient.
+WITH_FEEDBACK = (POWERSGD, TOPK)
+_HOOKS_OF_OPTIONS = {
+    "matrix_approximation_rank": POWERSGD,
+    "start_powersgd_iter": POWERSGD,
+    "min_compression_rate": POWERSGD,
+    "use_error_feedback": POWERSGD,
+    "warm_start": POWERSGD,
+    "orthogonalization_epsilon": POWERSGD,
+    "batch_tensors_with_same_shape": POWERSGD,
+    "density": TOPK,
+}
+OPTIONS = tuple(_HOOKS_OF_OPTIONS)
+
+
+def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
+    """What contradicts the hook of a ``strategy`` that may have one."""
+    for option, owner in _HOOKS_OF_OPTIONS.items():
+        if owner != strategy.hook and strategy.is_set(option):
+            yield option, f"it has no effect without 'hook: {owner}'; leave it out"
+    if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
+        yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
+    if strategy.hook in WITH_FEEDBACK and may_be(strategy.mixed_precision, FP16):
+        yield "hook", "infinite gradients of 'mixed_precision: fp16' would stay in what the hook has not sent: use bf16"
+    remembers = strategy.use_error_feedback or strategy.warm_start
+    if strategy.hook == POWERSGD and remembers and strategy.start_powersgd_iter < 2:
+        yield (
+            "start_powersgd_iter",
+            "PowerSGD cannot begin before the third step, so that this is at least 2, unless 'use_error_feedback' and "
+            "'warm_start' are false",
+        )
+
+
+DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP = "ddp", "fsdp", "hsdp", "zero1", "tensor", "pipeline", "dp"
+STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP)
+SHARDED = (FSDP, HSDP)
+# What others call strategies that are options of ours.
+_MEANT = {
+    "fsdp2": FSDP,
+    "fully_shard": FSDP,
+    "zero": ZERO1,
+    "zero2": f"{{name: {FSDP}, reshard_after_forward: false}}",
+    "zero3": FSDP,
+    "hybrid": HSDP,
+    "hybrid_shard": HSDP,
+    "tp": TENSOR,
+    "tensor_parallel": TENSOR,
+    "data_parallel": DP,
+    "dataparallel": DP,
+    "pp": PIPELINE,
+    "pipeline_parallel": PIPELINE,
+}
+COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
+ON_PARTS = "replicated_with_grad_allreduce"
+STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)
+
+
+def _read_density(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"expected a number above 0 and at most 1, found {value!r}")
+    return value
+
+
+def _read_schedule(value: object) -> str:
+    """As torch, whatever the case."""
+    schedule: str = choice(*SCHEDULES).parse(value.lower() if isinstance(value, str) else value)
+    return schedule
+
+
+def _hint_for_strategy(word: str) -> str:
+    meant = _MEANT.get(word.lower().replace("-", "").replace(" ", "_"))
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
+# Which strategies the options belong to.
+REPLICATED = (DDP, ZERO1)
+_NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
+_OWNERS = {
+    "bucket_cap_mb": REPLICATED,
+    "static_graph": REPLICATED,
+    "gradient_as_bucket_view": REPLICATED,
+    "find_unused_parameters": REPLICATED,
+    "hook": REPLICATED,
+    **dict.fromkeys(OPTIONS, REPLICATED),
+    "reshard_after_forward": SHARDED,
+    "wrap": SHARDED,
+    "offload": SHARDED,
+    "reduce_dtype": SHARDED,
+    # What changes the forward pass of a module does not reach the copies that DataParallel makes of it.
+    "mixed_precision": _NOT_COPIED,
+    "activation_checkpointing": _NOT_COPIED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategySpec:
+    """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
+
+    SHORTHAND: ClassVar = "name"
+    name: Annotated[str, choice(*STRATEGIES, others=_hint_for_strategy)] = DDP
+    """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
+    all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
+    has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
+    processes, or the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all
+    processes, or the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
+    divides each batch over its GPUs: for comparison, since `ddp` is faster."""
+    mixed_precision: Annotated[MixedPrecision, MixedPrecisionKind()] = None
+    """The precision of the model's forward and backward passes; null: as its parameters have. For the optimizer and in
+    checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which takes
+    `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that has it,
+    `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: `{default: bf16, V100:
+    fp16}`, also to `fp32`."""
+    activation_checkpointing: ActivationCheckpointing | None = None
+    """Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes such
+    as `[Block]`, or a section. It takes less memory, and more time."""
+    bucket_cap_mb: Annotated[float, finite_number(0.001)] | None = None
+    """`ddp`, `zero1`: the size in MiB of buckets of gradients; null: torch's."""
+    static_graph: bool = False
+    """`ddp`, `zero1`: whether each step uses the same parameters, in the same order."""
+    gradient_as_bucket_view: bool = False
+    """`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."""
+    find_unused_parameters: bool = False
+    """`ddp`, `zero1`: whether some parameters may have no gradient in some steps."""
+    hook: Annotated[str, choice(*HOOKS)] | None = None
+    """`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress
+    them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two that have few
+    columns. `topk`: only the largest, the others are added to the next step's. `hierarchical`: whole, first
+    within each node, then across nodes, each process a part of them."""
+    matrix_approximation_rank: Positive = 1
+    """`hook: powersgd`: how many columns the two matrices have."""
+    start_powersgd_iter: Count = 1000
+    """`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with
+    `use_error_feedback` or `warm_start`."""
+    min_compression_rate: Amount = 2.0
+    """`hook: powersgd`: matrices that become less than so many times smaller are sent whole."""
+    use_error_feedback: bool = True
+    """`hook: powersgd`: whether what is lost is added to the gradients of the next step."""
+    warm_start: bool = True
+    """`hook: powersgd`: whether a step begins with the matrices of the step before."""
+    orthogonalization_epsilon: Amount = 0.0
+    """`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero."""
+    batch_tensors_with_same_shape: bool = False
+    """`hook: powersgd`: whether matrices of the same shape are computed together."""
+    density: Annotated[float, Scalar("number above 0 and at most 1", _read_density)] = 0.01
+    """`hook: topk`: the part of the gradients of a bucket that is sent."""
+    reshard_after_forward: bool = True
+    """`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the backward
+    pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory."""
+    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    """`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the
+    elements of the model's module lists and sequences."""
+    offload: bool = False
+    """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of the
+    node, where the optimizer steps too; takes `resources.mem`."""
+    reduce_dtype: Annotated[str, choice(BF16, FP32)] | None = None
+    """`fsdp`, `hsdp`: the precision of reductions of gradients; null: fp32 with `mixed_precision`, else that of the
+    parameters."""
+
+    mesh: MeshSpec | None = None
+    """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
+    plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _named("the name of a module"))] = field(
+        default_factory=dict
+    )
+    """With tensor parallelism: how modules are divided, by their names, where `*` stands for one part:
+    `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
+    `colwise`: by output features. `rowwise`: by input features, such as a `colwise` layer before it has. `colwise_rep`:
+    as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which is divided with
+    `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its features, such as a
+    norm of each head."""
+    sequence_parallel: bool = False
+    """With tensor parallelism: whether what lies between the divided layers is divided too, along the last dimension
+    but one; takes a plan that has all modules with parameters."""
+
+    schedule: Annotated[str, Scalar(choice(*SCHEDULES).text, _read_schedule)] = DEFAULT_SCHEDULE
+    """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and
+    `1f1b` each process has one stage, with the others two."""
+    microbatches: Positive | None = None
+    """With a pipeline: into how many microbatches the batch of a step is divided, each of them further by
+    `resources.accumulation`; null: one for each process of the pipeline."""
+    split: Annotated[tuple[str, ...], Items(text("name of a module"), "list of modules")] = ()
+    """With a pipeline: the parts of the model that begin a new stage, such as `[blocks.4, blocks.8]`; if empty, stages
+    have about the same number of parameters."""
+
+    def is_set(self, option: str) -> bool:
+        """Whether an ``option`` has another value than its default: a default never contradicts anything."""
+        return bool(getattr(self, option) != keys_of(StrategySpec)[option].default)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ``fully_shard`` is applied, so that parameters are DTensors."""
+        return self.name in SHARDED or self.is_tensor_parallel or self.is_pipeline
+
+    @property
+    def is_tensor_parallel(self) -> bool:
+        """Whether layers are divided over processes."""
+        return self.name == TENSOR or (self.mesh is not None and self.mesh.tp not in (1, None))
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the parts of the model are divided over processes."""
+        return self.name == PIPELINE or (self.mesh is not None and self.mesh.pp not in (1, None))
+
+    @property
+    def layout(self) -> MeshSpec:
+        """The mesh, also of a strategy that is written without it."""
+        if self.mesh is None and self.name in (TENSOR, PIPELINE):
+            return MeshSpec(dp=1, tp=REST) if self.name == TENSOR else MeshSpec(dp=1, pp=REST)
+        return self.mesh or MeshSpec()
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Options of other strategies."""
+        if self.name not in STRATEGIES:
+            return
+        yield from self._conflicts_of_mesh()
+        for option, owners in _OWNERS.items():
+            if self.name not in owners and self.is_set(option):
+                yield (
+                    option,
+                    f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out",
+                )
+        if self.name in REPLICATED:
+            yield from hook_conflicts(self)
+        if is_by_hardware(self.mixed_precision) and (self.name not in REPLICATED or self.is_sharded):
+            yield (
+                "mixed_precision",
+                "precisions by hardware need gradients that are reduced in float32 whatever they were computed in: "
+                "use 'ddp' or 'zero1' without a 'mesh', or one of bf16 and fp16",
+            )
+        if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
+            yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
+
+    def _conflicts_of_mesh(self) -> Iterator[Conflict]:
+        for dimension, name, is_used, keys in (
+            ("tp", TENSOR, self.is_tensor_parallel, ("plan", "sequence_parallel")),
+            ("pp", PIPELINE, self.is_pipeline, ("schedule", "microbatches", "split")),
+        ):
+            for option in filter(self.is_set, () if is_used else keys):
+                yield option, f"it has no effect without 'mesh: {{{dimension}: 2}}' or 'name: {name}'; leave it out"
+            if self.name == name and self.mesh is not None and getattr(self.mesh, dimension) == 1:
+                yield "mesh", f"{name!r} needs a dimension '{dimension}' of more than one process"
+        if not (self.is_tensor_parallel or self.is_pipeline):
+            return
+        if self.name == DP:
+            yield "mesh", "'dp' is a single process, which has no other to divide the model with: use 'ddp'"
+        if self.name == ZERO1:
+            yield "mesh", "'zero1' cannot divide the model, too: use 'fsdp', which also shards the optimizer's state"
+        if self.name == HSDP and self.is_pipeline:
+            yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
+        for option, owners in _OWNERS.items():
+            if owners == REPLICATED and self.is_set(option):
+                yield (
+                    option,
+                    "it has no effect where the model is divided: gradients are reduced otherwise there; leave it out",
+                )
+
+
+def placement_conflicts(strategy: StrategySpec, *, least: int, ranks: NodeRanks, mem: int | None) -> Iterator[str]:
+    """Why these resources do not suit a ``strategy``, as sentences.
+
+    ``least``: the least number of nodes that an attempt may have. ``ranks``: the processes of each, if it has as many
+    nodes as it may. ``mem``: the memory of a node, in MiB; None if the spec does not say.
+    """
+    world_size = ranks.world_size
+    if strategy.name == HSDP and len(ranks.counts) == 1:
+        yield "'hsdp' replicates the model across nodes, and there is only one: use 'fsdp', or raise 'resources.nodes'"
+    elif strategy.name == HSDP and not ranks.are_equal:
+        yield (
+            "'hsdp' shards the model in the same way within each node, and nodes have different numbers of processes: "
+            "use 'fsdp', or set the same 'procs_per_node' for all components"
+        )
+    elif strategy.name == HSDP and world_size == len(ranks.counts):
+        yield (
+            "'hsdp' shards the model within a node, which has only one process: use 'ddp' or 'fsdp', or raise "
+            "'resources.procs_per_node'"
+        )
+    if strategy.hook == HIERARCHICAL and (len(ranks.counts) == 1 or world_size == len(ranks.counts)):
+        where = "there is only one node" if len(ranks.counts) == 1 else "each node has only one process"
+        yield f"'hook: hierarchical' reduces within nodes and then across them, and {where}: leave it out"
+    elif strategy.hook == HIERARCHICAL and not ranks.are_equal:
+        yield "'hook: hierarchical' needs the same number of processes on each node: leave it out"
+    if strategy.name == DP and world_size > 1:
+        yield (
+            f"'dp' is a single process, and there are {world_size}: set 'resources.nodes' and "
+            "'resources.procs_per_node' to 1, or use 'ddp'"
+        )
+    yield from _mesh_conflicts(strategy.layout, least, ranks)
+    yield from _pipeline_conflicts(strategy, world_size)
+    if strategy.is_sharded and strategy.offload and mem is None:
+        yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
+
+
+def _mesh_conflicts(mesh: MeshSpec, least: int, ranks: NodeRanks) -> Iterator[str]:
+    """The least number of nodes whose processes the sizes of a mesh do not multiply to, as a sentence."""
+    # A wrong size is None.
+    if mesh.is_whole:
+        most = len(ranks.counts)
+        for count in range(least, most + 1):
+            try:
+                mesh.sizes(sum(ranks.counts[:count]))
+            except ValueError as problem:
+                on_nodes = f"on {count} nodes " if least != most else ""
+                yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
+                return
+
+
+def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str]:
+    """Why a schedule does not suit its stages or microbatches, as sentences. ``world_size``: all processes."""
+    # A wrong schedule is None.
+    if not strategy.is_pipeline or not strategy.schedule or not strategy.layout.is_whole:
+        return
+    try:
+        pp = strategy.layout.sizes(world_size).pp
+    except ValueError:
+        return
+    schedule = SCHEDULES[strategy.schedule]
+    if schedule.fills and strategy.microbatches is not None and strategy.microbatches < pp:
+        yield (
+            f"'microbatches: {strategy.microbatches}' are fewer than the {pp} processes of the pipeline, which "
+            f"'schedule: {strategy.schedule}' needs: raise it, or use gpipe"
+        )
+    stages = pp * schedule.per_rank
+    if strategy.split and len(strategy.split) != stages - 1:
+        yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
+
+
+def mixed_conflicts(strategy: StrategySpec) -> Iterator[str]:
+    """Why ``resources.mixed`` does not suit a ``strategy``, as sentences."""
+    if strategy.name not in REPLICATED or strategy.is_tensor_parallel:
+        yield (
+            "'mixed' divides batches by the speed of each process, which is known only where none waits for others "
+            "before it has its gradients: with 'strategy: ddp' or 'zero1', without a 'mesh'"
+        )
+    elif strategy.hook == POWERSGD:
+        yield "'mixed' needs the speed of each process, and with 'hook: powersgd' they wait for others"
+    elif strategy.static_graph:
+        yield (
+            "with 'mixed' processes may divide their samples into different numbers of microbatches, each of which "
+            "'static_graph' reduces over all processes: leave it out"
+        )
+
+
+def crossing_layers(strategy: StrategySpec, ranks: NodeRanks) -> str | None:
+    """What to warn of where divided layers are on several nodes, as a sentence; None if each layer is on one.
+
+    Args:
+        strategy: Of the spec.
+        ranks: The processes of each node, if an attempt has as many nodes as it may.
+    """
+    tp = strategy.layout.sizes(ranks.world_size).tp
+    if len(ranks.counts) == 1 or not any(count % tp for count in ranks.counts):
+        return None
+    return (
+        f"each layer is divided over {tp} processes (tp), and a node has {min(ranks.counts)}: what layers send in "
+        "every step crosses the network between nodes; 'tp' should divide 'resources.procs_per_node'"
+    )

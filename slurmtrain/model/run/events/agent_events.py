@@ -1,0 +1,520 @@
+"""Events that node agents write, into ``attempts/*/node-<i>.jsonl``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import ClassVar
+
+from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
+from slurmtrain.model.run.events.event_values import (
+    AddressRecord,
+    EvidenceRecord,
+    FailureRecord,
+    FindingRecord,
+    NetworkRecord,
+    ProcessRecord,
+    RankRecord,
+    RoundRecord,
+)
+
+
+@payload
+class AgentStarted(Payload):
+    """The agent of a node started."""
+
+    KIND: ClassVar[str] = "agent"
+
+    node: int = 0
+    """The node's number, counted from 0."""
+    nodes: int = 1
+    """How many nodes the attempt has."""
+    host: str
+    """The node's name."""
+    process: ProcessRecord | None = None
+    """The agent's process: ``host``, ``boot``, ``pid``, ``start``."""
+    executor: str = "local"
+    """``slurm`` or ``local``."""
+    submission: int | None = field(default=None, metadata=OMIT_NONE)
+    """Which submission started it."""
+    attempt: int = 0
+    """The number of the attempt."""
+
+
+@payload
+class WaitingForRun(Payload):
+    """A local run waits for another one to end, after which it starts."""
+
+    KIND: ClassVar[str] = "waiting"
+
+    run: str
+    """The id of that run."""
+
+
+@payload
+class WaitingForSlot(Payload):
+    """A run on this machine waits for its turn: as many of its sweep run as may at once, or there are too few GPUs."""
+
+    KIND: ClassVar[str] = "waiting_for_slot"
+
+    count: int = 1
+    """How many runs of its sweep may run at once; 0: it is of none."""
+    gpus: int = 0
+    """How many GPUs it needs, which it shares with no other run."""
+
+
+@payload
+class CodePrepared(Payload):
+    """Node 0 has made the run's own copy of its code."""
+
+    KIND: ClassVar[str] = "code"
+
+    snapshot: str
+    """The hash of the snapshot."""
+    files: int = 0
+    """How many files it holds."""
+
+
+@payload
+class EnvironmentNoted(Payload):
+    """What the attempt has on this node: software, machine, variables."""
+
+    KIND: ClassVar[str] = "environment"
+
+    node: int = 0
+    """The node's number."""
+    software: str = ""
+    """The hash of its Python and packages, which ``environments/<hash>.txt`` in the run directory lists."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of ``python``, ``torch``, ``cuda``, ``cudnn``, the GPUs' ``driver``, and on node 0 of ``slurm``."""
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """What kind of machine it is: ``cpu``, ``cores``, ``memory``, ``gpus``, ``kernel``, ``os``."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The ranks' environment variables for training libraries, such as ``NCCL_*``, without secrets."""
+    interpreter: str = ""
+    """What ``python`` in the command is, if the lines of setup have changed that."""
+
+
+@payload
+class NetworkElected(Payload):
+    """Node 0: the networks that the ranks could train over, and the one that was elected."""
+
+    KIND: ClassVar[str] = "election"
+
+    networks: Sequence[NetworkRecord] = ()
+    """Each network with its name, interfaces, rate and problems."""
+    excluded: Sequence[AddressRecord] = ()
+    """Interfaces that were left out, and why."""
+    elected: int | None = None
+    """The index in ``networks`` of the elected one; None: there is none."""
+    tests: int = 0
+    """How many connections were tested."""
+
+
+@payload
+class ClockMeasured(Payload):
+    """This node's clock compared with node 0's."""
+
+    KIND: ClassVar[str] = "clock"
+
+    node: int | None = field(default=None, metadata=OMIT_NONE)
+    """The node's number."""
+    offset_ms: float | None = None
+    """How far it is ahead, in milliseconds; None: not measured."""
+    bound_ms: float | None = None
+    """The maximum error of ``offset_ms``, in milliseconds."""
+    samples: int = 0
+    """The number of usable exchanges that it was measured from."""
+    disciplined: bool | None = None
+    """Whether a time service synchronizes the clock; None: unknown."""
+    source: str | None = None
+    """What synchronizes it, such as ``chrony``."""
+
+
+@payload
+class PreflightDone(Payload):
+    """The results of this node's preflight checks."""
+
+    KIND: ClassVar[str] = "preflight"
+
+    node: int | None = field(default=None, metadata=OMIT_NONE)
+    """The node's number."""
+    status: str = ""
+    """The worst of its findings: ``pass``, ``warn``, ``fail``."""
+    seconds: float = 0.0
+    """How long the preflight took."""
+    findings: Sequence[FindingRecord] = ()
+    """Each with ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
+    blamed: bool = False
+    """Whether the attempt cannot start because of this node."""
+
+
+@payload
+class RendezvousReady(Payload):
+    """The rendezvous address of the ranks, and the interface that this node trains over."""
+
+    KIND: ClassVar[str] = "rendezvous"
+
+    node: int = 0
+    """The node's number."""
+    master_addr: str | None = None
+    """The address of node 0."""
+    master_port: int | None = None
+    """The port on node 0."""
+    interface: str | None = None
+    """This node's interface."""
+
+
+@payload
+class WorkersStarted(Payload):
+    """This node's ranks were started."""
+
+    KIND: ClassVar[str] = "workers"
+
+    processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
+    """By rank: ``host``, ``boot``, ``pid``, ``start``. If the run's command starts the ranks itself: by the number of
+    the node among the training nodes."""
+    ranks_each: int = 1
+    """How many ranks each process stands for: all ranks of its node if the run's command starts the ranks itself."""
+    first_rank: int | None = None
+    """The first of the ranks that the process stands for, if the run's command starts them itself."""
+    cpus: Mapping[str, str] = field(default_factory=dict)
+    """The CPUs that each rank is bound to, such as ``0-3``, by rank; empty: to none."""
+    resume_from: str | None = None
+    """The checkpoint to resume from, for a user script that saves its own checkpoints."""
+
+
+@payload
+class SurplusStart(Payload):
+    """The agent was started although the run is over, so it does nothing."""
+
+    KIND: ClassVar[str] = "surplus"
+
+    why: str = ""
+    """Why the run is over."""
+
+
+@payload
+class RanksStopping(Payload):
+    """The ranks of this node are told to stop, or are killed."""
+
+    KIND: ClassVar[str] = "stopping"
+
+    cause: str = ""
+    """The cause, such as ``preempted`` or ``hang``."""
+    why: str = ""
+    """The reason for the stop, in words."""
+    signal: str | None = None
+    """The signal that requested the stop, such as ``SIGTERM``."""
+
+
+@payload
+class RanksExited(Payload):
+    """The ranks of this node have ended, after they were asked to stop."""
+
+    KIND: ClassVar[str] = "exits"
+
+    codes: Mapping[str, int] = field(default_factory=dict)
+    """Exit codes by rank, or by ``node <n>`` for a command that starts the ranks itself; negative: its signal."""
+
+
+@payload
+class LeftoversKilled(Payload):
+    """Processes that ranks had left running were killed: ranks of this round, or of an earlier attempt."""
+
+    KIND: ClassVar[str] = "leftovers"
+
+    killed: Sequence[str] = ()
+    """Their names and process ids."""
+    remaining: Sequence[str] = ()
+    """Processes that could not be killed, because they wait for the kernel."""
+
+
+@payload
+class HelperFailed(Payload):
+    """What a node runs beside its ranks has failed, or a sidecar has ended by itself; the run goes on."""
+
+    KIND: ClassVar[str] = "helper"
+
+    node: int = 0
+    """The node's number."""
+    name: str = ""
+    """``setup_node``, ``teardown``, or ``sidecar`` and its number."""
+    why: str = ""
+    """Why, with the line and the end of its output."""
+
+
+@payload
+class HangDetected(Payload):
+    """No step was finished for too long: what the ranks of this node were doing."""
+
+    KIND: ClassVar[str] = "hang"
+
+    node: int = 0
+    """The node's number."""
+    ranks: Sequence[RankRecord] = ()
+    """Each rank's ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state`` and ``stack``."""
+
+
+@payload
+class HangLimitRaised(Payload):
+    """Node 0: no step was finished for too long, but the ranks that all others wait for compute: they get more time."""
+
+    KIND: ClassVar[str] = "hang_limit"
+
+    node: int = 0
+    """The number of the node where the limit was exceeded."""
+    limit_s: float | None = None
+    """The limit so far, in seconds."""
+    raised_s: float | None = None
+    """The limit from now on, in seconds."""
+    ranks: Sequence[int] = ()
+    """The ranks that compute."""
+    why: str = ""
+    """The same in words, with the place in the script."""
+
+
+@payload
+class RanksPaused(Payload):
+    """Node 0: the script has paused for longer than a few seconds."""
+
+    KIND: ClassVar[str] = "paused"
+
+    ranks: Sequence[int] = ()
+    """The ranks of this node that have paused."""
+    step: int | None = None
+    """Finished steps."""
+    activity: str = ""
+    """What the script says it is doing."""
+
+
+@payload
+class RanksResumed(Payload):
+    """Node 0: the script goes on after a pause."""
+
+    KIND: ClassVar[str] = "resumed"
+
+    seconds: float | None = None
+    """How long the pause was."""
+
+
+@payload
+class StragglerDetected(Payload):
+    """Node 0: a rank that slows the others down."""
+
+    KIND: ClassVar[str] = "straggler"
+
+    rank: int | None = None
+    """The rank."""
+    host: str = ""
+    """Its node's name."""
+    ratio: float | None = None
+    """The duration of its steps divided by the median rank's."""
+    own_s: float | None = None
+    """Its seconds per step, without waiting for other ranks."""
+    median_s: float | None = None
+    """The same for the median rank."""
+    step: int | None = None
+    """The last step finished by then."""
+
+
+@payload
+class RanksApart(Payload):
+    """Node 0 or rank 0: ranks that train have no connection or exchange no gradients, or the run lacks some."""
+
+    KIND: ClassVar[str] = "ranks_apart"
+
+    why: str = ""
+    """Which, and what to do about it; empty: they train together now."""
+
+
+@payload
+class RanksRestarted(Payload):
+    """Node 0: the ranks are restarted inside the allocation."""
+
+    KIND: ClassVar[str] = "restart"
+
+    round: int = 0
+    """The number of restarts so far, including this one."""
+    members: Sequence[int] = ()
+    """The nodes that have ranks in this round."""
+    cause: str | None = None
+    """Why the previous round ended: a cause as in ``end``."""
+    why: str = ""
+    """The same in words."""
+    failures: Sequence[FailureRecord] = ()
+    """The ranks that failed."""
+    lost: Sequence[int] = ()
+    """Nodes that are gone for good."""
+    joined: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
+    """Nodes of another job that have joined; None: none has."""
+    reached: int | None = None
+    """The last step that the previous round finished."""
+    past: RoundRecord | None = field(default=None, metadata=OMIT_NONE)
+    """The end of that round, as input of the restart policy."""
+
+
+@payload
+class NodesRequested(Payload):
+    """Node 0: a second job was submitted, for nodes that the run could use in addition to its present ones."""
+
+    KIND: ClassVar[str] = "nodes_requested"
+
+    job_id: str | None = None
+    """That job; None: Slurm has refused it."""
+    nodes: int = 0
+    """How many nodes it is for, at most."""
+    problem: str | None = field(default=None, metadata=OMIT_NONE)
+    """Why there is no such job, as a phrase."""
+
+
+@payload
+class NodesJoined(Payload):
+    """Node 0: nodes of another job have joined the attempt, whose ranks start again on all of its nodes."""
+
+    KIND: ClassVar[str] = "nodes_joined"
+
+    job_id: str = ""
+    """Their job."""
+    hosts: Sequence[str] = ()
+    """Their names."""
+    nodes: int = 0
+    """How many nodes have ranks from now on."""
+
+
+@payload
+class NodesLeft(Payload):
+    """Node 0: nodes of another job take no part any more, and the ranks start again on the others."""
+
+    KIND: ClassVar[str] = "nodes_left"
+
+    job_id: str = ""
+    """Their job."""
+    hosts: Sequence[str] = ()
+    """Their names."""
+    why: str = ""
+    """Why, as a phrase."""
+
+
+@payload
+class CommandCompleted(Payload):
+    """Node 0: its command, which starts the ranks itself, has ended with code 0; commands of other nodes still run."""
+
+    KIND: ClassVar[str] = "command_completed"
+
+    at: float = 0.0
+    """When it ended, in seconds since 1970."""
+    running: Sequence[str] = ()
+    """The nodes whose commands still run."""
+
+
+@payload
+class JobSuspended(Payload):
+    """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and go on now."""
+
+    KIND: ClassVar[str] = "suspended"
+
+    since: float = 0.0
+    """When they were stopped, in seconds since 1970, to about a second."""
+
+
+@payload
+class NodesKept(Payload):
+    """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
+
+    KIND: ClassVar[str] = "kept"
+
+    until: float = 0.0
+    """When it lets them go, in seconds since 1970."""
+    cause: str = ""
+    """Why the attempt failed: a cause as in ``end``."""
+    why: str = ""
+    """The same in words, and how to get to the nodes."""
+
+
+@payload
+class ConnectionsRefused(Payload):
+    """Connections to this node's agent from outside the attempt's nodes, such as connections of a port scan."""
+
+    KIND: ClassVar[str] = "refused"
+
+    node: int = 0
+    """The node's number."""
+    count: int = 0
+    """How many there were."""
+    addresses: Sequence[str] = ()
+    """Where they came from, the most frequent address first; at most 16."""
+
+
+@payload
+class JobRequeue(Payload):
+    """Node 0: it is about to requeue the job. From a command: it requeued the job because the agent could not.
+
+    An agent can be killed between writing this and requeueing. The journal's directory says which start of the job it
+    is about; a command names the start.
+    """
+
+    KIND: ClassVar[str] = "requeue"
+
+    job_id: str | None = field(default=None, metadata=OMIT_NONE)
+    """The job, if a command writes this."""
+    restart: int | None = field(default=None, metadata=OMIT_NONE)
+    """Which start of it, if a command writes this."""
+    cause: str | None = field(default=None, metadata=OMIT_NONE)
+    """Why this start ends: a cause as in ``end``; None: ``preflight``."""
+    exclude: Sequence[str] = ()
+    """Nodes to exclude from the next start."""
+    why: str = ""
+    """The reason, in words."""
+    delay_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """How long to wait before the next start, in seconds."""
+
+
+@payload
+class RequeueFailed(Payload):
+    """From an agent: it could not requeue the job. From a command: the run will not be started again."""
+
+    KIND: ClassVar[str] = "requeue_failed"
+
+    job_id: str | None = field(default=None, metadata=OMIT_NONE)
+    """The job, if a command writes this."""
+    restart: int | None = field(default=None, metadata=OMIT_NONE)
+    """Which start of it, if a command writes this."""
+    reason: str = ""
+    """Why."""
+
+
+@payload
+class NodeEnded(Payload):
+    """How the attempt ended on this node."""
+
+    KIND: ClassVar[str] = "end"
+
+    cause: str = ""
+    """``completed``, ``preempted``, ``timeout``, ``node_fail``, ``oom``, ``crash``, ``hang``, ..."""
+    reason: str = ""
+    """The same in words."""
+    failed_at: float | None = None
+    """When, in seconds since 1970; None unless the cause is on this node."""
+    cascade: bool = False
+    """Whether it failed because another node had failed."""
+    signal: str | None = None
+    """The signal that requested the stop, such as ``SIGTERM``."""
+    sure: bool = False
+    """Whether the scheduler confirmed what the signal stands for."""
+    failures: Sequence[FailureRecord] = ()
+    """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
+    evidence: EvidenceRecord = field(default_factory=dict)
+    """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
+    over: str | None = field(default=None, metadata=OMIT_NONE)
+    """Node 0: the final state of the run: ``completed``, ``failed`` or ``cancelled``."""
+
+
+AGENT_EVENTS: Sequence[type[Payload]] = (
+    AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
+    PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
+    HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, RanksApart, StragglerDetected,
+    RanksRestarted, NodesRequested, NodesJoined, NodesLeft, JobSuspended, NodesKept, ConnectionsRefused, JobRequeue,
+    RequeueFailed,
+    NodeEnded, CommandCompleted,
+)  # fmt: skip

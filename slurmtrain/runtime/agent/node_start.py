@@ -1,0 +1,258 @@
+"""What an agent does before its node can have ranks: it takes its turn, and sets up the node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.sweep import Pack
+from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
+from slurmtrain.model.interruption.interval import InterruptionStats
+from slurmtrain.model.run.events.agent_events import AgentStarted, LeftoversKilled, WaitingForRun
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.run.lineage import EARLY, UPSTREAM, Upstream, describe_wait
+from slurmtrain.runtime.environment.node import Node, cpus_of_job
+from slurmtrain.runtime.environment.variables import take_gpus
+from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.lease import kill_leftovers
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.setup.helpers import NodeHelpers
+from slurmtrain.runtime.upstreams import has_begun, read_upstreams
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import this_process
+
+# How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
+# known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
+# of the limit.
+_TIME_LIMIT_LEAD_S = 30.0
+_SAVE_MARGIN_S = 10.0
+
+
+class NodeStart:
+    """The part of an attempt on this node before it can have ranks."""
+
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        node: Node,
+        plan: Plan,
+        journal: Journal,
+        flag: StopFlag,
+        helpers: NodeHelpers,
+    ) -> None:
+        """Nothing happens before :meth:`begin`.
+
+        Args:
+            attempt: The attempt.
+            node: This node of the attempt.
+            plan: The run's plan.
+            journal: This node's journal.
+            flag: Set by a signal to this agent.
+            helpers: Runs what the spec has a node run beside its ranks; learns from when on it has to tear down.
+        """
+        self._attempt = attempt
+        self._node = node
+        self._plan = plan
+        self._journal = journal
+        self._flag = flag
+        self._helpers = helpers
+        self.at = time.monotonic()
+        """From when on the time limit counts, by the monotonic clock."""
+        # What this process keeps locked until it ends.
+        self._slot = contextlib.ExitStack()
+
+    def begin(self, *, is_first: bool) -> ExitReport | None:
+        """Journal that this node is present, and wait until it may begin. Returns a report if it may not.
+
+        ``is_first``: the attempt begins; otherwise this node joins it.
+        """
+        nodes = self._node.count
+        self._journal.write(
+            AgentStarted(
+                node=self._node.index,
+                nodes=nodes,
+                host=self._node.name(nodes),
+                process=this_process().to_dict(),
+                executor=self._node.executor,
+                submission=self._node.submission,
+                attempt=self._node.attempt,
+            )
+        )
+        if not is_first:
+            self._helpers.expect_teardown()
+            return self.report_early_signal() if self._flag.raised is not None else None
+        if not self._may_start():
+            return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
+        if self._node.executor == "slurm":
+            # Its setup has run in the batch script.
+            self._helpers.expect_teardown()
+        # First, as a run that waits for others must not hold a slot.
+        report = self._wait_for_upstreams()
+        if report is not None:
+            return report
+        self._wait_for_slot()
+        if self._flag.raised is None:
+            self._helpers.expect_teardown()
+        # This attempt holds the lease, so nothing of an earlier one may train on.
+        killed = kill_leftovers(self._attempt.run, except_of=self._attempt)
+        if killed:
+            self._journal.write(LeftoversKilled(killed=killed))
+        return self._run_setup()
+
+    def _may_start(self) -> bool:
+        """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""
+        submission = self._node.submission
+        if self._node.index == 0:
+            return lease.acquire(self._attempt, submission)
+        return lease.granted_to(self._attempt.run) == submission
+
+    def _wait_for_slot(self) -> None:
+        """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
+        if self._node.executor != "local":
+            return
+        from slurmtrain.runtime.agent.local_slots import wait_for_slot
+
+        self._slot = wait_for_slot(
+            self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
+        )
+        self.at = time.monotonic()
+
+    def _run_setup(self) -> ExitReport | None:
+        """On this machine, run the spec's ``setup``. Returns a report if that may not be, or does not end."""
+        limit_s = self._plan.spec.resources.time
+        until = (
+            None if limit_s is None else self.at + limit_s - time_limit_lead(self._plan.spec, self._node.launch.history)
+        )
+
+        def is_late() -> bool:
+            return until is not None and time.monotonic() >= until
+
+        if self._node.executor == "local" and self._plan.spec.setup and self._flag.raised is None:
+            from slurmtrain.runtime.setup.helpers import run_setup
+
+            run_setup(self._plan, self._attempt, self._node, lambda: self._flag.raised is not None or is_late())
+        if self._flag.raised is not None:
+            return self.report_early_signal()
+        if self._node.executor == "local" and is_late():
+            reason = "the time limit was reached while 'setup' ran"
+            return ExitReport(cause="timeout", reason=reason, failed_at=time.time())
+        return None
+
+    def _wait_for_upstreams(self) -> ExitReport | None:
+        """Wait until the runs that this one starts after have ended; returns a report if it may not begin.
+
+        Under Slurm only node 0 looks, and only for a moment: then its job goes back into the queue.
+        """
+        run, local = self._attempt.run, self._node.executor == "local"
+        upstreams = read_upstreams(run) if local or self._node.index == 0 else []
+        if upstreams and not has_begun(run):
+            from slurmtrain.runtime.upstreams import wait_for_upstreams
+
+            stands = wait_for_upstreams(
+                run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
+            )
+            if self._flag.raised is not None:
+                return self.report_early_signal()
+            if not stands.is_ready:
+                waits = ", ".join(describe_wait(each.name, "has not ended", None) for each in stands.waits)
+                cause = UPSTREAM if stands.problem else EARLY
+                return ExitReport(cause=cause, reason=stands.problem or waits, failed_at=time.time())
+            # Its time of waiting is no part of its time limit.
+            self.at = time.monotonic() if local else self.at
+        try:
+            if upstreams:
+                from slurmtrain.runtime.upstreams import take_from_upstreams
+
+                take_from_upstreams(run, self._plan.spec, upstreams, is_node_0=self._node.index == 0)
+        except SlurmtrainError as error:
+            return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
+        return None
+
+    def _note_wait(self, upstream: Upstream) -> None:
+        self._journal.write(WaitingForRun(run=upstream.run))
+
+    def report_early_signal(self) -> ExitReport:
+        """The report of an attempt that a signal has ended before it had ranks."""
+        assert self._flag.name is not None
+        return report_signal(self._flag.name, at=time.time(), before_start=True)
+
+
+def time_limit_lead(spec: Spec, history: InterruptionStats | None) -> float:
+    """How many seconds before the time limit the ranks are asked to stop.
+
+    Args:
+        spec: The run's.
+        history: How long its saves take; None: unknown.
+    """
+    limit_s = spec.resources.time
+    if limit_s is None:
+        return 0.0
+    if spec.requeue.lead is not None:
+        return float(spec.requeue.lead)
+    save_s = history.save_s if history and history.save_s else 0.0
+    needed_s = min(2 * save_s + _SAVE_MARGIN_S, limit_s / 4) if save_s else 0.0
+    return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
+
+
+# --- runs that share a job --------------------------------------------------------------------------------------------
+# The agents of a pack are the tasks of one step, so a signal of Slurm's reaches all of them. A cancel of one run cannot
+# use one: the command closes the lease of the run, which its agent reads every few seconds.
+
+
+_POLL_S = 2.0
+
+
+def enter_pack(submission: SubmissionDir, node: Node, gpus: int) -> None:
+    """Take this run's share of the job, and watch for its cancel. Nothing is done for a run with a job of its own.
+
+    Args:
+        submission: directory of the run's submission.
+        node: this node.
+        gpus: how many GPUs the run has.
+
+    Raises:
+        LaunchError: the job has too few GPUs.
+    """
+    pack, slot = node.launch.pack, node.launch.slot
+    if pack is None:
+        return
+    if not pack.share_gpu:
+        take_gpus(gpus, slot)
+    cores = own_cores(sorted(os.sched_getaffinity(0)), cpus_of_job(), pack, slot)
+    # Cores may have gone offline, and another run may use the same ones: both cost speed only.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cores)
+    threading.Thread(target=_watch_for_cancel, args=(submission,), daemon=True).start()
+
+
+def own_cores(cores: list[int], of_job: int | None, pack: Pack, slot: int) -> list[int]:
+    """The cores that one run of a pack uses.
+
+    If Slurm binds each task to its own cores, or confines no job at all, they stay as they are: the cores of a node may
+    then belong to other jobs.
+
+    Args:
+        cores: cores that this process may use, ascending.
+        of_job: how many of the node's the job has; None: unknown.
+        pack: how the job is shared.
+        slot: the number of this run, from 0.
+    """
+    share = len(cores) // pack.runs
+    if len(cores) != of_job or not share:
+        return cores
+    return cores[slot * share : (slot + 1) * share]
+
+
+def _watch_for_cancel(submission: SubmissionDir) -> None:
+    while True:
+        time.sleep(_POLL_S)
+        with contextlib.suppress(OSError, SlurmtrainError):
+            if lease.final_state(submission.run, submission.number) == "cancelled":
+                os.kill(os.getpid(), signal.SIGTERM)
+                return

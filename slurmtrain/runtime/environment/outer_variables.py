@@ -1,0 +1,80 @@
+"""What of this command's environment a job gets: options that say where it goes, and variables of its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from slurmtrain.model.environment import surroundings
+from slurmtrain.model.environment.surroundings import GPU_VARIABLES
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.sbatch import OPTIONS, named_options
+from slurmtrain.runtime.environment.variables import scrubbed
+
+
+def counting(
+    plan: Plan, earlier: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables of this environment that say where the job of a plan goes, by name.
+
+    Args:
+        plan: the plan.
+        earlier: the variables of the attempt before it, which also hold for a job that is submitted again without a
+            person.
+        environ: the result of :func:`of_sbatch`, if the plans of a whole sweep are asked for.
+    """
+    environ = of_sbatch() if environ is None else environ
+    return surroundings.places({**(earlier or {}), **environ}, named_options(plan.spec.slurm))
+
+
+def of_sbatch() -> dict[str, str]:
+    """The variables of this environment that sbatch follows."""
+    return {name: value for name, value in os.environ.items() if name.startswith(surroundings.PREFIX)}
+
+
+def telling(plan: Plan) -> dict[str, str]:
+    """The variables of this environment that decide what the ranks of a plan run, or how, by name."""
+    return surroundings.telling(os.environ, plan.spec.env)
+
+
+def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
+    """The plan with options for where its job goes, which the spec leaves open, as it is asked of Slurm.
+
+    Args:
+        plan: the plan.
+        variables: the variables of :func:`counting`, by default this environment's.
+    """
+    options = surroundings.options(counting(plan) if variables is None else variables)
+    if not options:
+        return plan
+    return plan.asking({**options, **plan.spec.slurm})
+
+
+def environment_of_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that sbatch hands on: this machine's GPUs are not the job's."""
+    return {name: value for name, value in scrubbed(environ).items() if name not in GPU_VARIABLES}
+
+
+def _set_by(plan: Plan) -> frozenset[str]:
+    """The options of sbatch that a plan sets, and its keys that stand for some."""
+    resources = plan.spec.resources
+    keys = {"resources.mem": resources.mem is not None, "resources.time": resources.time is not None,
+            "resources.gpus_per_node": resources.most_gpus > 0}  # fmt: skip
+    return frozenset({*named_options(plan.spec.slurm), *(key for key, is_set in keys.items() if is_set)})
+
+
+def notes_on_ranks(plans: Sequence[Plan]) -> list[str]:
+    """A line at most with the variables of this environment that decide what ranks run, or how."""
+    reach = surroundings.describe({name: value for plan in plans for name, value in telling(plan).items()})
+    return [f"ranks get from this environment: {reach}"] if reach else []
+
+
+def notes(plans: Sequence[Plan]) -> list[str]:
+    """What a person should know who submits these plans from here: a line at most for what counts and what does not."""
+    environ = of_sbatch()
+    places = (counting(plan, environ=environ) for plan in plans)
+    counts = surroundings.describe({name: value for each in places for name, value in each.items()})
+    owns = dict.fromkeys(map(_set_by, plans))
+    lost = dict.fromkeys(text for own in owns for text in surroundings.without_effect(os.environ, own, OPTIONS))
+    parts = [f"from this environment: {counts}"] if counts else []
+    return [*parts, *([f"without effect in this environment: {', '.join(lost)}"] if lost else [])]

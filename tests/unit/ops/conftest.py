@@ -44,7 +44,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake = SlurmCommands(tmp_path / "bin")
     fork_launchers(monkeypatch)
     # Packages of this environment, which each submission notes, stay the same.
-    for module in ("submit.code", "rerun"):
+    for module in ("submit.code_snapshots", "rerun"):
         monkeypatch.setattr(f"slurmtrain.ops.{module}.read_software", _read_software)
     monkeypatch.setenv("PATH", fake.on_path())
     fake.replies("squeue")

@@ -22,8 +22,17 @@ from typing import Annotated, Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
-from slurmtrain.model.experiment.kinds import Amount, Positive, Section, choice, finite_number, text
-from slurmtrain.model.experiment.sweep import CONFIRM_GPU_HOURS, CONFIRM_RUNS, MAX_RUNS
+from slurmtrain.model.experiment.kinds import (
+    CONFIRM_GPU_HOURS,
+    CONFIRM_RUNS,
+    MAX_RUNS,
+    Amount,
+    Positive,
+    Section,
+    choice,
+    finite_number,
+    text,
+)
 from slurmtrain.model.passwords import check_tracking_uri
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home

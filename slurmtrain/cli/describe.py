@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.cli import formatting
-from slurmtrain.model.hostlist import compress_hostlist
-from slurmtrain.model.preflight.election import natural_sort_key
+from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
 from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.accounting import KINDS
 

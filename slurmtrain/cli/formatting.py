@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.hostlist import compress_hostlist
-from slurmtrain.model.preflight.election import natural_sort_key
+from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
 from slurmtrain.model.query.fields import flattened, write_settings, write_value
 
 if TYPE_CHECKING:

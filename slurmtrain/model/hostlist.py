@@ -109,3 +109,8 @@ def _ranges(numbers: Sequence[str]) -> Iterator[str]:
             continue
         yield numbers[start] if index - start == 1 else f"{numbers[start]}-{numbers[index - 1]}"
         start = index
+
+
+def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
+    """A key that sorts node2 before node10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)

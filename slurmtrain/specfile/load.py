@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.experiment.chain import PLACES, dependencies_of, references, references_of
-from slurmtrain.model.experiment.kinds import KeyPath, suggestion
+from slurmtrain.model.experiment.kinds import MAX_RUNS, KeyPath, suggestion
 from slurmtrain.model.experiment.launcher import (
     NODE,
     RANKS,
@@ -29,7 +29,6 @@ from slurmtrain.model.experiment.sbatch import ReadOptions, is_singleton, refuse
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.experiment.strategy import crossing_layers
 from slurmtrain.model.experiment.sweep import (
-    MAX_RUNS,
     WORDS,
     Pack,
     Point,

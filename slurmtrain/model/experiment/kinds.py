@@ -46,6 +46,10 @@ _OTHER_NAMES = {
     "requeue.max_failures": "retries max_retries max_restarts",
 }
 OTHER_NAMES = {name: tuple(key.split(".")) for key, names in _OTHER_NAMES.items() for name in names.split()}
+# Limits of sweeps, here because the settings of every command need them, and not what draws values: beyond the first a
+# sweep is surely a mistake; beyond the others, a number of runs and of GPU-hours, ``submit`` asks.
+MAX_RUNS = 10_000
+CONFIRM_RUNS, CONFIRM_GPU_HOURS = 1000, 1000.0
 # A key of the file with the keys of the sections around it, outermost first.
 KeyPath = tuple[str, ...]
 # Called for each mistake, with the key and a sentence.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from slurmtrain.model.experiment.kinds import REQUIRED, KeyPath, Report, Section, read_all, whole_number
+from slurmtrain.model.experiment.kinds import MAX_RUNS, REQUIRED, KeyPath, Report, Section, read_all, whole_number
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.sbatch import named_options
 from slurmtrain.model.experiment.sweep_values import (
@@ -29,12 +29,6 @@ from slurmtrain.model.experiment.sweep_values import (
     read_expression,
     read_search,
 )
-
-# Beyond this a sweep is surely a mistake.
-MAX_RUNS = 10_000
-# Beyond these ``submit`` asks: a number of runs, and GPU-hours.
-CONFIRM_RUNS = 1000
-CONFIRM_GPU_HOURS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)

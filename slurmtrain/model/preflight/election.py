@@ -7,11 +7,12 @@ their names; so a few networks are guessed, and each is probed with real connect
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from slurmtrain.model.hostlist import natural_sort_key
 
 # Up to this many nodes, each probes every other; with more, only nodes at distances of powers of two, and node 0.
 ALL_PAIRS = 16
@@ -231,11 +232,6 @@ def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
         edges = {edge for edge in edges if worst not in edge}
     certain = all(count > len(blamed) - index for index, count in enumerate(degrees))
     return sorted(blamed) if certain and len(blamed) * 2 < nodes else []
-
-
-def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
-    """A key that sorts eth2 before eth10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
 
 
 def _guesses(

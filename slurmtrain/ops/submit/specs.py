@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError, UserError
-from slurmtrain.model.experiment.sweep import MAX_RUNS
+from slurmtrain.model.experiment.kinds import MAX_RUNS
 from slurmtrain.ops.submit.command_script import missing_script
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec

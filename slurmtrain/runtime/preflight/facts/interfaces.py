@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, natural_sort_key
+from slurmtrain.model.hostlist import natural_sort_key
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 
 # Bridges and tunnels of containers and virtual machines.
 _VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|podman|lxc|lxd|kube|wg|vnet|nerdctl)")

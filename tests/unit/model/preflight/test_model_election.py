@@ -13,6 +13,7 @@ from helpers.candidate_networks import addresses, card, make_network
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.hostlist import natural_sort_key
 from slurmtrain.model.preflight.election import (
     ALL_PAIRS,
     Candidate,
@@ -23,7 +24,6 @@ from slurmtrain.model.preflight.election import (
     candidate_networks,
     culprits,
     elect,
-    natural_sort_key,
     networks_to_rate,
     probe_targets,
 )

@@ -78,7 +78,8 @@ class Training:
 
     def _fill(self) -> None:
         """Write to all of the state: memory that was never written to costs nothing to copy."""
-        noise = torch.rand(2**20)
+        # The same on all ranks: a session refuses to save replicas that differ.
+        noise = torch.rand(2**20, generator=torch.Generator().manual_seed(0))
         for parameter in self.model.parameters():
             moments = {name: torch.empty_like(parameter, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {"step": torch.tensor(1.0), **moments}
@@ -236,16 +237,18 @@ def delete(path: Path) -> None:
         path.unlink()
 
 
-def run_rank(task: Task, way: str, saves: int, rank: int, world_size: int, port: int) -> None:
+def run_rank(task: Task, way: str, saves: int, rank: int, world_size: int) -> None:
     """Run one rank of a job in its own process, as torchrun would start it; its output goes to ``task.out``."""
     log = os.open(task.out / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(log, stream)
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in numbers.items()})
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    # Ranks meet through a file: another process could take a port that was free before they listen.
+    store = dist.FileStore(str(task.out / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     train(task, WAYS[way](), saves)
     dist.barrier()
     dist.destroy_process_group()

@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -145,9 +144,9 @@ class Bench:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         with self._out() as out:
-            task, port = Task(case.size, case.sharded, self.products, out), _free_port()
+            task = Task(case.size, case.sharded, self.products, out)
             ranks = [
-                context.Process(target=run_rank, args=(task, way, self.saves, rank, case.processes, port))
+                context.Process(target=run_rank, args=(task, way, self.saves, rank, case.processes))
                 for rank in range(case.processes)
             ]
             try:
@@ -219,12 +218,6 @@ class Bench:
         """A folder for one job, all of them on the same filesystem."""
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
             yield Path(out)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _join(ranks: Sequence[multiprocessing.process.BaseProcess]) -> None:

@@ -25,10 +25,15 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster; ``job_name``: a prefix that only this benchmark's jobs have."""
+    """A cluster.
+
+    ``job_name``: a prefix that only this benchmark's jobs have; ``name``: what scripts/cluster calls the cluster, empty
+    if it is another one.
+    """
 
     conf: str
     job_name: str
+    name: str
 
     def ask(self, *command: str) -> str:
         """Run one of Slurm's commands and return its standard output."""
@@ -62,14 +67,21 @@ class Cluster:
 
 
 @contextmanager
-def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
-    """The cluster that SLURM_CONF names, otherwise our own for the duration of this context. Raises NoCluster."""
+def cluster(purpose: str, nodes: int, *options: str) -> Iterator[Cluster]:
+    """The cluster that SLURM_CONF names, otherwise our own for the duration of this context.
+
+    ``options`` are those of ``scripts/cluster up``, which a cluster that runs already may lack. Raises NoCluster.
+    """
     conf = os.environ.get("SLURM_CONF")
     if conf and not shutil.which("sbatch"):
         raise NoCluster("SLURM_CONF is set, but there is no sbatch on this machine's PATH")
-    own = False if conf else _start(nodes)
+    own = False if conf else _start(nodes, options)
     try:
-        running = Cluster(conf or _conf(), f"bench-{purpose}-{os.getpid()}")
+        name = Path(conf).parent.name if conf else NAME
+        own_conf = _conf(name)
+        if conf and conf != own_conf:
+            name = ""
+        running = Cluster(conf or own_conf, f"bench-{purpose}-{os.getpid()}", name)
         try:
             yield running
         finally:
@@ -79,15 +91,17 @@ def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
             _script("down")
 
 
-def _start(nodes: int) -> bool:
+def _start(nodes: int, options: Sequence[str]) -> bool:
     """Start the cluster; return whether it is new, and so must be stopped afterwards."""
     if os.geteuid() != 0:
         raise NoCluster(
             "only root can start a Slurm cluster on this machine; run it as root, or set SLURM_CONF to use another one"
         )
     exists = _script("status").returncode == 0
+    if exists and options:
+        raise NoCluster(f"there is a cluster '{NAME}' already; set SLURM_CONF to use it")
     say(f"{'using' if exists else 'starting'} the cluster '{NAME}' (scripts/cluster)")
-    completed = _script("up", "--nodes", str(nodes))
+    completed = _script("up", "--nodes", str(nodes), *options)
     if completed.returncode != 0:
         if not exists:
             _script("down")
@@ -96,14 +110,15 @@ def _start(nodes: int) -> bool:
     return not exists
 
 
-def _conf() -> str:
-    variables = _script("env").stdout
-    return variables.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
+def _conf(name: str) -> str:
+    """The SLURM_CONF of a cluster of scripts/cluster, empty if it has none of this name."""
+    variables = _script("env", name=name).stdout
+    return variables.partition("SLURM_CONF=")[2].strip().strip("'\"")
 
 
-def _script(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _script(*arguments: str, name: str = NAME) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", NAME],
+        [sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", name],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -59,7 +59,7 @@ def make_optimizer(network: Network) -> torch.optim.Optimizer:
 
 
 class Training:
-    """The same in all systems except Lightning, which has its own loop."""
+    """The same in all systems."""
 
     def __init__(self, pause_s: float) -> None:
         torch.manual_seed(0)

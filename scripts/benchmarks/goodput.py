@@ -1,8 +1,8 @@
-"""What interruptions cost on a real Slurm cluster: slurmtrain, submitit, sbatch with torchrun, and Lightning.
+"""What interruptions cost on a real Slurm cluster: slurmtrain, submitit, and sbatch with torchrun.
 
 The same small training on two nodes meets the same faults under each of them. It starts a cluster with scripts/cluster,
 which requires root, or uses the one that SLURM_CONF names, which must come from scripts/cluster: other clusters cannot
-be broken on purpose. Lightning is left out unless ``--lightning`` names a Python that has it.
+be broken on purpose.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,13 +44,7 @@ DARK_S = 40
 GONE_S, STUCK_S = 30.0, 150.0
 PATIENCE_S = 1200.0
 POLL_S, ASK_S = 0.2, 2.0
-SYSTEMS = ("slurmtrain", "submitit", "torchrun", "lightning", "lightning_sigterm")
-_LIGHTNING = """\
-no Python with Lightning was named, so that it is left out; to have it measured:
-  {python} -m venv /tmp/lightning
-  echo {packages} > /tmp/lightning/lib/python{version}/site-packages/borrowed.pth
-  /tmp/lightning/bin/pip install lightning
-  scripts/bench goodput --lightning /tmp/lightning/bin/python"""
+SYSTEMS = ("slurmtrain", "submitit", "torchrun")
 _BATCH = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -73,11 +66,6 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 export OMP_NUM_THREADS=1
 srun --kill-on-bad-exit=1 {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 \\
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$address:$port" {script}"""
-# As Lightning's documentation shows it, for a signal before the time limit.
-_SRUN = """\
-#SBATCH --signal=SIGUSR1@90
-export OMP_NUM_THREADS=1
-srun --kill-on-bad-exit=1 {python} {script}"""
 
 
 @dataclass
@@ -110,12 +98,10 @@ class TraceResult:
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster that can be broken, by the name that scripts/cluster knows, and a folder that its nodes see."""
+    """A cluster that can be broken, and a folder that its nodes see."""
 
     cluster: Cluster
-    name: str
     folder: Path
-    lightning: str | None
 
     def run(self, argv: Sequence[str]) -> str:
         return run_quietly(argv, **self._environment())
@@ -140,7 +126,7 @@ class Site:
 
     def script(self, *arguments: str) -> str:
         """Run scripts/cluster on this cluster; return the problem, or nothing."""
-        return self.try_to([sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", self.name])
+        return self.try_to([sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", self.cluster.name])
 
     def wait_until_idle(self) -> None:
         """Wait until all nodes are available and idle, even of the job that preempted another one."""
@@ -150,7 +136,7 @@ class Site:
             if set(states.split()) == {"idle"}:
                 return
             if time.monotonic() > deadline:
-                sys.exit(f"bench: the nodes of the cluster '{self.name}' do not become idle: {states.split()}")
+                sys.exit(f"bench: the nodes of the cluster '{self.cluster.name}' do not become idle: {states.split()}")
             time.sleep(1)
 
     def starts(self, since_t: float, prefix: str) -> list[Start]:
@@ -187,14 +173,9 @@ class System:
             facts = ["--name", self.job_name, "--nodes", str(NODES), "--partition", PARTITION]
             module = str(BENCHMARKS / "_goodput_submitit.py")
             self.site.run([sys.executable, module, *facts, "--minutes", str(MINUTES), *self._task()])
-        elif self.name == "torchrun":
+        else:
             script = shlex.join([str(BENCHMARKS / "_goodput_train.py"), *self._task()])
             self._sbatch(_TORCHRUN.format(python=shlex.quote(sys.executable), nodes=NODES, script=script))
-        else:
-            assert self.site.lightning is not None
-            requeue = ["--requeue-signal", "SIGTERM" if self.name.endswith("sigterm") else "SIGUSR1"]
-            script = shlex.join([str(BENCHMARKS / "_goodput_lightning.py"), *self._task(), *requeue])
-            self._sbatch(_SRUN.format(python=shlex.quote(self.site.lightning), script=script))
 
     def jobs(self) -> list[str]:
         """Its jobs in the queue; running ones are recorded."""
@@ -347,29 +328,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=int, default=1, metavar="R", help="of each system (default: 1)")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the trace (default: {SEED})")
-    parser.add_argument("--lightning", metavar="PYTHON", help="a Python that has lightning, and this one's torch")
     parser.add_argument("--folder", metavar="DIR", help="where to write, seen by all nodes (default: a temporary one)")
-    parser.add_argument("--cluster", default="bench", metavar="NAME", help="of the cluster to start (default: bench)")
 
 
 def run(arguments: argparse.Namespace) -> Report:
     report = Report()
     systems = [name for name in SYSTEMS if name in arguments.systems]
-    if problem := lacks_lightning(arguments.lightning):
-        left_out = [name for name in systems if name.startswith("lightning")]
-        systems = [name for name in systems if name not in left_out]
-        if left_out:
-            report.notes.append(problem)
-            say(f"bench: {problem}")
     steps, kinds = (QUICK_STEPS, log.QUICK) if arguments.quick else (STEPS, log.FULL)
     trace = log.trace(kinds, arguments.seed, *PAUSES_S)
     try:
         with (
-            breakable(arguments.cluster) as name,
-            cluster("goodput", CLUSTER_NODES) as slurm,
+            cluster("goodput", CLUSTER_NODES, "--gpus", "0", "--grace", str(GRACE_S)) as slurm,
             tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
         ):
-            site = Site(slurm, name, Path(folder), arguments.lightning)
+            if not slurm.name:
+                raise NoCluster(
+                    f"{slurm.conf} is of no cluster of scripts/cluster, and others cannot be broken on purpose"
+                )
+            site = Site(slurm, Path(folder))
             measure(site, systems, arguments.rounds, steps, trace, report)
     except NoCluster as error:
         print(f"bench: goodput needs a Slurm cluster: {error}", file=sys.stderr)
@@ -382,51 +358,6 @@ def run(arguments: argparse.Namespace) -> Report:
     report.notes.append(f"load: in the last 5 min of a system, on {cores} cores, which all nodes share")
     report.notes.append("aim: slurmtrain needs no hand, and has the highest goodput")
     return report
-
-
-def lacks_lightning(python: str | None) -> str | None:
-    """What to do to have Lightning measured, unless this Python has it."""
-    if python is not None:
-        completed = subprocess.run([python, "-c", "import lightning"], capture_output=True, text=True, check=False)
-        if completed.returncode == 0:
-            return None
-        return f"{python} has no Lightning, so that it is left out: {(completed.stderr.splitlines() or ['?'])[-1]}"
-    packages = next((entry for entry in sys.path if entry.endswith("site-packages")), "SITE-PACKAGES")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return _LIGHTNING.format(python=sys.executable, packages=packages, version=version)
-
-
-@contextmanager
-def breakable(name: str) -> Iterator[str]:
-    """The name of a cluster of scripts/cluster, which SLURM_CONF names from here on; raises NoCluster."""
-    script = [sys.executable, str(ROOT / "scripts" / "cluster")]
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        argv = [*script, *arguments]
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-
-    if conf := os.environ.get("SLURM_CONF"):
-        named = Path(conf).parent.name
-        if conf not in call("env", "--name", named).stdout:
-            raise NoCluster(f"{conf} is of no cluster of scripts/cluster, and others cannot be broken on purpose")
-        yield named
-        return
-    if os.geteuid() != 0:
-        raise NoCluster("only root can start a Slurm cluster on this machine, and break it")
-    if call("status", "--name", name).returncode == 0:
-        raise NoCluster(f"there is a cluster '{name}' already; set SLURM_CONF to use it")
-    say(f"starting the cluster '{name}' (scripts/cluster)")
-    try:
-        completed = call("up", "--name", name, "--nodes", str(CLUSTER_NODES), "--gpus", "0", "--grace", str(GRACE_S))
-        if completed.returncode != 0:
-            problem = (completed.stderr.strip().splitlines() or ["it does not say why"])[-1]
-            raise NoCluster(f"scripts/cluster could not start one: {problem}")
-        conf = call("env", "--name", name).stdout.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
-        os.environ["SLURM_CONF"] = conf
-        yield name
-    finally:
-        os.environ.pop("SLURM_CONF", None)
-        call("down", "--name", name)
 
 
 def measure(

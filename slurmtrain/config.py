@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
-from slurmtrain.model.database_url import DatabaseUrl, is_url, read_database_url
 from slurmtrain.model.experiment.kinds import (
     CONFIRM_GPU_HOURS,
     CONFIRM_RUNS,
@@ -33,7 +32,7 @@ from slurmtrain.model.experiment.kinds import (
     finite_number,
     text,
 )
-from slurmtrain.model.passwords import check_tracking_uri
+from slurmtrain.model.urls import DatabaseUrl, check_tracking_uri, is_url, read_database_url
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name

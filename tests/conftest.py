@@ -18,7 +18,7 @@ from helpers.postgres_server import PostgresServer, postgres_server
 from helpers.where_time_goes import WhereTimeGoes
 from hypothesis import HealthCheck, settings
 
-from slurmtrain.model.database_url import DatabaseUrl
+from slurmtrain.model.urls import DatabaseUrl
 
 # Machines are shared, so the duration of an example means nothing.
 settings.register_profile(

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.config import registry_address
 from slurmtrain.errors import UserError
-from slurmtrain.model.database_url import is_url, read_database_url
+from slurmtrain.model.urls import is_url, read_database_url
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.database_url import DatabaseUrl
+    from slurmtrain.model.urls import DatabaseUrl
 
 
 @dataclass(frozen=True, slots=True)

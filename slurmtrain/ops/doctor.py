@@ -154,7 +154,7 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
     from slurmtrain.ops.shared.interruption_stats import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
-    from slurmtrain.model.experiment.sbatch import named_options
+    from slurmtrain.model.experiment.slurm_options import named_options
 
     options = named_options(spec.slurm)
     named = options.get("qos")

@@ -16,7 +16,7 @@ from slurmtrain.registry.dialects import insert
 from slurmtrain.registry.store import open_engine, reading
 
 if TYPE_CHECKING:
-    from slurmtrain.model.database_url import DatabaseUrl
+    from slurmtrain.model.urls import DatabaseUrl
 
 # So many rows are in memory at once.
 _BATCH = 5_000

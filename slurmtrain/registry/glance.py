@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    from slurmtrain.model.database_url import DatabaseUrl
+    from slurmtrain.model.urls import DatabaseUrl
 
 _PATIENCE_S = 0.2
 # A server that is near answers in a tenth of this.

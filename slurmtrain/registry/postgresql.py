@@ -35,7 +35,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from slurmtrain.model.database_url import DatabaseUrl
+    from slurmtrain.model.urls import DatabaseUrl
 
 # How long commands wait for another one that writes. Then they read the run directories instead.
 LIMIT_S = 10.0

@@ -28,7 +28,6 @@ from slurmtrain.registry.listed import Listed, decode_cell, is_mirrored
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
-    from slurmtrain.model.database_url import DatabaseUrl
     from slurmtrain.model.metrics.summary import MetricSummary
     from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import Event
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Run
+    from slurmtrain.model.urls import DatabaseUrl
     from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.sent import Sent
     from slurmtrain.registry.sqlite import FileIdentity

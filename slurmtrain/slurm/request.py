@@ -21,7 +21,7 @@ from typing import Any
 
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.resources import OPTIONS_OF_COMPONENTS
-from slurmtrain.model.experiment.sbatch import SRUN, named_options
+from slurmtrain.model.experiment.slurm_options import SRUN, named_options
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.experiment.values import write_node_memory
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist

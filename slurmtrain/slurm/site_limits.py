@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.resources import ResourcesSpec
-from slurmtrain.model.experiment.sbatch import named_options
+from slurmtrain.model.experiment.slurm_options import named_options
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration

@@ -2,6 +2,6 @@
 
 from slurmtrain.specfile.compose import write_assignments
 from slurmtrain.specfile.load import PlannedRun, SiteRules, SpecFile, load_spec, replan
-from slurmtrain.specfile.places import ValueSource
+from slurmtrain.specfile.overrides import ValueSource
 
 __all__ = ["PlannedRun", "SiteRules", "SpecFile", "ValueSource", "load_spec", "replan", "write_assignments"]

@@ -10,8 +10,8 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from slurmtrain.model.experiment.chain import escape_references
+from slurmtrain.model.experiment.command_words import is_of_job
 from slurmtrain.model.experiment.kinds import KeyPath, Report, suggestion
-from slurmtrain.model.experiment.oversights import is_of_job
 from slurmtrain.model.experiment.values import SHELL_KEYS
 from slurmtrain.model.written import WrittenNumber
 
@@ -132,7 +132,7 @@ class _Resolver:
         if name.isupper():
             hint = f"; for an environment variable write ${{oc.env:{name}}}"
         else:
-            keys = list(_keys(self._template))
+            keys = list(_value_keys(self._template))
             hint = f"; did you mean '${{params.{name}}}'?" if f"params.{name}" in keys else suggestion(name, keys)
         return f"the interpolation ${{{name}}} refers to a key that does not exist{hint}"
 
@@ -145,10 +145,10 @@ def _not_set(variable: str) -> str:
     return problem
 
 
-def _keys(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _value_keys(data: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The keys of the spec that hold a value, with the keys around them."""
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _keys(value, f"{prefix}{key}.")
+            yield from _value_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"

@@ -39,7 +39,7 @@ class Interpolator:
                 self._evaluation = Evaluation()
             evaluated = self._evaluation.evaluate(template, referring, report)
         return {
-            str(key): value if key in SHELL_KEYS else evaluated[key] if key in evaluated else _plain(value)
+            str(key): value if key in SHELL_KEYS else evaluated[key] if key in evaluated else _with_text_keys(value)
             for key, value in template.items()
         }
 
@@ -53,8 +53,8 @@ def _refers(value: Any) -> bool:
     return isinstance(value, list) and any(map(_refers, value))
 
 
-def _plain(value: Any) -> Any:
+def _with_text_keys(value: Any) -> Any:
     """A copy of a value that has nothing to evaluate, as omegaconf returns it: all keys are text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(inside) for key, inside in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {str(key): _with_text_keys(inside) for key, inside in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list) else value

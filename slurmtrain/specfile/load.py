@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.experiment.chain import PLACES, dependencies_of, references, references_of
+from slurmtrain.model.experiment.command_words import find_failures, find_oversights
 from slurmtrain.model.experiment.kinds import MAX_RUNS, KeyPath, suggestion
 from slurmtrain.model.experiment.launcher import (
     NODE,
@@ -23,9 +24,8 @@ from slurmtrain.model.experiment.launcher import (
     refused_programs,
     shell_text,
 )
-from slurmtrain.model.experiment.oversights import find_failures, find_oversights
 from slurmtrain.model.experiment.plan import Plan, make_plan, written_resources
-from slurmtrain.model.experiment.sbatch import ReadOptions, is_singleton, refused_options
+from slurmtrain.model.experiment.slurm_options import ReadOptions, is_singleton, refused_options
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.experiment.strategy import crossing_layers
 from slurmtrain.model.experiment.sweep import (
@@ -40,20 +40,21 @@ from slurmtrain.model.experiment.sweep import (
 from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.experiment.values import SHELL_KEYS, Nodes, check_name
 from slurmtrain.model.run.lineage import Parent
-from slurmtrain.specfile.batch_script import check_is_spec
 from slurmtrain.specfile.compose import NAME as DATA
 from slurmtrain.specfile.compose import Composition, compose, write_spec
 from slurmtrain.specfile.interpolate import Interpolator
 from slurmtrain.specfile.overrides import (
+    Mistakes,
     Override,
+    SpecInputs,
+    ValueSource,
     apply_overrides,
     check_path,
     override_for_value,
     parse_overrides,
     parse_sweeps,
 )
-from slurmtrain.specfile.places import Mistakes, SpecInputs, ValueSource
-from slurmtrain.specfile.proposals import Proposals
+from slurmtrain.specfile.proposals import Proposals, check_is_spec
 from slurmtrain.specfile.recordable import (
     excesses,
     find_leaks,

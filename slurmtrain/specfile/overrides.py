@@ -1,13 +1,13 @@
-"""``a.b=c`` on the command line, and the keys that a sweep varies."""
+"""What the command line sets (``a.b=c``), and the place that each value of a plan, and each mistake, comes from."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.errors import Mistake
+from slurmtrain.errors import Mistake, SpecError
 from slurmtrain.model.experiment.kinds import (
     Entries,
     KeyPath,
@@ -18,12 +18,14 @@ from slurmtrain.model.experiment.kinds import (
     suggestion,
     walk_keys,
 )
-from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.experiment.sweep import WORDS
+from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.spec import Spec, write_spec
+from slurmtrain.model.experiment.sweep import WORDS, Point
 from slurmtrain.model.experiment.sweep_values import is_expression
 from slurmtrain.model.experiment.values import value_at
+from slurmtrain.model.urls import without_url_passwords
 from slurmtrain.specfile.recordable import redact_assignment
-from slurmtrain.system.yaml_file import parse_value, write_yaml
+from slurmtrain.system.yaml_file import YamlDocument, parse_value, write_yaml
 
 # The kind of each key of a spec.
 SCHEMA = {path: key.kind for path, key in walk_keys(Spec)}
@@ -62,7 +64,7 @@ def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> d
     """A copy of the data with these overrides applied; later ones win."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
-        _set(result, *whole_value(override))
+        _set_in_place(result, *whole_value(override))
     return result
 
 
@@ -79,7 +81,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     for length in range(1, len(path) + 1):
         kind = SCHEMA.get(path[:length])
         if kind is None:
-            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint(path[:length], data)}")
+            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint_for_path(path[:length], data)}")
         # Below a mapping with free names any key is allowed: names are checked when the spec is read.
         if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
@@ -92,7 +94,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
             return
 
 
-def _hint(path: KeyPath, data: Mapping[str, Any]) -> str:
+def _hint_for_path(path: KeyPath, data: Mapping[str, Any]) -> str:
     params = data.get("params")
     if len(path) == 1 and isinstance(params, Mapping) and path[0] in params:
         return f"; did you mean 'params.{path[0]}'?"
@@ -117,13 +119,13 @@ def _parse_all(
         # Redacted in error messages too: they end up in logs.
         shown = redact_assignment(key, raw) if "=" in text else text
         try:
-            overrides.append(_parse(text, shown, data, multiple=multiple))
+            overrides.append(_parse_override(text, shown, data, multiple=multiple))
         except ValueError as error:
             mistakes.append(Mistake(f"command line ({shown})", "", str(error)))
     return overrides, mistakes
 
 
-def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) -> Override:
+def _parse_override(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) -> Override:
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
         raise ValueError("expected key=value, for example resources.nodes=2")
@@ -211,7 +213,7 @@ def whole_value(override: Override) -> tuple[KeyPath, Any]:
     return override.path, override.value
 
 
-def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+def _set_in_place(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     """Set a value in place. The mappings around it are copied, and shorthands on the way become sections."""
     *parents, last = path
     for length, key in enumerate(parents, 1):
@@ -222,3 +224,166 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
         data[key] = dict(inside) if isinstance(inside, Mapping) else {}
         data = data[key]
     data[last] = value
+
+
+class Mistakes:
+    """Collects mistakes, and finds the line or the argument of each."""
+
+    def __init__(self, document: YamlDocument, overrides: Sequence[Override], swept: Sequence[Override] = ()) -> None:
+        """Places are in ``document``, or in arguments: ``overrides``, and the keys to vary, ``swept``."""
+        self._document = document
+        self._mistakes = list(document.mistakes)
+        self._overrides = overrides
+        self._swept = {".".join(override.path): override for override in swept}
+        self._point: Point = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._mistakes)
+
+    def set_point(self, point: Point) -> None:
+        """Note what the sweep sets in this run: a mistake in such a value is reported where the sweep has it."""
+        self._point = point
+
+    def add(self, path: KeyPath, message: str) -> None:
+        """Add a mistake at a key, unless another run of the sweep has it already, or its value cannot even be read."""
+        where = self._locate(path)
+        key = "" if where.startswith("command line") and path[:1] == ("sweep",) else ".".join(path)
+        mistake = Mistake(where, key, without_url_passwords(message))
+        unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
+        if not unread and mistake not in self._mistakes:
+            self._mistakes.append(mistake)
+
+    def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
+        """Add mistakes that already name their place."""
+        self._mistakes.extend(mistakes)
+
+    def raise_if_any(self) -> None:
+        """Raise SpecError if there is any mistake, with all of them in the order of the file."""
+        if self._mistakes:
+            raise SpecError(self.sorted())
+
+    def sorted(self) -> list[Mistake]:
+        """All of them, in the order of the file."""
+        return sorted(self._mistakes, key=self._order)
+
+    def _order(self, mistake: Mistake) -> tuple[bool, bool, str, int]:
+        """Mistakes in the spec's own file come first, then in files that it extends, then on the command line."""
+        if mistake.where.startswith("command line"):
+            return True, True, "", 0
+        file, _, line = mistake.where.rpartition(":")
+        return False, file != self._document.name, file, int(line)
+
+    def _locate(self, path: KeyPath) -> str:
+        if path == ("sweep",) and self._swept:
+            return "command line (--sweep)"
+        in_sweep = path[:1] == ("sweep",)
+        for key, swept in self._point.items():
+            if not in_sweep and _are_nested(path, tuple(key.split("."))):
+                path, in_sweep = ("sweep", *swept.at), True
+        if in_sweep and path[1:2] and path[1] in self._swept:
+            return f"command line ({self._swept[path[1]].text})"
+        for override in () if in_sweep else self._overrides:
+            if _are_nested(path, override.path):
+                return f"command line ({override.text})"
+        return self._document.place_of(path)
+
+
+def _are_nested(path: KeyPath, other: KeyPath) -> bool:
+    """Whether two keys are the same, or one is in the section of the other."""
+    length = min(len(path), len(other))
+    return length > 0 and path[:length] == other[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSource:
+    """Where a value of a plan comes from.
+
+    ``key``: key of the value, with dots. ``origin``: ``file``, ``override``, ``sweep``, ``default``, or ``derived``
+    from other values. ``place``: ``FILE:LINE``, or the argument of the command line, without secrets; empty for
+    defaults and derived values.
+    """
+
+    key: str
+    value: Any
+    origin: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        if self.origin == "sweep":
+            return f"sweep, {self.place}"
+        return self.place or self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInputs:
+    """The inputs that the plans of a spec were made from.
+
+    ``document``: the file, with all that it extends. ``overrides``, ``swept``: from the command line.
+    """
+
+    document: YamlDocument
+    overrides: Sequence[Override]
+    swept: Sequence[Override]
+
+    def sources(self, plan: Plan, point: Point) -> list[ValueSource]:
+        """The source of each value of a plan, in the order of the plan.
+
+        Args:
+            plan: the plan.
+            point: what the sweep sets in it.
+        """
+        defaults = dict(_plain_leaves(write_spec(Spec()), ()))
+        return [
+            ValueSource(".".join(path), value, *self._source(path, point, is_default=defaults.get(path, plan) == value))
+            for path, value in _plain_leaves(plan.content, ())
+        ]
+
+    def _source(self, path: KeyPath, point: Point, *, is_default: bool) -> tuple[str, str]:
+        """The origin and the place of a value."""
+        unset = ("default" if is_default else "derived", "")
+        for key, swept in reversed(list(point.items())):
+            at, value = whole_value(Override(tuple(key.split(".")), swept.value, ""))
+            if path[: len(at)] == at:
+                return ("sweep", self._place_in_sweep(swept.at)) if _written_key(value, at, path) else unset
+        for override in reversed(self.overrides):
+            at, value = whole_value(override)
+            if path[: len(at)] == at:
+                return ("override", f"command line ({override.text})") if _written_key(value, at, path) else unset
+        written = _written_key(self.document.data, (), path)
+        return ("file", self.document.place_of(written)) if written else unset
+
+    def _place_in_sweep(self, at: KeyPath) -> str:
+        """Where a value of the sweep is written; ``at``: its key below ``sweep``."""
+        for override in self.swept:
+            if ".".join(override.path) == at[0]:
+                return f"command line ({override.text})"
+        return self.document.place_of(("sweep", *at))
+
+
+def _plain_leaves(content: Mapping[str, Any], at: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """The values of a plan that are no sections, with their keys; a list is one value."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _plain_leaves(value, (*at, key))
+        else:
+            yield (*at, key), value
+
+
+def _written_key(value: Any, at: KeyPath, path: KeyPath) -> KeyPath:
+    """The key, as written, that sets ``path``, or of what stands for the section around it; empty: none does.
+
+    Args:
+        value: what is written.
+        at: the key of ``value``.
+        path: what is looked for, at or below ``at``.
+    """
+    inside = path[len(at) :]
+    if not inside:
+        return at
+    if isinstance(value, Mapping):
+        return _written_key(value[inside[0]], (*at, inside[0]), path) if inside[0] in value else ()
+    kind = SCHEMA.get(at)
+    if isinstance(kind, Section):
+        expanded = kind.expand(value)
+        return at if isinstance(expanded, Mapping) and inside[0] in expanded else ()
+    return at if value is not None else ()

@@ -15,7 +15,7 @@ from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.experiment.plan import REDACTED
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
-from slurmtrain.model.passwords import has_url_password, without_url_passwords
+from slurmtrain.model.urls import has_url_password, without_url_passwords
 from slurmtrain.system.yaml_file import YamlDocument
 
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")

@@ -10,7 +10,7 @@ from typing import Any
 
 from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.experiment.restarts import RequeueSpec, write_requeue
+from slurmtrain.model.experiment.sections import RequeueSpec, write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Newest

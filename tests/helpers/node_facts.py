@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.checks import judge_checks
 from slurmtrain.model.preflight.finding import Finding

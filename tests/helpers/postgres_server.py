@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.database_url import DatabaseUrl, read_database_url
+from slurmtrain.model.urls import DatabaseUrl, read_database_url
 
 # The server refuses to run as root; this account comes with its package.
 ACCOUNT = "postgres"

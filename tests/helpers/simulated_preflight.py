@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.runtime.peers.channel import Channel, connect

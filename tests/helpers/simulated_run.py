@@ -21,7 +21,7 @@ import pytest
 
 from helpers.journal_events import event, read_run
 from slurmtrain.model.experiment.plan import Plan, make_plan
-from slurmtrain.model.experiment.restarts import write_requeue
+from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent, encode

@@ -10,8 +10,8 @@ import pytest
 
 from helpers.simulated_run import JOB, RUN_ID, SimulatedRun
 from slurmtrain.config import Config
-from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.slurm.scheduler import Scheduler

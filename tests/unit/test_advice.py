@@ -12,7 +12,7 @@ import click
 
 import slurmtrain
 from slurmtrain.cli import cli
-from slurmtrain.model.experiment.sbatch import OPTIONS
+from slurmtrain.model.experiment.slurm_options import OPTIONS
 from slurmtrain.specfile.overrides import SCHEMA
 
 PACKAGE = Path(slurmtrain.__file__).parent

@@ -10,7 +10,7 @@ import pytest
 
 from slurmtrain.config import Config, load_config
 from slurmtrain.errors import PathError, SpecError
-from slurmtrain.model.database_url import DatabaseUrl
+from slurmtrain.model.urls import DatabaseUrl
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slurmtrain.model.passwords import without_url_passwords
+from slurmtrain.model.urls import without_url_passwords
 
 _SECRET = re.compile(
     r"(?i)\b([\w.-]*(?:token|key|password|passwd|secret|credential)s?[\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"

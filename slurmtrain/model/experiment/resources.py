@@ -27,8 +27,14 @@ from slurmtrain.model.experiment.kinds import (
     whole_number,
 )
 from slurmtrain.model.experiment.launcher import NodeRanks
-from slurmtrain.model.experiment.sbatch import OPTIONS, PASSED, SlurmValue, canonical_option, check_sbatch_option
-from slurmtrain.model.experiment.slurm_options import SLURM_OPTIONS
+from slurmtrain.model.experiment.slurm_options import (
+    OPTIONS,
+    PASSED,
+    SLURM_OPTIONS,
+    SlurmValue,
+    canonical_option,
+    check_sbatch_option,
+)
 from slurmtrain.model.experiment.values import (
     Nodes,
     parse_duration,

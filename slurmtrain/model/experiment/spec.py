@@ -1,6 +1,6 @@
 """The spec: its sections and keys, with their defaults and their texts in the reference (docs/spec.md is generated).
 
-Larger sections have modules of their own, such as :mod:`slurmtrain.model.experiment.preflight_checks`.
+Larger sections have modules of their own, such as :mod:`slurmtrain.model.experiment.sections`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,17 @@ from slurmtrain.model.experiment.kinds import (
     whole_number,
 )
 from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
-from slurmtrain.model.experiment.preflight_checks import PreflightSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
-from slurmtrain.model.experiment.restarts import RequeueSpec
-from slurmtrain.model.experiment.sbatch import PASSED, SLURM_SECTION, SRUN, check_log, named_options, repeated_options
+from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec
+from slurmtrain.model.experiment.slurm_options import (
+    PASSED,
+    SLURM_SECTION,
+    SRUN,
+    check_log,
+    named_options,
+    repeated_options,
+)
 from slurmtrain.model.experiment.strategy import StrategySpec, mixed_conflicts, placement_conflicts
-from slurmtrain.model.experiment.tracking import TrackingSpec
 from slurmtrain.model.experiment.values import (
     Lines,
     Params,

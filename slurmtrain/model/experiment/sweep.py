@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from slurmtrain.model.experiment.kinds import MAX_RUNS, REQUIRED, KeyPath, Report, Section, read_all, whole_number
 from slurmtrain.model.experiment.resources import ResourcesSpec
-from slurmtrain.model.experiment.sbatch import named_options
+from slurmtrain.model.experiment.slurm_options import named_options
 from slurmtrain.model.experiment.sweep_values import (
     Distribution,
     ListedValues,

@@ -20,7 +20,7 @@ from slurmtrain.model.experiment.kinds import (
     whole_number,
 )
 from slurmtrain.model.experiment.launcher import split_command
-from slurmtrain.model.passwords import has_url_password
+from slurmtrain.model.urls import has_url_password
 from slurmtrain.model.written import WrittenNumber
 
 _DURATION = re.compile(

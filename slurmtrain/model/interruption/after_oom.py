@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.experiment.restarts import OomSpec
+from slurmtrain.model.experiment.sections import OomSpec
 from slurmtrain.model.experiment.values import parse_memory, write_size
 
 

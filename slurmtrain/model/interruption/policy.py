@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
-from slurmtrain.model.experiment.restarts import RequeueSpec, read_requeue
+from slurmtrain.model.experiment.sections import RequeueSpec, read_requeue
 from slurmtrain.model.interruption.after_oom import BatchMemory, after_oom, why_not
 from slurmtrain.model.interruption.exit_report import NODE_0_COMPLETED, ExitReport, is_of_gpu_memory
 from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind

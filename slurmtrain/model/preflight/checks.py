@@ -11,7 +11,7 @@ from dataclasses import fields
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.experiment.preflight_checks import PreflightSpec
+from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.preflight.hardware import judge_hardware

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.experiment.preflight_checks import ClockCheck
+from slurmtrain.model.experiment.sections import ClockCheck
 from slurmtrain.model.preflight.finding import Finding, apply_level
 
 # t1 sent by the node, t2 received by node 0, t3 answered by node 0, t4 back at the node; seconds since 1970, t1 and t4

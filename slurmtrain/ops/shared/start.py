@@ -50,7 +50,7 @@ from slurmtrain.errors import (
     SubmissionUncertain,
 )
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.restarts import write_requeue
+from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.layout import RunDir, SubmissionDir

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
-from slurmtrain.model.experiment.sbatch import is_singleton
+from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir

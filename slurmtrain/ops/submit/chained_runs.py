@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RunNotFound, UserError
 from slurmtrain.model.experiment.chain import Dependency, creation_order, dependencies_of, find_cycle, references_of
-from slurmtrain.model.experiment.sbatch import is_singleton
+from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.run.lineage import Upstream, describe_failure
 from slurmtrain.ops.shared.find import choose_all_listed
 from slurmtrain.ops.shared.observe import Observed, observe

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from slurmtrain.errors import NoSnapshot, PathError
 from slurmtrain.model.diagnosis.redact import redact_code
 from slurmtrain.model.experiment.code import SNAPSHOT, CodeSnapshot, CodeSpec, compare, path_in_word, relative_to_root
-from slurmtrain.model.experiment.command_files import result_places
+from slurmtrain.model.experiment.command_words import result_places
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command_events import RunCreated

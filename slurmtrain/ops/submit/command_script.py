@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurmtrain.errors import NotAvailable, PathError, UserError
-from slurmtrain.model.experiment.command_files import ScriptImport, script_imports
+from slurmtrain.model.experiment.command_words import ScriptImport, in_shell, of_shell, script_imports
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.launcher import (
     RANKS,
@@ -34,9 +34,8 @@ from slurmtrain.model.experiment.launcher import (
     shell_text,
     split_command,
 )
-from slurmtrain.model.experiment.oversights import in_shell, of_shell
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.sbatch import runs_in_container
+from slurmtrain.model.experiment.slurm_options import runs_in_container
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import SHELL_KEYS
 from slurmtrain.system.user_cache import file_identity, load_answer, store_answer

@@ -18,10 +18,10 @@ from typing import Any
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.experiment.code import CodeSnapshot, directories_of, relative_to_root
-from slurmtrain.model.experiment.command_files import NamedPath, paths_read, paths_written
+from slurmtrain.model.experiment.command_words import NamedPath, paths_read, paths_written
 from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.sbatch import runs_in_container, unknown_srun_options
+from slurmtrain.model.experiment.slurm_options import runs_in_container, unknown_srun_options
 from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
 from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete

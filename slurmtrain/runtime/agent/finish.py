@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from slurmtrain.model.experiment.code import CodeSnapshot, path_in_word, relative_to_root
-from slurmtrain.model.experiment.command_files import DIRECTORY, UNKNOWN, ResultPlace, paths_written, result_places
+from slurmtrain.model.experiment.command_words import DIRECTORY, UNKNOWN, ResultPlace, paths_written, result_places
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.system.inherited import PRIVATE, umask_of_ranks

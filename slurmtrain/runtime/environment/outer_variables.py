@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from slurmtrain.model.environment import surroundings
 from slurmtrain.model.environment.surroundings import GPU_VARIABLES
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.sbatch import OPTIONS, named_options
+from slurmtrain.model.experiment.slurm_options import OPTIONS, named_options
 from slurmtrain.runtime.environment.variables import scrubbed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.sbatch import fill_log
+from slurmtrain.model.experiment.slurm_options import fill_log
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import expand_home

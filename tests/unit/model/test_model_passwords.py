@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.passwords import check_tracking_uri, has_url_password, without_url_passwords
+from slurmtrain.model.urls import check_tracking_uri, has_url_password, without_url_passwords
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,12 @@ def test_a_very_long_word_is_read_only_once() -> None:
     # If each of its letters were tried as the first one of a scheme, this would take minutes.
     word = "x" * 1_000_000
     assert without_url_passwords(f"{word} http://ann:hunter2@h") == f"{word} http://ann:<redacted>@h"
+
+
+@pytest.mark.parametrize("part", ["://x", "://h/?a=b", "://?&token", "&"])
+def test_many_urls_in_one_word_are_read_in_no_time(part: str) -> None:
+    text = f"http://h/{part * 100_000}"
+    assert (
+        without_url_passwords(f"{text}?password=hunter2&token=hunter3")
+        == f"{text}?password=<redacted>&token=<redacted>"
+    )

@@ -15,7 +15,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.errors import RegistryFailed, RegistryUnusable, UserError
-from slurmtrain.model.database_url import DatabaseUrl, read_database_url
+from slurmtrain.model.urls import DatabaseUrl, read_database_url
 from slurmtrain.ops.copy_registry import copy_registry
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -28,7 +28,7 @@ DIE = """
 import os, signal, sys
 from pathlib import Path
 from slurmtrain.registry import copying, schema
-from slurmtrain.model.database_url import read_database_url
+from slurmtrain.model.urls import read_database_url
 target = sys.argv[2]
 real = copying._copy_table
 def copy(reader, writer, table):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.run.events.agent_events import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.registry import queries
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.sent import Sent

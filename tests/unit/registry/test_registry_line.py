@@ -11,13 +11,13 @@ from helpers.metric_lines import Lines, lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.metrics.summary import MetricSummary
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.measures import Measure
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.narrowing import best_candidates, candidates
 from slurmtrain.registry.store import Store, open_engine

@@ -17,8 +17,8 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
-from slurmtrain.model.database_url import DatabaseUrl, read_database_url
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.urls import DatabaseUrl, read_database_url
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import postgresql, schema

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.experiment.tracking import ScriptMetricsSpec
+from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.logged_lines import logged_step

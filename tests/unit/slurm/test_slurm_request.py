@@ -17,7 +17,7 @@ from helpers.accounts import BOB, give, needs_accounts
 from helpers.specs import plan
 from submitit import SlurmExecutor
 
-from slurmtrain.model.experiment.sbatch import PASSED
+from slurmtrain.model.experiment.slurm_options import PASSED
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import ArrayDir

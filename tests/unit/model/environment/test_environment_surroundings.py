@@ -17,7 +17,7 @@ from slurmtrain.model.environment.surroundings import (
     telling,
     without_effect,
 )
-from slurmtrain.model.experiment.sbatch import OPTIONS
+from slurmtrain.model.experiment.slurm_options import OPTIONS
 
 
 # By sbatch(1) of 22.05 to 25.11, where the name of the option is another than that of the variable.

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from slurmtrain.model.experiment.command_files import (
+from slurmtrain.model.experiment.command_words import (
     DIRECTORY,
     FILE,
     UNKNOWN,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers.simulated_run import make_test_plan
 
+from slurmtrain.model.experiment.command_words import NUMBERS, PLACEHOLDERS, find_oversights
 from slurmtrain.model.experiment.launcher import NodePlace, NodeRanks
-from slurmtrain.model.experiment.oversights import NUMBERS, PLACEHOLDERS, find_oversights
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.environment.ranks import facts_for_command
 

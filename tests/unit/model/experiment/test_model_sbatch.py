@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from slurmtrain.model.experiment.sbatch import (
+from slurmtrain.model.experiment.slurm_options import (
     OPTIONS,
     PASSED,
+    SLURM_OPTIONS,
     SLURM_SECTION,
+    Option,
     canonical_option,
     check_log,
     check_sbatch_option,
@@ -22,7 +24,6 @@ from slurmtrain.model.experiment.sbatch import (
     runs_in_container,
     unknown_srun_options,
 )
-from slurmtrain.model.experiment.slurm_options import SLURM_OPTIONS, Option
 
 
 def mistakes(slurm: object) -> list[str]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from slurmtrain.model.experiment.checkpoint import VERIFY, BestSpec, EveryAuto, KeepSpec
 from slurmtrain.model.experiment.kinds import HOMES, OTHER_NAMES, Section, keys_of, walk_keys
 from slurmtrain.model.experiment.resources import ResourcesSpec
-from slurmtrain.model.experiment.restarts import RequeueSpec, read_requeue, write_requeue
-from slurmtrain.model.experiment.sbatch import PASSED
+from slurmtrain.model.experiment.sections import RequeueSpec, read_requeue, write_requeue
+from slurmtrain.model.experiment.slurm_options import PASSED
 from slurmtrain.model.experiment.spec import NETWORK_PROFILES, Spec, complete_override, write_spec
 from slurmtrain.model.experiment.values import Nodes, is_secret_param
 from slurmtrain.specfile.json_schema import texts_of_keys

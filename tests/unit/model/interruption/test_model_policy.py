@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.restarts import OomSpec, RequeueSpec, write_requeue
+from slurmtrain.model.experiment.sections import OomSpec, RequeueSpec, write_requeue
 from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.interruption.policy import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.interruption.policy import (
     MAX_DELAY_S,
     Decision,

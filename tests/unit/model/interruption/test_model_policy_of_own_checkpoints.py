@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.experiment.restarts import RequeueSpec
+from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.run import Attempt
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.kinds import Section, keys_of
-from slurmtrain.model.experiment.preflight_checks import LEVELS, PreflightSpec
+from slurmtrain.model.experiment.sections import LEVELS, PreflightSpec
 from slurmtrain.model.experiment.spec import NetworkSpec, Spec
 from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.finding import Finding

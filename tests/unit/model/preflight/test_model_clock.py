@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.preflight_checks import ClockCheck
+from slurmtrain.model.experiment.sections import ClockCheck
 from slurmtrain.model.preflight.clock import ADVICE, ClockOffset, judge_clocks, offset_from_stamps
 from slurmtrain.model.preflight.finding import Finding
 

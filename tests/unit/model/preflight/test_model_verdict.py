@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.preflight_checks import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.sections import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
 from slurmtrain.model.experiment.spec import NetworkSpec as NetworkSection
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.clock import ClockOffset

@@ -11,7 +11,7 @@ from helpers.simulated_run import BEGIN, SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.restarts import RequeueSpec, write_requeue
+from slurmtrain.model.experiment.sections import RequeueSpec, write_requeue
 from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import GONE

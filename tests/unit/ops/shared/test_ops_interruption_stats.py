@@ -12,9 +12,9 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun, make_test_plan
 from helpers.workspaces import make_workspace
 
-from slurmtrain.model.database_url import DatabaseUrl
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.ops.shared.interruption_stats import outlook
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -28,7 +28,7 @@ from helpers.ending_attempts import (
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.experiment.resources import ResourcesSpec
-from slurmtrain.model.experiment.restarts import OomSpec, RequeueSpec
+from slurmtrain.model.experiment.sections import OomSpec, RequeueSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal

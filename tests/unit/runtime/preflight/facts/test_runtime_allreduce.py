@@ -14,8 +14,8 @@ import pytest
 from helpers.rare import rare
 from helpers.site import PATIENCE_S
 
-from slurmtrain.model.experiment.preflight_checks import BandwidthCheck, PreflightSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.sections import BandwidthCheck, PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import Nodes
 from slurmtrain.runtime.preflight import ports

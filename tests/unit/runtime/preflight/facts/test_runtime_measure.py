@@ -22,8 +22,8 @@ import torch
 import slurmtrain
 from slurmtrain.model.experiment.kinds import Section, keys_of
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.preflight_checks import PreflightSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec
+from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.root import RunsRoot

@@ -1,4 +1,4 @@
-"""The address of a PostgreSQL database, as ``slurmtrain.yaml`` has it. Its password is never printed."""
+"""URLs: the passwords inside of them, which are recorded and printed nowhere, and the address of a database."""
 
 from __future__ import annotations
 
@@ -7,6 +7,53 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+HIDDEN = "<redacted>"
+# Text up to the last @ before a slash, or else up to the next @: whoever writes a password with a slash into a URL has
+# forgotten to encode it. Neither a port with an @ after it nor a variable of a shell is a password. A scheme is sought
+# only where a word begins, so that a long word is read once.
+_IN_ACCOUNT = re.compile(
+    r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://[^\s/@:?#\[\"'`]*:)(?!\d*[/?#]|\$|<redacted>)"
+    r"(?:[^\s/?#\"'`]+|[^\s@\"'`]+)(?=@)"
+)
+# What follows a scheme, up to the end of the word, and the secrets in it.
+_ADDRESS = re.compile(r"://[^\s\"'`]+")
+_IN_QUERY = re.compile(r"(?P<before>[?&]\w*(?:passw(?:or)?d|pwd|secret|token)=)(?!\$|<redacted>)[^&#]+", re.IGNORECASE)
+_OF_SERVER = (
+    "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, or write MLflow's own file "
+    "~/.mlflow/credentials (chmod 600)"
+)
+_USER = re.compile(r"https?://[^\s/@?#\"'`]+@")
+
+
+def has_url_password(text: str) -> bool:
+    """Whether a text has a URL with a password in it, rather than with a variable that has one."""
+    return without_url_passwords(text) != text
+
+
+def without_url_passwords(text: str) -> str:
+    """A text with the passwords of its URLs replaced."""
+    if "://" not in text:
+        return text
+    hidden = rf"\g<before>{HIDDEN}"
+    return _ADDRESS.sub(lambda match: _IN_QUERY.sub(hidden, match[0]), _IN_ACCOUNT.sub(hidden, text))
+
+
+def check_tracking_uri(uri: str) -> None:
+    """Raise ValueError, with what to write instead, for a tracking URI that holds a password: URIs are recorded."""
+    if not has_url_password(uri) and not _USER.match(uri):
+        return
+    scheme = re.split(r"[:+]", uri)[0]
+    cures = {
+        "http": _OF_SERVER,
+        "https": _OF_SERVER,
+        "postgresql": "keep the password in ~/.pgpass (chmod 600), or set PGPASSWORD, and write postgresql://user@host/name",
+        "mysql": "keep the password in a file (chmod 600), and name it as in "
+        "mysql+pymysql://user@host/name?read_default_file=/home/user/.my.cnf",
+    }
+    cure = cures.get(scheme, "let the driver of the database take the password from a file or a variable")
+    raise ValueError(f"credentials do not belong in a URI that is recorded; {cure}")
+
 
 SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
 _EXAMPLE = "'postgresql+psycopg://user@host/database'"
@@ -68,7 +115,7 @@ class DatabaseUrl:
         The schema is the one that the options name, or else one of this root's own.
         """
         named = _SEARCH_PATH.search(self.options)
-        return replace(self, schema=named[1].strip('"') if named else _schema_of(root), root=root)
+        return replace(self, schema=named[1].strip('"') if named else _schema_for_root(root), root=root)
 
 
 def read_database_url(text: str) -> DatabaseUrl:
@@ -95,7 +142,7 @@ def read_database_url(text: str) -> DatabaseUrl:
     return DatabaseUrl(f"postgresql://{text.partition('://')[2]}")
 
 
-def _schema_of(root: Path) -> str:
+def _schema_for_root(root: Path) -> str:
     """A name that no other runs root has, with the end of its path, for people."""
     tail = re.sub(r"[^a-z0-9]+", "_", "_".join(root.parts[-2:]).lower()).strip("_")[-_TAIL:]
     return f"slurmtrain_{tail}_{hashlib.sha256(str(root).encode(errors='surrogateescape')).hexdigest()[:8]}"

@@ -1,0 +1,515 @@
+"""The sections `preflight`, `requeue` and `tracking` of a spec: checks of nodes, restarts, trackers and metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar
+
+from slurmtrain.model.experiment.kinds import (
+    Amount,
+    Conflict,
+    Count,
+    Entries,
+    KeyPath,
+    Positive,
+    Report,
+    Scalar,
+    Section,
+    choice,
+    expected,
+    finite_number,
+    keys_of,
+    level,
+    read_all,
+    text,
+    whole_number,
+)
+from slurmtrain.model.experiment.values import (
+    ParamKind,
+    Span,
+    check_check_name,
+    check_experiment_name,
+    check_param_name,
+    parse_memory,
+    parse_span,
+    write_duration,
+)
+from slurmtrain.model.urls import check_tracking_uri
+
+# What a failed check does to a node: nothing, a warning, or the node is not used.
+LEVELS = ("off", "warn", "fail")
+Level = Annotated[str, level(*LEVELS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleCheck:
+    """A check without limits."""
+
+    SHORTHAND: ClassVar = "level"
+    level: Level = "fail"
+    """`fail`: a node that fails the check is not used; `warn`: only a warning; `off`: the check does not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisoryCheck(SimpleCheck):
+    """A check without limits, which only warns by default."""
+
+    level: Level = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockCheck(SimpleCheck):
+    """How much the clocks of nodes may differ."""
+
+    # 50 ms is where monitoring usually warns. torch's rendezvous drops nodes that are 15 s apart: 1 s is far below
+    # that, and no clock that a time service keeps is off by so much.
+    warn_ms: Amount = 50
+    """Offset from node 0, in milliseconds, at which to warn."""
+    fail_ms: Amount = 1000
+    """Offset from node 0, in milliseconds, at which to refuse the node."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
+            problem = f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+            yield "warn_ms", f"{problem}: write {self.fail_ms:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCheck(SimpleCheck):
+    """The test that nodes reach each other over the network that training will use."""
+
+    timeout_s: Annotated[float, finite_number(0.1)] = 2
+    """Seconds that the test of a connection may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsCheck(AdvisoryCheck):
+    """How long a reverse lookup of the node's own address may take. Libraries make many, and block on each."""
+
+    # A dead resolver takes 5 to 30 s for each lookup, one that works milliseconds.
+    max_ms: Amount = 1000
+    """Milliseconds that the lookup may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCheck(SimpleCheck):
+    """Whether all nodes see a file that one of them has written to the run directory."""
+
+    timeout_s: Annotated[float, finite_number(0.1)] = 10
+    """Seconds within which every node must see the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCheck(SimpleCheck):
+    """Free space in the run directory."""
+
+    min_gb: Amount = 1
+    """GB that must be free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemporaryCheck(AdvisoryCheck):
+    """Free space in TMPDIR, or else /tmp, of each node."""
+
+    min_gb: Amount = 1
+    """GB that should be free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShmCheck(AdvisoryCheck):
+    """Free space in /dev/shm, through which data loaders and NCCL exchange data."""
+
+    min_gb: Amount = 1
+    """GB that should be free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsCheck(AdvisoryCheck):
+    """The kernel's limits for a process."""
+
+    # Data loaders and NCCL hold a descriptor for each worker and each peer; 1024, a common default, is soon used up.
+    min_nofile: Count = 4096
+    """Open files per process (`ulimit -n`)."""
+    min_memlock_gb: Amount | None = None
+    """GB of locked memory (`ulimit -l`); null: unlimited on networks with RDMA, any limit elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCheck(SimpleCheck):
+    """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
+
+    # A CUDA context alone takes some hundred MB; more than this belongs to another process.
+    max_used_mb: Count = 2048
+    """MB of a GPU's memory that may be in use before training starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerCheck(AdvisoryCheck):
+    """How long a small computation takes, on each GPU or on a CPU core, compared with the median of all nodes."""
+
+    max_ratio: Annotated[float, finite_number(1)] = 2
+    """The limit, as a multiple of the median time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthCheck(SimpleCheck):
+    """An all-reduce over the elected network, measured like nccl-tests do. It takes some seconds."""
+
+    level: Level = "off"
+    """`fail`: the attempt ends if a node is below the limit; `warn`: only a warning; `off`: the check does not run."""
+    size_mb: Annotated[float, finite_number(0.001)] = 64
+    """MB that each rank reduces."""
+    min_gb_per_s: Amount | None = None
+    """GB/s of bus bandwidth that must be reached; null: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightSpec:
+    """Checks of the nodes before training starts. Each takes just a level (`dns: off`) or a mapping."""
+
+    exclude: bool = True
+    """Whether to continue without nodes that failed a check; Slurm then allocates others."""
+    timeout_s: Annotated[float, finite_number(1)] = 30
+    """Seconds that a single check may take."""
+    clock: ClockCheck = ClockCheck()
+    """Clock offsets between the nodes."""
+    network: NetworkCheck = NetworkCheck()
+    """Connections between the nodes."""
+    port: SimpleCheck = SimpleCheck()
+    """The rendezvous port of the training."""
+    shared: SharedCheck = SharedCheck()
+    """Whether all nodes share the run directory."""
+    versions: SimpleCheck = SimpleCheck()
+    """Whether Python, torch, CUDA, driver and NCCL are the same on all nodes."""
+    gpu: GpuCheck = GpuCheck()
+    """GPUs; skipped if none are requested."""
+    hardware: SimpleCheck = SimpleCheck()
+    """Whether all nodes have the same GPUs, unless `resources.mixed` allows others; without GPUs, the same CPUs."""
+    disk: DiskCheck = DiskCheck()
+    """Free space in the run directory."""
+    tmp: TemporaryCheck = TemporaryCheck()
+    """Free space in TMPDIR."""
+    shm: ShmCheck = ShmCheck()
+    """Free space in /dev/shm."""
+    limits: LimitsCheck = LimitsCheck()
+    """Limits of a process."""
+    dns: DnsCheck = DnsCheck()
+    """Reverse lookups of addresses."""
+    straggler: StragglerCheck = StragglerCheck()
+    """Nodes that are slower than others."""
+    environment: AdvisoryCheck = AdvisoryCheck()
+    """Variables that are obsolete, or that override what slurmtrain sets."""
+    bandwidth: BandwidthCheck = BandwidthCheck()
+    """Speed of the network."""
+    plugins: Annotated[dict[str, str], Entries(level(*LEVELS), "mapping of checks to levels", check_check_name)] = (
+        field(default_factory=dict)
+    )
+    """Levels of your own checks, by the names of their entry points; by default `fail`."""
+
+
+_FACTOR = re.compile(r"x(\d{1,3}(?:\.\d{1,3})?)")
+
+
+def _read_factor(value: object) -> float:
+    match = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+    if match is None or float(match[1]) <= 1:
+        raise ValueError(f"expected a factor above 1 such as 'x2', found {value!r}")
+    return float(match[1])
+
+
+def _read_whole_factor(value: object) -> int:
+    try:
+        factor = _read_factor(value)
+    except ValueError:
+        factor = 0.5
+    # A batch is divided into whole numbers of parts.
+    if factor != int(factor):
+        raise ValueError(f"expected a whole factor above 1 such as 'x2', found {value!r}")
+    return int(factor)
+
+
+def _write_factor(factor: float) -> str:
+    return f"x{factor:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomSpec:
+    """What a run gets that ran out of memory: more of it, or smaller parts of its batch."""
+
+    mem: Annotated[float, Scalar("factor such as `x2`", _read_factor, _write_factor)] = 2.0
+    """If the memory of a node did not suffice: it is started again with so many times its `resources.mem`, in a new job
+    on the cluster."""
+    at_most: (
+        Annotated[int, Scalar("amount with a unit, such as `64GB`", parse_memory, lambda mib: f"{mib}M")] | None
+    ) = None
+    """As long as that is not above this. null: it gets no more memory."""
+    accumulation: Annotated[int, Scalar("whole factor such as `x2`", _read_whole_factor, _write_factor)] | None = None
+    """If the memory of a GPU did not suffice, or that of a node and it gets no more: it is started again with so many
+    times its `resources.accumulation`. null: it fails."""
+    max_accumulation: Annotated[int, whole_number(2)] = 16
+    """As long as that is not above this; then it fails."""
+
+    @staticmethod
+    def require(written: Mapping[str, Any]) -> None:
+        """Raise ValueError unless one of the two keys is ``written`` that say what a run may get."""
+        # With a mistake in one of them, or in its name, that is what the user meant to say.
+        if written.keys() <= {"mem", "max_accumulation"}:
+            raise ValueError("what may it get? set 'at_most', such as '64GB', or 'accumulation', such as 'x2'")
+
+
+# sbatch(1), --signal: the seconds are a number of 16 bits.
+_LONGEST_LEAD_S = 65535
+EXIT_ZERO = ("auto", "completed")
+
+
+def _read_lead(value: object) -> int:
+    """``requeue.lead``, in seconds. Raises ValueError."""
+    seconds = parse_span(value)
+    if seconds > _LONGEST_LEAD_S:
+        raise ValueError(f"Slurm takes at most {_LONGEST_LEAD_S}s, found {value!r}")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueSpec:
+    """What happens to an interrupted run. Preemptions and, while it makes progress, time limits use up no budget."""
+
+    enabled: bool = True
+    """Whether an interrupted run is restarted automatically."""
+    max_failures: Count = 3
+    """How many crashes and hangs a run survives, including those handled in place; then it fails. `slurmtrain resume`
+    resets the count."""
+    max_node_failures: Count = 10
+    """How many node failures in a row a run survives without a new checkpoint; then it fails."""
+    restarts_in_place: Count = 3
+    """How often the ranks of an attempt are restarted on the same nodes."""
+    backoff_s: Amount = 30
+    """Seconds to wait before a restart after a crash; doubled with each further crash."""
+    hang_after: Annotated[float, finite_number(1)] | None = None
+    """Seconds without a finished step that count as a hang; null: ten times the median step, at least a minute."""
+    signal: Annotated[str, choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")] = "SIGTERM"
+    """The signal that asks a script without `slurmtrain.session()` to save and exit."""
+    lead: Annotated[int, Scalar("time such as `300s`", _read_lead, write_duration)] | None = None
+    """How long before the time limit ranks are asked to stop; null: 90 s on a cluster and 30 s on this machine, a tenth
+    of a short limit, and longer if saving is known to take longer."""
+    oom: OomSpec | None = None
+    """What a run gets that ran out of memory; null: it fails."""
+    keep_nodes: Span | None = None
+    """How long a job keeps its nodes after a failure, so that a person can look at them, before the run is started
+    again or fails; null: not at all. On a cluster only."""
+    exit_zero: Annotated[str, choice(*EXIT_ZERO)] = "auto"
+    """What it means that a script exits with code 0 after it was asked to stop. auto: it stopped, and the run
+    continues, unless its session or trainer has said that the work is done; completed: the work is done."""
+
+    @property
+    def zero_completes(self) -> bool:
+        """Whether exit code 0 means that the work is done, also after a stop request."""
+        return self.exit_zero == "completed"
+
+
+def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
+    """The section ``requeue`` from what :func:`write_requeue` returned, in this version or another one.
+
+    It comes from a journal: invalid values become defaults, since no user could repair them.
+    """
+    read = {name: read_all(key.kind, plain[name]) for name, key in keys_of(RequeueSpec).items() if name in plain}
+    usable = {name: value for name, (value, mistakes) in read.items() if not mistakes}
+    return RequeueSpec(**usable)
+
+
+def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:
+    """The section ``requeue`` as plain data."""
+    return dict(Section(RequeueSpec).write(requeue))
+
+
+_OWN = ("mlflow", "wandb", "tensorboard", "csv")
+WANDB_MODES = ("auto", "online", "offline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WandbSpec:
+    """Showing runs in Weights & Biases."""
+
+    enabled: bool = False
+    """Whether `sync` sends this run to Weights & Biases."""
+    project: Annotated[str, text("name")] | None = None
+    """Its project; null: MLflow's experiment."""
+    entity: Annotated[str, text("name")] | None = None
+    """Its user or team; null: the default one."""
+    mode: Annotated[str, choice(*WANDB_MODES)] = "auto"
+    """`offline` writes directories for `wandb sync`; `online` sends to the server; auto: online if an API key is
+    there."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Where it writes the folder `wandb`; null: the runs root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorboardSpec:
+    """Showing runs in TensorBoard."""
+
+    enabled: bool = False
+    """Whether `sync` writes event files of this run."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Directory with a folder for each run; null: `tensorboard` in the runs root."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvSpec:
+    """Writing metrics to CSV files."""
+
+    enabled: bool = False
+    """Whether `sync` writes a CSV file of this run."""
+    dir: Annotated[str, text("directory")] | None = None
+    """Directory with a file for each run; null: `csv` in the runs root."""
+
+
+def check_plugin_name(name: str) -> None:
+    """Raise ValueError unless this can name a tracker of another package."""
+    check_param_name(name, "tracker")
+    if name in _OWN:
+        raise ValueError(f"{name} is slurmtrain's own tracker: its settings are those of 'tracking.{name}'")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """The kind of the settings of a third-party tracker: a mapping like ``params``, or null."""
+
+    text = "mapping of settings, or null"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if value is not None and not isinstance(value, Mapping):
+            report(at, str(expected(f"a {self.text}", value)))
+            return {}
+        return dict(ParamKind().read(dict(value or {}), at, report))
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return value
+
+
+# Groups of a pattern that are no metrics.
+STEP, TOTAL = "step", "total"
+CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
+_SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES)
+
+
+def _check_pattern(text: str) -> None:
+    """Raise ValueError unless ``text`` is a regular expression."""
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+
+
+def _check_file(text: str) -> None:
+    """Raise ValueError unless the name of the file tells its format."""
+    if not text.lower().endswith(_SUFFIXES):
+        raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}, found {text!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptMetricsSpec:
+    """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
+
+    pattern: Annotated[str, text("regular expression", _check_pattern)] | None = None
+    r"""A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for in
+    each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
+    there will be; `step` alone is enough."""
+    file: Annotated[str, text("path", _check_file)] | None = None
+    """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
+    `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics."""
+    step: Annotated[str, text("regular expression, or column")] | None = None
+    """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in
+    others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics are
+    counted."""
+    total: Positive | None = None
+    """How many steps there will be; null: the group `total`, else unknown."""
+
+    @property
+    def may_count(self) -> bool:
+        """Whether steps may be the number of lines with metrics, since none of the keys says what else they are."""
+        return self.step is None and (self.pattern is None or STEP not in re.compile(self.pattern).groupindex)
+
+    @staticmethod
+    def require(written: Mapping[str, Any]) -> None:
+        """Raise ValueError unless it is ``written`` what is read: not a conflict, since a mistake there is enough."""
+        if written.get("pattern") is None and written.get("file") is None:
+            raise ValueError(r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        if self.pattern is not None and self.file is not None:
+            yield "file", "'file' and 'pattern' exclude each other: metrics are read either from a file or from the log"
+        elif self.pattern is not None:
+            yield from self._conflicts_of_patterns(set(re.compile(self.pattern).groupindex))
+
+    def _conflicts_of_patterns(self, groups: set[str]) -> Iterator[Conflict]:
+        if not groups - {TOTAL}:
+            yield (
+                "pattern",
+                r"it names no metric and no step: give each a named group, such as 'step (?P<step>\d+)' or "
+                r"'loss=(?P<loss>\S+)'",
+            )
+        if self.step is None:
+            return
+        if STEP in groups:
+            yield "step", "'pattern' has a group 'step' already"
+        try:
+            pattern = re.compile(self.step)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield "step", f"{self.step!r} is not a regular expression: {error}"
+            return
+        if pattern.groups != 1 and STEP not in pattern.groupindex:
+            yield "step", rf"expected one group, the number of finished steps, such as 'step (\d+)': {self.step!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowSpec:
+    """Mirroring metrics to MLflow."""
+
+    enabled: bool = True
+    """Whether `sync` mirrors this run to MLflow."""
+    uri: Annotated[str, text("URI", check_tracking_uri)] | None = None
+    """MLflow tracking URI; null: the configured one, else mlflow.db in the runs root."""
+    experiment: Annotated[str, text("name", check_experiment_name)] | None = None
+    """MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its
+    directory's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingSpec:
+    """Experiment tracking."""
+
+    mlflow: MlflowSpec = MlflowSpec()
+    """MLflow."""
+    wandb: WandbSpec = WandbSpec()
+    """Weights & Biases."""
+    tensorboard: TensorboardSpec = TensorboardSpec()
+    """TensorBoard."""
+    csv: CsvSpec = CsvSpec()
+    """CSV files."""
+    plugins: Annotated[
+        dict[str, dict[str, Any]], Entries(PluginSettings(), "mapping of trackers to their settings", check_plugin_name)
+    ] = field(default_factory=dict)
+    """Trackers of other packages, by name, with settings of their own."""
+    live: bool = False
+    """Whether trackers that cannot delete points also show points that a rollback may still reach, as `live/NAME`."""
+    metrics: ScriptMetricsSpec | None = None
+    """Where step and metrics of a script stand that does not report them itself; null: it does."""
+    system_metrics: bool = True
+    """Whether each node measures how busy its processors and GPUs are, and their memory."""
+
+    @property
+    def trackers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The settings of the trackers that are switched on, by name."""
+        own = {name: getattr(self, name) for name in _OWN}
+        settings = {
+            name: {f.name: getattr(section, f.name) for f in fields(section) if f.name != "enabled"}
+            for name, section in own.items()
+            if section.enabled
+        }
+        return {**settings, **{name: dict(each) for name, each in self.plugins.items()}}

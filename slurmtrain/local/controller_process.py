@@ -15,7 +15,7 @@ from pathlib import Path
 
 import submitit
 
-from slurmtrain.runtime.task import command, run_local_node
+from slurmtrain.runtime.task import run_local_node, task_command
 from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.interpreter import own_python
 from slurmtrain.system.process import identify
@@ -29,7 +29,7 @@ class _Executor(submitit.LocalExecutor):  # type: ignore[misc]
 
     @property
     def _submitit_command_str(self) -> str:
-        return command(self.python, shlex.quote(str(self.folder)))
+        return task_command(self.python, shlex.quote(str(self.folder)))
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         UserError: The spec cannot be used, as in ``submit``.
         SlurmDown: Slurm does not answer.
     """
-    from slurmtrain.runtime.environment import outer_variables
+    from slurmtrain.slurm import outer_variables
 
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""

@@ -467,8 +467,14 @@ def wait_for_admission(
     number = extension.first + node.index
     newcomer = Newcomer(number=number, host=node.host, job_id=node.job_id, job_nodes=node.count)
     heard, heard_at, count, announced_at = 0, time.monotonic(), 0, 0.0
+
+    def goes_on() -> bool:
+        with contextlib.suppress(PathError):
+            return lease.holds(attempt) and lease.ended_as(attempt.run, node.submission) is None
+        return False
+
     try:
-        while not give_up() and _is_current(attempt, node.submission):
+        while not give_up() and goes_on():
             now = time.monotonic()
             if now - announced_at >= _ANNOUNCE_S:
                 count, announced_at = count + 1, now
@@ -484,10 +490,3 @@ def wait_for_admission(
         return None
     finally:
         withdraw(attempt, number)
-
-
-def _is_current(attempt: AttemptDir, submission: int) -> bool:
-    """Whether the run goes on in this attempt of that submission."""
-    with contextlib.suppress(PathError):
-        return lease.holds(attempt) and lease.final_state(attempt.run, submission) is None
-    return False

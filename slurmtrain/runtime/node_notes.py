@@ -28,7 +28,7 @@ _LOGS_EVERY_S = 30.0
 _MEGABYTE = 1e6
 
 
-def _append(path: Path, note: Mapping[str, Any]) -> None:
+def _append_note(path: Path, note: Mapping[str, Any]) -> None:
     """Append a ``note`` with the time in seconds since 1970, if that is possible."""
     line = json.dumps({"t": round(time.time(), 3), **note}) + "\n"
     with suppress(OSError):
@@ -63,7 +63,7 @@ class LogSizes:
                     grown[name] = size
         if grown:
             self._sizes |= grown
-            _append(self._notes, {"sizes": grown})
+            _append_note(self._notes, {"sizes": grown})
 
 
 class Source(Protocol):
@@ -124,7 +124,7 @@ class Sampler:
             # Ranks that are about to be started have no heartbeat yet: a step never goes back to unknown.
             if (step := self._step()) is not None:
                 at = {"step": step}
-            _append(self._path, {**at, "metrics": metrics})
+            _append_note(self._path, {**at, "metrics": metrics})
             lines += 1
             if lines % _EQUAL == 0:
                 every_s *= 2
@@ -147,8 +147,16 @@ class Gauges:
         import psutil
 
         self._psutil = psutil
-        self._nvml = nvml
-        self._gpus = _gpu_handles(nvml, environ)
+        self._nvml: Any = nvml
+        # The GPUs that the ranks can see; none where NVML does not answer.
+        self._gpus: list[Any] = []
+        if nvml is not None:
+            with suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+                with suppress(nvml.NVMLError):
+                    self._gpus = open_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+                if not self._gpus:
+                    nvml.nvmlShutdown()
         # The first call only starts the measurement.
         psutil.cpu_percent()
 
@@ -161,42 +169,20 @@ class Gauges:
             "system_memory_usage_percentage": float(memory.percent),
         }
         for index, handle in enumerate(self._gpus):
-            figures |= {f"gpu_{index}_{name}": value for name, value in self._read_gpu(handle).items()}
+            # A part of one (MIG) has no utilization, for example.
+            of_gpu, nvml = f"gpu_{index}_", self._nvml
+            with suppress(nvml.NVMLError):
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                figures[f"{of_gpu}memory_usage_megabytes"] = round(memory.used / _MEGABYTE, 1)
+                figures[f"{of_gpu}memory_usage_percentage"] = round(100 * memory.used / memory.total, 1)
+            with suppress(nvml.NVMLError):
+                figures[f"{of_gpu}utilization_percentage"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            with suppress(nvml.NVMLError):
+                figures[f"{of_gpu}power_usage_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
         return figures
 
     def close(self) -> None:
         """Release the GPUs."""
         if self._gpus:
-            with suppress(self._nvml.NVMLError):  # type: ignore[union-attr]
-                self._nvml.nvmlShutdown()  # type: ignore[union-attr]
-
-    def _read_gpu(self, handle: Any) -> dict[str, float]:
-        """What a GPU has figures for; a part of one (MIG) has no utilization, for example."""
-        nvml: Any = self._nvml
-        figures: dict[str, float] = {}
-        with suppress(nvml.NVMLError):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            figures["memory_usage_megabytes"] = round(memory.used / _MEGABYTE, 1)
-            figures["memory_usage_percentage"] = round(100 * memory.used / memory.total, 1)
-        with suppress(nvml.NVMLError):
-            figures["utilization_percentage"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        with suppress(nvml.NVMLError):
-            figures["power_usage_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-        return figures
-
-
-def _gpu_handles(nvml: Any | None, environ: Mapping[str, str]) -> list[Any]:
-    """NVML's handles of the GPUs that the ranks can see; none where it does not answer."""
-    if nvml is None:
-        return []
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    handles: list[Any] = []
-    with suppress(nvml.NVMLError):
-        handles = open_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
-    if not handles:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
-    return handles
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()

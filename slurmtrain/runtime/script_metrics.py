@@ -1,8 +1,10 @@
-"""Metrics of scripts that do not report them, read from their output by a process of its own.
+"""Processes beside node 0's agent that carry metrics: out of a script's output, and to a tracking server.
 
-Node 0's agent starts it, since Python searches for a regular expression without letting any other thread run: a pattern
-that takes for ever on some line must not keep the agent from its ranks. It is the one writer of the attempt's metrics,
-and of a journal. Its orders are a line of JSON on standard input; when that ends, it reads what is left, and ends too.
+A process of its own reads the metrics of scripts that do not report them from their output, since Python searches for a
+regular expression without letting any other thread run: a pattern that takes for ever on some line must not keep the
+agent from its ranks. It is the one writer of the attempt's metrics, and of a journal. Another one, which is part of the
+adapter for the server, sends metrics while the run trains, and prints the run's id there. Their orders are a line of
+JSON on standard input; when that ends, they complete their work, and end too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,21 +25,17 @@ from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
 from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.variables import environment_of_helper
-from slurmtrain.runtime.job.logged_lines import logged_step
 from slurmtrain.runtime.job.metrics import MetricsFile
+from slurmtrain.runtime.job.run_reader import logged_step
 from slurmtrain.system.child_process import HelperProcess
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.owned_files import open_readable
 
-_PROCESS = "slurmtrain.runtime.script_metrics"
-# How long what is left may be read for, once the ranks have ended: in a grace, the job still has to be requeued.
-_END_S = 5.0
-_END_IN_GRACE_S = 1.0
 _POLL_MS = 250
 _CHUNK_BYTES = 1 << 20
 # Of a line that never ends, only so much is kept.
@@ -49,7 +47,6 @@ _SLOW_LINES = 3
 _LAST_S = 4.0
 # A file is recognised by this many bytes before the place where reading stopped: a script may have written it anew.
 _COMPARED_BYTES = 256
-# A script that says something else each time does not fill the journal.
 _MOST_TOTALS = 10
 
 
@@ -83,10 +80,6 @@ class Orders:
             before = file.read(_COMPARED_BYTES)
         return cls(asdict(spec), str(attempt.path), attempt.round, str(path), begin, before.decode("latin-1"), counted)
 
-    def to_line(self) -> bytes:
-        """The line on standard input."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
 
 class GrowingFile:
     """A file of lines that a script appends to, or that it writes anew with more lines."""
@@ -115,7 +108,11 @@ class GrowingFile:
         except OSError:
             return
         with file:
-            self._notice_restart(file.fileno())
+            last_bytes = os.pread(file.fileno(), len(self._before), self._offset - len(self._before))
+            if last_bytes != self._before:
+                # The file is another one, or shorter, than what was read of it.
+                self._offset, self._before, self._rest = 0, b"", b""
+                self.restarts += 1
             file.seek(self._offset)
             while chunk := file.read(_CHUNK_BYTES):
                 self._offset += len(chunk)
@@ -127,19 +124,9 @@ class GrowingFile:
             yield self._rest.decode(errors="replace")
             self._rest = b""
 
-    def _notice_restart(self, handle: int) -> None:
-        """Begin anew if the file is another one, or shorter, than what was read of it."""
-        if os.pread(handle, len(self._before), self._offset - len(self._before)) != self._before:
-            self._offset, self._before, self._rest = 0, b"", b""
-            self.restarts += 1
-
 
 class TooSlow(Exception):
     """A line takes too long."""
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise TooSlow
 
 
 def read_in_time(reader: LineReader, line: str) -> OutputRow | None:
@@ -172,7 +159,11 @@ class OutputReader:
         # Rows of a file that is written anew again and again have been read up to here.
         self._rows = self._rows_before = 0
         self._slow = 0
-        signal.signal(signal.SIGVTALRM, _interrupt)
+
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            raise TooSlow
+
+        signal.signal(signal.SIGVTALRM, interrupt)
 
     def read(self, *, last: bool) -> bool:
         """Read what is new; ``last``: the script has ended. Returns whether it makes sense to go on."""
@@ -183,7 +174,10 @@ class OutputReader:
         give_up_at = time.monotonic() + _LAST_S
         for line in self._file.lines(last=last):
             if self._file.restarts != self._restarts:
-                self._start_over()
+                # It was written anew, with the rows that were read already, unless none were.
+                self._restarts = self._file.restarts
+                self._reader = reader_of(self._spec)
+                self._rows_before, self._rows = max(self._rows_before, self._rows), 0
             if not self._read_line(line) or (last and time.monotonic() > give_up_at):
                 return False
         return not self._speaks_for_itself()
@@ -194,12 +188,6 @@ class OutputReader:
             self._journal.write(ScriptProgressed(last_step=self._step, total_steps=self._spec.total or self._total))
             self._metrics.close()
         self._journal.close()
-
-    def _start_over(self) -> None:
-        """The file was written anew, with the rows that were read already, unless none were."""
-        self._restarts = self._file.restarts
-        self._reader = reader_of(self._spec)
-        self._rows_before, self._rows = max(self._rows_before, self._rows), 0
 
     def _read_line(self, line: str) -> bool:
         try:
@@ -220,7 +208,14 @@ class OutputReader:
 
     def _write(self, row: OutputRow) -> bool:
         placed = self._counter.place(row)
-        self._note_total(row.total)
+        # A script that says something else each time does not fill the journal.
+        is_new = row.total not in (None, self._total) and self._spec.total is None and self._totals < _MOST_TOTALS
+        if is_new:
+            self._total = row.total
+            self._totals += 1
+            # The first one is part of the event about the first step.
+            if self._metrics is not None:
+                self._journal.write(ScriptProgressed(total_steps=row.total))
         if placed is None:
             return True
         self._step, metrics = placed
@@ -234,15 +229,6 @@ class OutputReader:
         self._metrics.write(self._step, metrics)
         return True
 
-    def _note_total(self, total: int | None) -> None:
-        if total is None or total == self._total or self._spec.total is not None or self._totals >= _MOST_TOTALS:
-            return
-        self._total = total
-        self._totals += 1
-        # The first one is part of the event about the first step.
-        if self._metrics is not None:
-            self._journal.write(ScriptProgressed(total_steps=total))
-
     def _speaks_for_itself(self) -> bool:
         """Whether the script reports its metrics itself: they have one writer."""
         if not self._attempt.rank_journal(0).exists():
@@ -254,24 +240,85 @@ class OutputReader:
         return False
 
 
-class ScriptMetrics:
-    """The process that reads the metrics of one round on node 0, where rank 0 runs."""
+# --- the agent's side -------------------------------------------------------------------------------------------------
+# How long the job may go on, once the ranks have ended, while these processes complete their work: in a grace, the job
+# still has to be requeued.
+_END_S = 5.0
+_END_IN_GRACE_S = 1.0
+# How long ranks that could start wait for the run's id on the server.
+_BEGIN_S = 15.0
+_POLL_S = 0.1
+# Nothing that runs inside a job imports this adapter: its name is all that is known of it here.
+_LIVE_SENDER = "slurmtrain.tracking.to_mlflow.live_sender"
 
-    def __init__(self, metrics: ScriptMetricsSpec, path: Path, attempt: AttemptDir, counted: int) -> None:
-        """Start it. ``metrics``: what to read, from this ``path``.
 
-        ``attempt`` names the round. ``counted``: how many steps were finished before, if lines are counted.
+@dataclass(frozen=True, slots=True)
+class LiveOrders:
+    """What to send where.
+
+    ``uri``: of the server. ``directory``: of the run. ``plan``: the path of the plan of this submission. ``live``: send
+    also points that may still be rolled back.
+    """
+
+    uri: str
+    directory: str
+    plan: str
+    live: bool
+
+
+class MetricsProcess:
+    """One of these processes, as the agent sees it."""
+
+    def __init__(self, module: str, orders: Orders | LiveOrders, *, answers: bool = False) -> None:
+        """Start the program ``module``, which reads its ``orders`` first. ``answers``: it prints a line.
+
+        Raises OSError.
         """
-        orders = Orders.begin_now(metrics, attempt, path, counted)
+        line = json.dumps(asdict(orders)).encode() + b"\n"
         # Like the agent, it ignores signals to all processes of the job: the last metrics come after them.
-        self._process = HelperProcess(_PROCESS, orders.to_line(), environment_of_helper(), IGNORED)
+        self._process = HelperProcess(module, line, environment_of_helper(), IGNORED, answers=answers)
+        self._answer: str | None = None
+        self._wait_until: float | None = None
+
+    def wait_for_run(self, *, give_up: Callable[[], bool]) -> str | None:
+        """The id of the run on the server; None if it is still unknown after a moment; ranks do not start meanwhile.
+
+        Args:
+            give_up: Called repeatedly; True ends the wait.
+        """
+        if self._wait_until is None:
+            self._wait_until = time.monotonic() + _BEGIN_S
+        while self._answer is None:
+            left_s = self._wait_until - time.monotonic()
+            if select.select([self._process.answers], [], [], max(0.0, min(left_s, _POLL_S)))[0]:
+                # An empty line: the server does not answer; no line: the process has ended.
+                self._answer = self._process.answers.readline().decode().strip() or None
+                if self._answer is None:
+                    break
+            elif left_s <= 0 or give_up():
+                break
+        return self._answer
 
     def end(self, *, in_grace: bool) -> None:
-        """Let it read what is left, after the ranks have ended. ``in_grace``: the job is about to be ended."""
+        """Let it complete its work, after the ranks have ended. ``in_grace``: the job is about to be ended."""
         self._process.end(_END_IN_GRACE_S if in_grace else _END_S)
 
 
-def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> ScriptMetrics | None:
+def send_live(submission: SubmissionDir, uri: str, *, live: bool) -> MetricsProcess | None:
+    """Show a run on its tracking server while it trains; None if it has none, or that fails.
+
+    Args:
+        submission: The submission that this node belongs to.
+        uri: The server; empty: there is none.
+        live: Send also points that may still be rolled back.
+    """
+    if not uri:
+        return None
+    orders = LiveOrders(uri, str(submission.run.path), str(submission.plan), live)
+    return _start_beside(_LIVE_SENDER, orders, "metrics are not sent from this node")
+
+
+def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> MetricsProcess | None:
     """Read the metrics of the ranks that are about to start on node 0; None if they report them themselves.
 
     Args:
@@ -279,37 +326,43 @@ def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | Non
         attempt: The attempt, which names the round. Its ranks run in the current directory.
         resumed_at: When the checkpoint that they resume from was saved, in seconds since 1970; None: there is none.
     """
-    metrics = spec.tracking.metrics
+    metrics, run = spec.tracking.metrics, attempt.run
     if metrics is None:
         return None
     if metrics.file is None:
         path = attempt.node_log(0) if spec.per_node else attempt.rank_log(0)
     else:
-        path = Path.cwd() / _fill(metrics.file, attempt.run)
-    counted = None
-    if metrics.may_count and resumed_at is not None:
-        counted = logged_step(attempt.run, resumed_at)
+        file = metrics.file.replace("{run_dir}", str(run.path)).replace("{checkpoint_dir}", str(run.checkpoints))
+        path = Path.cwd() / os.path.expanduser(file)  # noqa: PTH111 (a home directory may be unknown)
+    counted = logged_step(run, resumed_at) if metrics.may_count and resumed_at is not None else None
+    orders = Orders.begin_now(metrics, attempt, path, counted or 0)
+    return _start_beside("slurmtrain.runtime.script_metrics", orders, "metrics of the script are not read")
+
+
+def _start_beside(module: str, orders: Orders | LiveOrders, problem: str) -> MetricsProcess | None:
+    """Start a process; if that fails, say what the ``problem`` is, since ranks train without it too."""
     try:
-        return ScriptMetrics(metrics, path, attempt, counted or 0)
+        return MetricsProcess(module, orders, answers=module == _LIVE_SENDER)
     except OSError as error:
-        # Ranks train without it.
-        print(f"slurmtrain: metrics of the script are not read: {error}", file=sys.stderr, flush=True)
+        print(f"slurmtrain: {problem}: {error}", file=sys.stderr, flush=True)
         return None
 
 
-def _fill(file: str, run: RunDir) -> str:
-    filled = file.replace("{run_dir}", str(run.path)).replace("{checkpoint_dir}", str(run.checkpoints))
-    return os.path.expanduser(filled)  # noqa: PTH111 (a home directory may be unknown)
-
-
-def main() -> None:
+def read_output() -> None:
     """Read until standard input ends, and then what is left."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     # The agent started this process with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     os.umask(PRIVATE)
-    reader = OutputReader(Orders(**json.loads(_first_line())))
+    line = b""
+    # Not one byte more than the first line, so that the end of standard input can be waited for.
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return
+        line += byte
+    reader = OutputReader(Orders(**json.loads(line)))
     poll = select.poll()
     poll.register(0, select.POLLIN)
     try:
@@ -322,16 +375,5 @@ def main() -> None:
         reader.close()
 
 
-def _first_line() -> bytes:
-    """The first line of standard input; not one byte more, so that its end can be waited for."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            raise SystemExit(0)
-        line += byte
-    return line
-
-
 if __name__ == "__main__":
-    main()
+    read_output()

@@ -13,7 +13,7 @@ from slurmtrain.system.interpreter import collect_rarely
 ENTRY = "slurmtrain.runtime.task"
 
 
-def command(python: str, folder: str) -> str:
+def task_command(python: str, folder: str) -> str:
     """What starts a task, as a line of shell.
 
     Args:
@@ -31,7 +31,7 @@ def run_local_node(submission: str) -> None:
     run_node(submission)
 
 
-def main() -> None:
+def run_task() -> None:
     """Run the task in the folder that is the first argument."""
     collect_rarely()
     # Python finds no module that is None here (the reference of "import" says so); what is imported later finds it.
@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_task()

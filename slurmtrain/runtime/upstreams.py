@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NoCheckpoint, PathError, SlurmtrainError
@@ -127,7 +126,7 @@ def wait_for_upstreams(
     upstreams: Sequence[Upstream],
     *,
     patient: bool,
-    note: Callable[[Upstream], None],
+    note: Callable[[Upstream], object],
     give_up: Callable[[], bool],
 ) -> Standing:
     """Wait until the upstreams of a run have ended; returns how they stand then.
@@ -232,7 +231,9 @@ def find_facts(run: RunDir, upstreams: Sequence[Upstream], references: Sequence[
         ended = None if upstream is None else runs.get(upstream.run)
         value = None if ended is None else _fact(root.run(ended.id), ended, reference.field)
         if value is None:
-            raise SlurmtrainError(f"{reference}: run {upstream or reference.run} has no {_noun(reference.field)}")
+            metric = reference.field.removeprefix("metrics.")
+            noun = metric if metric == reference.field else f"metric {metric!r}"
+            raise SlurmtrainError(f"{reference}: run {upstream or reference.run} has no {noun}")
         facts[str(reference)] = value
     return facts
 
@@ -274,21 +275,10 @@ def _fact(directory: RunDir, run: Run, field: str) -> Any:
     step = run.step if run.step is not None or newest is None else newest.step
     facts: Mapping[str, Any] = {"id": run.id, "dir": str(directory.path), "step": step}
     if field == "checkpoint":
-        checkpoint = _newest_checkpoint(directory, run)
-        return None if checkpoint is None else str(checkpoint)
+        from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published
+
+        # The library's own, else one that the script saved itself.
+        complete = [directory.path / each.path for each in reversed(run.checkpoints) if each.on_disk and each.complete]
+        path = newest_published(directory.checkpoints) or next((path for path in complete if path.exists()), None)
+        return None if path is None else str(path)
     return run.metrics.get(field.removeprefix("metrics.")) if field.startswith("metrics.") else facts[field]
-
-
-def _newest_checkpoint(directory: RunDir, run: Run) -> Path | None:
-    """The newest complete checkpoint: the library's own, else one that the script saved itself."""
-    from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published
-
-    published = newest_published(directory.checkpoints)
-    if published is not None:
-        return published
-    complete = [directory.path / each.path for each in reversed(run.checkpoints) if each.on_disk and each.complete]
-    return next((path for path in complete if path.exists()), None)
-
-
-def _noun(field: str) -> str:
-    return f"metric {field.removeprefix('metrics.')!r}" if field.startswith("metrics.") else field

@@ -29,7 +29,7 @@ from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
 from slurmtrain.runtime.environment.ranks import load_profile
 from slurmtrain.runtime.setup.setup_script import setup_values, shell_templates
-from slurmtrain.runtime.task import command as task_command
+from slurmtrain.runtime.task import task_command
 from slurmtrain.slurm.jobs import describe_after, job_name
 from slurmtrain.system.interpreter import own_python
 

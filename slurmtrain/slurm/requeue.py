@@ -135,7 +135,7 @@ class PackQueue:
 
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows about the job, unless only this run was cancelled. Raises SlurmDown."""
-        if lease.final_state(self._submission.run, self._submission.number) == "cancelled":
+        if lease.ended_as(self._submission.run, self._submission.number) == "cancelled":
             return {"JobState": "CANCELLED"}
         return self._queue.record(job_id)
 

@@ -14,8 +14,8 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import ArrayDir
-from slurmtrain.runtime.environment.outer_variables import counting, environment_of_job, of_sbatch, placed
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
+from slurmtrain.slurm.outer_variables import counting_variables, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.request import Request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.site_limits import Partitions, excess_of_pack, rejection_reason
@@ -68,7 +68,7 @@ def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None)
     except SlurmDown as error:
         raise LaunchError(f"Slurm does not answer, so nothing was created; try again later ({error})") from error
     environ = of_sbatch()
-    plans = [placed(plan, counting(plan, environ=environ)) for plan in plans]
+    plans = [placed(plan, counting_variables(plan, environ=environ)) for plan in plans]
     if pack is not None:
         _check_pack(plans, scheduler, pack, partitions)
     for plan in plans:

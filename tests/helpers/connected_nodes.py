@@ -7,12 +7,12 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.connections import (
     CoordinatorConnection,
     Endpoint,
     ParticipantConnections,
 )
+from slurmtrain.runtime.preflight.ports import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 

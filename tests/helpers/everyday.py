@@ -114,7 +114,7 @@ TESTS_OF = {
         "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
     ),
     "slurmtrain/runtime/node_notes.py": (),
-    "slurmtrain/runtime/separation.py": ("local/test_stops.py",),
+    "slurmtrain/runtime/agent/monitor.py": ("local/test_stops.py",),
     "slurmtrain/slurm/": ("cluster/",),
     "slurmtrain/snapshots/": ("local/test_code.py", "cluster/test_slurm_code.py"),
     "slurmtrain/specfile/": ("local/test_same_meaning.py", "local/test_tour.py"),

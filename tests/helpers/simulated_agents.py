@@ -26,12 +26,12 @@ from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.workers import RankPlacement, Supervisor, Workers
+from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import MessageStore
-from slurmtrain.runtime.peers.sockets import reserve
+from slurmtrain.runtime.preflight.ports import reserve
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 
@@ -107,7 +107,7 @@ class Ranks(Workers):
         directory: DeletionWatch,
         control: ControlStore,
         flag: StopFlag,
-        supervisor: Supervisor,
+        supervisor: Any,
     ) -> None:
         self.request: StopRequest | None = None
         self.placement = self._placement = placement

@@ -17,11 +17,11 @@ from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.runtime.peers.channel import Channel, connect
-from slurmtrain.runtime.peers.sockets import listen, reserve
 from slurmtrain.runtime.preflight import connections, probe
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
+from slurmtrain.runtime.preflight.ports import listen, reserve
 
 SECRET = bytes(range(32))
 # Longer than any preflight, even on a busy machine.

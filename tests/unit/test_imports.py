@@ -163,7 +163,7 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
     program = (
         "import sys\nfrom slurmtrain.runtime import task\nsys.argv = ['task', '--help']\n"
         # submitit is imported before its arguments are read.
-        "try:\n    task.main()\nexcept SystemExit:\n    pass\nimport slurmtrain.slurm.requeue\n"
+        "try:\n    task.run_task()\nexcept SystemExit:\n    pass\nimport slurmtrain.slurm.requeue\n"
     )
     program += "".join(f"import slurmtrain.runtime.{room}\n" for room in rooms)
     # What the agent does without can be imported later, by a check of the site.

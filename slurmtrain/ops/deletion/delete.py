@@ -39,11 +39,10 @@ from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.registry.listed import Listed
 from slurmtrain.runtime.code.code_copy import results_in_copy
-from slurmtrain.runtime.job.log_link import unlink_logs
 from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
-from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
+from slurmtrain.system.owned_files import check_owner, open_directory, read_checked, read_readable
 
 _WHY = "the run was deleted"
 
@@ -247,7 +246,7 @@ def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requeste
             # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
             if error.errno not in FULL:
                 raise
-        unlink_logs(directory)
+        _unlink_logs(directory)
         removal = _remove(directory, forget=False)
         _write(journal, events)
         removal.add(_remove_of_trackers(workspace, directory))
@@ -281,7 +280,7 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
     _close_to_others(directory.path)
     with _locked_now(directory):
         removal = _remove_of_trackers(workspace, directory)
-        unlink_logs(directory)
+        _unlink_logs(directory)
         # Its lock is renamed with it, so that no 'sync' interferes.
         directory.path.rename(condemned.path)
         fsync_directory(workspace.root.path)
@@ -358,3 +357,13 @@ def _read(workspace: Workspace, run_id: str) -> Run:
     if run is None or run.unreadable:
         raise RunUnreadable(f"run {run_id} cannot be read")
     return run
+
+
+def _unlink_logs(run: RunDir) -> None:
+    """Remove the user's own links that lead to logs of a run (the key ``log``), which is deleted."""
+    for note in run.attempts.glob("*/log-link"):
+        with contextlib.suppress(OSError, PathError):
+            path = Path(os.fsdecode(read_readable(note)))
+            # The runs root may have been renamed meanwhile.
+            if path.is_symlink() and run.id in path.readlink().parts:
+                path.unlink()

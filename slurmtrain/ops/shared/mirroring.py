@@ -18,7 +18,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import Target, link, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.sent import Sent, write_sent
-from slurmtrain.runtime.job.logged_lines import LoggedLines, logged_lines
+from slurmtrain.runtime.job.run_reader import LoggedLines, logged_lines
 from slurmtrain.system.locks import locked
 from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 from slurmtrain.tracking.tracker_plugins import open_tracker, writes_files

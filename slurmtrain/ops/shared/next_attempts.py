@@ -360,7 +360,7 @@ def _links(workspace: Workspace, submission: SubmissionDir) -> list[Path]:
 
 def _needs_job(submission: SubmissionDir) -> bool:
     number = submission.number
-    return lease.granted_to(submission.run) == number and lease.final_state(submission.run, number) is None
+    return lease.granted_to(submission.run) == number and lease.ended_as(submission.run, number) is None
 
 
 def leave(workspace: Workspace, directory: RunDir, run: Run) -> None:

@@ -69,8 +69,8 @@ from slurmtrain.ops.shared.start_order import (
 from slurmtrain.ops.shared.trackers import mlflow_server
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Launch
-from slurmtrain.runtime.environment.outer_variables import counting, of_sbatch, placed, telling
 from slurmtrain.runtime.job import lease
+from slurmtrain.slurm.outer_variables import counting_variables, of_sbatch, placed, telling_variables
 from slurmtrain.system.files import (
     describe_os_error,
     durable_together,
@@ -197,10 +197,10 @@ def _as_requested(attempt: NewAttempt, environ: Mapping[str, str]) -> NewAttempt
         attempt: what is about to be submitted.
         environ: the variables of this environment that sbatch follows.
     """
-    settings = telling(attempt.plan)
+    settings = telling_variables(attempt.plan)
     if attempt.executor != "slurm":
         return replace(attempt, inherited=settings)
-    variables = counting(attempt.plan, attempt.inherited, environ)
+    variables = counting_variables(attempt.plan, attempt.inherited, environ)
     return replace(attempt, plan=placed(attempt.plan, variables), inherited={**variables, **settings})
 
 

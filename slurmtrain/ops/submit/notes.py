@@ -37,7 +37,7 @@ from slurmtrain.ops.submit.command_script import (
     note_script,
     notes_on_scripts,
 )
-from slurmtrain.runtime.environment import outer_variables
+from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.files import read_json

@@ -11,17 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.chain import fill
 from slurmtrain.model.experiment.launcher import NodePlace
-from slurmtrain.model.experiment.plan import Plan, fill_command
+from slurmtrain.model.experiment.plan import fill_command
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.growth_policy import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
@@ -44,12 +43,10 @@ from slurmtrain.runtime.agent.finish import (
     state_of_finished_run,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.live_metrics import LiveMetrics, send_live
 from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
-from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, time_limit_lead
-from slurmtrain.runtime.agent.rank_processes import RankProcesses
+from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log, time_limit_lead
 from slurmtrain.runtime.agent.rounds import Rounds
-from slurmtrain.runtime.agent.workers import RankPlacement
+from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
 from slurmtrain.runtime.environment.process_limits import raise_soft_limit
@@ -65,15 +62,15 @@ from slurmtrain.runtime.growth import (
 )
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import end_processes_of_setup
-from slurmtrain.runtime.job.log_link import link_log
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
-from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.channel import Refusals
 from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
+from slurmtrain.runtime.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.setup.setup_script import (
     TEARDOWN_S,
@@ -140,7 +137,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
             if node.index == 0 and queue is not None:
                 forbid_requeue(queue, attempt, node)
             sys.exit(0)
-        agent = _Agent(attempt, node, journal, flag, began, queue)
+        agent = NodeAgent(attempt, node, journal, flag, began, queue)
         agent.growth = make_growth(attempt, node, agent.spec, began, more_nodes)
         try:
             outcome = agent.run(stage)
@@ -168,18 +165,26 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
     sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
 
 
-class _Agent:
-    """This node's agent, which hosts the rounds of ranks (:class:`~.node_round.RoundHost`)."""
+class NodeAgent:
+    """This node's agent, which hosts the rounds of ranks (:class:`~.rounds.Rounds`)."""
 
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: JobQueue | None
     ) -> None:
-        """``began``: when this process started, by the monotonic clock. ``queue``: the job's scheduler, if any."""
+        """For ``node`` in an ``attempt``. Raises SlurmtrainError if this node cannot read the submission's plan.
+
+        ``journal``: this node's. ``flag``: set by a signal to this process. ``began``: when this process started, by
+        the monotonic clock. ``queue``: the job's scheduler, if any.
+        """
         self._attempt = attempt
         self._node = node
         self._journal = journal
         self._flag = flag
-        self._plan = _plan_of(attempt.run.submission(node.submission)).for_node(node.index)
+        submission = attempt.run.submission(node.submission)
+        plan = read_plan(submission.plan)
+        if plan is None:
+            raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
+        self._plan = plan.for_node(node.index)
         self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
         self._at = node
@@ -193,7 +198,7 @@ class _Agent:
         self._query = JobQuery(read_record, history.grace_s if history else None)
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
-        self._live: LiveMetrics | None = None
+        self._live: MetricsProcess | None = None
         self._helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
         self._start = NodeStart(attempt, node, self._plan, journal, flag, self._helpers)
@@ -230,7 +235,9 @@ class _Agent:
         failed = isinstance(preflight, ExitReport) or preflight.problem is not None or preflight.master is None
         if failed and self._node.index in stage.before and self._flag.raised is None:
             # With the newcomers it cannot go on, but without them it did.
-            return self._without_newcomers(stage)
+            if self.growth is not None:
+                note_unfit(self._journal, self.growth, stage)
+            return stage.without_newcomers()
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)
         if preflight.problem is not None or preflight.master is None:
@@ -238,12 +245,6 @@ class _Agent:
             return AttemptOutcome(report, report)
         self._preflight = preflight
         return self._train(stage, preflight, preflight.master)
-
-    def _without_newcomers(self, stage: Stage) -> Stage:
-        """The stage that follows a stage whose newcomers were unfit, or left."""
-        if self.growth is not None:
-            note_unfit(self._journal, self.growth, stage)
-        return stage.without_newcomers()
 
     def finish(self, outcome: AttemptOutcome) -> bool:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
@@ -378,15 +379,24 @@ class _Agent:
         heartbeats.
         """
         assert self._preflight is not None
-        place = self._place(placement, self._preflight)
+        place = NodePlace(
+            node_rank=placement.place,
+            ranks=placement.ranks,
+            interface=self._preflight.interface,
+            address=self._preflight.address,
+            master_addr=placement.address,
+            master_port=placement.port,
+            hostfile=str(self._attempt.hostfile(self._node.index)),
+        )
         if begin.mlflow_run_id is not None:
             set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
         facts = read_facts(self._attempt.run)
         spec = self._plan.spec
         use_variables_of_ranks(os.environ)
         plan = self._plan.with_python(python_of_ranks(self._plan))
+        env = {name: str(value) for name, value in fill(spec.env, facts).items()}
         set_worker_environment(
-            replace(plan, spec=replace(spec, params=fill(spec.params, facts), env=_texts(fill(spec.env, facts)))),
+            replace(plan, spec=replace(spec, params=fill(spec.params, facts), env=env)),
             placement.attempt,
             self._at,
             place,
@@ -396,7 +406,9 @@ class _Agent:
         set_binding(spec.resources, self._at)
         make_directory(self._attempt.logs, private=True)
         if place.node_rank == 0:
-            self._link_log()
+            log = self._attempt.node_log(self._node.index) if spec.per_node else self._attempt.rank_log(0)
+            if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
+                print(f"slurmtrain: {problem}", flush=True)
         if self._environment is None:
             environ = dict(environment_of_agent())
             node = NotedNode(self._attempt.run, self._node.index, plan, environ)
@@ -406,11 +418,10 @@ class _Agent:
             os.chdir(directory)
         except OSError as error:
             raise SlurmtrainError(f"cannot enter the working directory {directory}: {error.strerror}") from error
-        per_node = self._plan.spec.per_node
         placeholders = facts_for_command(
-            self._attempt.run, self._node.attempt, begin.resume_from, place if per_node else None
+            self._attempt.run, self._node.attempt, begin.resume_from, place if spec.per_node else None
         )
-        if per_node:
+        if spec.per_node:
             slots = zip(placement.members, place.ranks.counts, strict=True)
             lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
@@ -424,24 +435,6 @@ class _Agent:
             return Path(place or directory)
         return Path(CodeCopy(self._plan.code, self._attempt.run).translate(place))
 
-    def _link_log(self) -> None:
-        """Let the link that the spec asks for lead to the log of this attempt."""
-        log = self._attempt.node_log(self._node.index) if self.spec.per_node else self._attempt.rank_log(0)
-        if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
-            print(f"slurmtrain: {problem}", flush=True)
-
-    def _place(self, placement: RankPlacement, preflight: PreflightOutcome) -> NodePlace:
-        """This node's place in a round; ``preflight`` has elected its interface."""
-        return NodePlace(
-            node_rank=placement.place,
-            ranks=placement.ranks,
-            interface=preflight.interface,
-            address=preflight.address,
-            master_addr=placement.address,
-            master_port=placement.port,
-            hostfile=str(self._attempt.hostfile(self._node.index)),
-        )
-
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened."""
         displacement = self.displacement()
@@ -449,15 +442,3 @@ class _Agent:
             # Its files would be made anew where the run was. Commands start it again, where it is now.
             return Decision("stop", displacement)
         return ask_policy(self._attempt, latest, self._plan.spec.requeue)
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
-def _plan_of(submission: SubmissionDir) -> Plan:
-    """The submission's plan. Raises SlurmtrainError if it is not visible from this node or cannot be read."""
-    plan = read_plan(submission.plan)
-    if plan is None:
-        raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
-    return plan

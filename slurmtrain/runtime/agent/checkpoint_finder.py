@@ -64,7 +64,13 @@ class CheckpointFinder:
             return str(published) if published else None, self.newest()
         if self._plan.spec.checkpoint.format == OWN:
             return None, self._note(self._newest_external())
-        self._read_history()
+        run = read_run(self._attempt.run)
+        self._suspects = suspects(prior_ends(run.attempts, run.checkpoints))
+        self._damaged = {
+            (each.path, each.saved_at): "'slurmtrain verify' found it damaged"
+            for each in run.checkpoints
+            if each.on_disk and not each.complete
+        }
         checkpoint, passed_over = self._select()
         if checkpoint is None:
             return self.choose_start()
@@ -100,21 +106,12 @@ class CheckpointFinder:
             if published is None:
                 return self._at_start(start_point(self._attempt.run))
             return Newest(checkpoint_step(published.name) or 0)
-        return _describe(self._newest_external())
+        return _newest_of(self._newest_external())
 
     def note_newest(self) -> None:
         """Journal the newest of the script's own checkpoints, if it has any."""
         if self._search is not None:
             self._note(self._newest_external())
-
-    def _read_history(self) -> None:
-        run = read_run(self._attempt.run)
-        self._suspects = suspects(prior_ends(run.attempts, run.checkpoints))
-        self._damaged = {
-            (each.path, each.saved_at): "'slurmtrain verify' found it damaged"
-            for each in run.checkpoints
-            if each.on_disk and not each.complete
-        }
 
     def _newest_external(self) -> ExternalCheckpoint | None:
         return self._select()[0]
@@ -142,7 +139,7 @@ class CheckpointFinder:
     def _note(self, checkpoint: ExternalCheckpoint | None) -> Newest:
         """Journal a checkpoint that was found; returns its description."""
         self.resumed_at = checkpoint.saved_at if checkpoint is not None else None
-        newest = _describe(checkpoint)
+        newest = _newest_of(checkpoint)
         if checkpoint is not None:
             self._journal.write(
                 CheckpointFound(
@@ -158,5 +155,5 @@ class CheckpointFinder:
         return newest
 
 
-def _describe(checkpoint: ExternalCheckpoint | None) -> Newest:
+def _newest_of(checkpoint: ExternalCheckpoint | None) -> Newest:
     return Newest() if checkpoint is None else Newest(checkpoint.step or 0, checkpoint.fingerprint())

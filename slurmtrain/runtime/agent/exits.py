@@ -212,7 +212,11 @@ def memory_events(root: Path = _ROOT) -> MemoryEvents:
     if cgroup is not None:
         folders, names = cgroup
         kills = _count(folders[0] / names.events, "oom_kill")
-        limits = [limit for folder in folders if (limit := _number(folder / names.limit)) is not None]
+        limits = [
+            limit
+            for folder in folders
+            if (limit := unsigned_number(_read_text(folder / names.limit).strip())) is not None
+        ]
         limit = min(limits, default=_NO_LIMIT)
         if kills is not None:
             return MemoryEvents(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
@@ -268,9 +272,9 @@ def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
 
     The limits of all of them apply. Slurm creates one each for a job, a step and a task.
     """
-    mounts = _mounts(_read(root / "proc/self/mountinfo"))
+    mounts = _mounts(_read_text(root / "proc/self/mountinfo"))
     # Version 1 first: if both are mounted, version 2 ("0::") usually has no memory controller.
-    for line in sorted(_read(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
+    for line in sorted(_read_text(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -314,7 +318,7 @@ def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:
     return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     with suppress(OSError, ValueError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
@@ -322,18 +326,13 @@ def _read(path: Path) -> str:
 
 def _count(path: Path, name: str) -> int | None:
     """The number of this name in a file of names and numbers."""
-    for line in _read(path).splitlines():
+    for line in _read_text(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
-            return _whole(value)
+            return unsigned_number(value)
     return None
 
 
-def _number(path: Path) -> int | None:
-    """The number in a file; None for ``max``, or if there is no file."""
-    return _whole(_read(path).strip())
-
-
-def _whole(text: str) -> int | None:
-    """The text as a number of at most 64 bits, as the kernel writes them; None if it is not one."""
+def unsigned_number(text: str) -> int | None:
+    """The text as a number of at most 64 bits, as the kernel and Slurm write them; None if it is not one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

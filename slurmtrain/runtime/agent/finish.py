@@ -91,7 +91,7 @@ def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
     Every node of the attempt comes to the same conclusion. ``node``: this one; node 0 also closes the lease if the
     agent that ended the run was killed before it could.
     """
-    state = lease.final_state(attempt.run, node.submission)
+    state = lease.ended_as(attempt.run, node.submission)
     if state is not None or node.restart == 0:
         return state
     from slurmtrain.model.run.outcome import final_state
@@ -193,12 +193,17 @@ class AttemptFinish:
             left=Newest() if attempt_report.cause in _FINAL else find_newest(),
             reached=run_reader.last_step(self._attempt),
         )
-        decision = ask_policy(self._attempt, self._with_pack(latest), requeue)
+        if (pack := self._node.launch.pack) is not None:
+            shared = shares_memory(pack.runs, share_gpu=pack.share_gpu, of_gpu=latest.of_gpu)
+            latest = replace(latest, shared=shared)
+        decision = ask_policy(self._attempt, latest, requeue)
         if decision.again and displacement.reason:
             # Commands submit it anew: the job's own files are where the run was.
             self._journal_end(node_report)
             return False
-        if decision.again and self._needs_another_job(attempt_report, decision):
+        is_apart = pack is not None and (attempt_report.cause == "oom" or bool(attempt_report.without))
+        if decision.again and (is_apart or decision.memory is not None):
+            # The job, as it is, is none for the run: it gives too little memory, or others stay in it.
             self._leave_job(self._queue, node_report, attempt_report, decision)
             return False
         # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.
@@ -212,30 +217,22 @@ class AttemptFinish:
             if self._end(node_report, attempt_report):
                 forbid_requeue(self._queue, self._attempt, self._node)
             return False
-        starts_again = not attempt_report.slurm_ends_it and self._claim_restart(attempt_report, decision, without)
+        # Last, since the holder of the claim must restart the run.
+        starts_again = not attempt_report.slurm_ends_it and lease.claim_restart(self._attempt, by="agent")
+        if starts_again:
+            self._journal.write(self._requeue_event(attempt_report, decision, without))
         # Before the requeue, after which Slurm leaves this process only KillWait to live.
         self._journal_end(node_report)
         if not starts_again:
             return False
         if attempt_report.cause == EARLY:
             return self._put_back(self._queue)
-        return self._requeue_job(self._queue, without, decision.delay_s)
+        queue, intent = self._queue, self._attempt.requeue
+        return self._ask(lambda: queue.requeue_job(self._node.job_id, without, decision.delay_s, intent))
 
     def _is_mine(self) -> bool:
         """Whether the run is still this attempt's: no other one has begun, and no command has closed it."""
-        return lease.holds(self._attempt) and lease.final_state(self._run, self._node.submission) is None
-
-    def _needs_another_job(self, report: ExitReport, decision: Decision) -> bool:
-        """Whether the job, as it is, is none for the run: it gives too little memory, or others stay in it."""
-        is_apart = report.cause == "oom" or bool(report.without)
-        return decision.memory is not None or (is_apart and self._node.launch.pack is not None)
-
-    def _with_pack(self, latest: PriorEnd) -> PriorEnd:
-        """The end with what this node knows of the runs that share its job."""
-        pack = self._node.launch.pack
-        if pack is None:
-            return latest
-        return replace(latest, shared=shares_memory(pack.runs, share_gpu=pack.share_gpu, of_gpu=latest.of_gpu))
+        return lease.holds(self._attempt) and lease.ended_as(self._run, self._node.submission) is None
 
     def _leave_job(
         self, queue: JobQueue, node_report: ExitReport, attempt_report: ExitReport, decision: Decision
@@ -255,14 +252,6 @@ class AttemptFinish:
         self._journal.write(JobReplaced(job_id=self._node.job_id, restart=self._node.restart, why=why))
         self._journal_end(node_report)
         forbid_requeue(queue, self._attempt, self._node)
-
-    def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
-        """Claim and journal a requeue of the job; False if another process has claimed it."""
-        # Last, since the holder of the claim must restart the run.
-        if not lease.claim_restart(self._attempt, by="agent"):
-            return False
-        self._journal.write(self._requeue_event(report, decision, without))
-        return True
 
     @staticmethod
     def _requeue_event(report: ExitReport, decision: Decision, without: Sequence[str]) -> JobRequeue:
@@ -332,9 +321,6 @@ class AttemptFinish:
         upstreams = read_upstreams(self._run)
         after, delay_s = unfinished_jobs(self._run, upstreams), look_again_s(self._run, upstreams)
         return self._ask(lambda: queue.put_back(self._node.job_id, after, delay_s, self._attempt.requeue))
-
-    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
-        return self._ask(lambda: queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue))
 
     def _ask(self, requeue: Callable[[], None]) -> bool:
         """Have the scheduler requeue the job; returns whether it will."""

@@ -80,7 +80,11 @@ class Watchdog:
             self._since = now
         self._looked = now
         self._beats = self._board.read()
-        self._note_steps()
+        finished = sum(beat.step for beat in self._beats)
+        steps_s = [beat.step_s for beat in self._beats if beat.step_s > 0]
+        if steps_s and finished != self._finished:
+            self._steps_s.append(statistics.median(steps_s))
+        self._finished = finished
         return self._judge()
 
     def raise_limits(self) -> None:
@@ -118,13 +122,6 @@ class Watchdog:
             for rank, beat in zip(self._ranks, self._beats, strict=False)
             if beat.phase is Phase.TRAINING
         }
-
-    def _note_steps(self) -> None:
-        finished = sum(beat.step for beat in self._beats)
-        steps_s = [beat.step_s for beat in self._beats if beat.step_s > 0]
-        if steps_s and finished != self._finished:
-            self._steps_s.append(statistics.median(steps_s))
-        self._finished = finished
 
     def _limits(self) -> dict[int, tuple[float, float]]:
         """The limit of each watched rank, in seconds, and the longest that it can get."""

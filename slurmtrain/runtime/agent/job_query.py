@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import StopCause
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, base, describe_state
+from slurmtrain.runtime.agent.exits import unsigned_number
 
 # How long to wait for the answer when there is nothing else left to do.
 PATIENCE_S = 6.0
@@ -37,9 +37,6 @@ PUT_BACK_S = 4.0
 # Ranks get at least this long: less is of no use, and they are asked to stop before they are killed, however late it
 # is.
 _LEAST_S = 1.0
-# More digits than any number in a job's record has.
-_DIGITS = 20
-
 # How far from now a time may be and still count as now: Slurm's times are whole seconds, and its record is slightly
 # newer than the signal.
 _NOW_S = 5.0
@@ -146,13 +143,13 @@ def read_view(fields: Mapping[str, str]) -> JobView:
     """
     return JobView(
         state=base(fields.get("JobState", "")),
-        preempt_time=_time(fields.get("PreemptTime", "")),
-        end_time=_time(fields.get("EndTime", "")),
-        start_time=_time(fields.get("StartTime", "")),
+        preempt_time=_read_time(fields.get("PreemptTime", "")),
+        end_time=_read_time(fields.get("EndTime", "")),
+        start_time=_read_time(fields.get("StartTime", "")),
         time_limit_s=_duration(fields.get("TimeLimit", "")),
         requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
         reason="" if fields.get("Reason", "").lower() in ("none", "(null)") else fields.get("Reason", ""),
-        restarts=_whole(fields.get("Restarts", "")),
+        restarts=unsigned_number(fields.get("Restarts", "")),
     )
 
 
@@ -167,7 +164,8 @@ def cause_of_stop(signal: str, view: JobView | None, *, now: float, executor: st
     ``PreemptParameters=send_user_signal`` Slurm sends it at a preemption too. In doubt it counts as a preemption, the
     cheapest mistake: a job that a person cancelled cannot be requeued (``scontrol requeue incomplete`` is ignored).
     """
-    evidence = {} if executor == "local" else {"signal": signal, **({} if view is None else _evidence(view, now))}
+    fields = {} if view is None else {**asdict(view), "time_left_s": time_left(view, now)}
+    evidence = {} if executor == "local" else {"signal": signal, **fields}
     runs_on = executor == "slurm" and view is not None and view.state == "RUNNING" and view.preempt_time is None
     by_record = _cause_by_record(view, now) if executor == "slurm" and view is not None else None
     if by_record is not None:
@@ -203,7 +201,9 @@ def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
     """Cause and reason, if the job's record says."""
     if view.state in ("CANCELLED", "REVOKED"):
         return "cancelled", describe_state(view.state)
-    if _is_preempted(view, now):
+    since = view.start_time if view.start_time is not None else -math.inf
+    # Otherwise, it refers to an earlier start of the job, or to a later one.
+    if view.preempt_time is not None and since <= view.preempt_time <= now + _AHEAD_S:
         return "preempted", describe_state("PREEMPTED")
     if view.state in _OVER:
         return CAUSE_OF_STATE[view.state], describe_state(view.state)
@@ -214,7 +214,10 @@ def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
         return (CAUSE_OF_STATE[state], describe_state(state)) if state else None
     if view.state in _LEAVING:
         return "preempted", describe_state("REQUEUED")
-    return ("timeout", describe_state("TIMEOUT")) if ended and _has_used_its_limit(view) else None
+    if not ended or view.end_time is None or view.start_time is None or view.time_limit_s is None:
+        return None
+    has_used_its_limit = view.end_time - view.start_time >= view.time_limit_s - _NOW_S
+    return ("timeout", describe_state("TIMEOUT")) if has_used_its_limit else None
 
 
 def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadline: bool) -> tuple[str, str, bool]:
@@ -232,23 +235,7 @@ def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadli
     return "preempted", f"stopped by {signal}, though Slurm neither preempts nor ends its job", True
 
 
-def _is_preempted(view: JobView, now: float) -> bool:
-    """Whether PreemptTime refers to this start of the job, not to an earlier or a later one."""
-    since = view.start_time if view.start_time is not None else -math.inf
-    return view.preempt_time is not None and since <= view.preempt_time <= now + _AHEAD_S
-
-
-def _has_used_its_limit(view: JobView) -> bool:
-    if view.end_time is None or view.start_time is None or view.time_limit_s is None:
-        return False
-    return view.end_time - view.start_time >= view.time_limit_s - _NOW_S
-
-
-def _evidence(view: JobView, now: float) -> dict[str, Any]:
-    return {**asdict(view), "time_left_s": time_left(view, now)}
-
-
-def _time(text: str) -> float | None:
+def _read_time(text: str) -> float | None:
     """A time as Slurm prints it, in seconds since 1970; None for 0 and for words."""
     with contextlib.suppress(ValueError):
         seconds = float(text)
@@ -261,14 +248,10 @@ def _time(text: str) -> float | None:
 def _duration(text: str) -> float | None:
     """Seconds of ``days-hours:minutes:seconds``, the format that a job's record always uses; None for words."""
     days, _, rest = text.rpartition("-")
-    parts = [_whole(part) for part in (days or "0", *rest.split(":"))]
+    parts = [unsigned_number(part) for part in (days or "0", *rest.split(":"))]
     if len(parts) != 4:
         return None
     whole_days, hours, minutes, seconds = parts
     if whole_days is None or hours is None or minutes is None or seconds is None:
         return None
     return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < _DIGITS else None

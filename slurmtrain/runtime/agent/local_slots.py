@@ -122,42 +122,32 @@ def take_slot(
     make_directory(slots.gpu_folder)
     ticket = slots.line / request.run
     with contextlib.ExitStack() as place:
-        ahead, has_place = None, False
+        ahead, has_place, noted = None, False, False
         while not give_up():
             # An earlier attempt of the same run that is about to end may have it, or another run may look whether
             # somebody holds it, and remove it just before it is locked: until the next time there is no place.
-            has_place = (has_place and ticket.exists()) or _take_place(place, ticket)
-            if ahead is None or not _waits(slots.line / ahead):
-                ahead = _run_ahead(slots, request.run)
-            if ahead is None and not request.is_early() and (share := _take(slots, request, held)) is not None:
+            if not has_place or not ticket.exists():
+                with contextlib.ExitStack() as attempt:
+                    has_place = attempt.enter_context(locked(ticket, wait=False)) is not None
+                    if has_place:
+                        attempt.callback(ticket.unlink, missing_ok=True)
+                        place.push(attempt.pop_all())
+            if ahead is None or not _is_waiting(slots.line / ahead):
+                names = [path.name for path in slots.line.iterdir()]
+                earlier = [name for name in names if name < request.run and RUN_ID.fullmatch(name)]
+                waiting = (name for name in sorted(earlier, reverse=True) if _is_waiting(slots.line / name))
+                # The last run in line before this one.
+                ahead = next(waiting, None)
+            if ahead is None and not request.is_early() and (share := _take_share(slots, request, held)) is not None:
                 return share
-            note()
-            note = _nothing
+            if not noted:
+                note()
+                noted = True
             time.sleep(_POLL_S)
     return None
 
 
-def _take_place(place: contextlib.ExitStack, ticket: Path) -> bool:
-    """Whether this run has its place in line now, which it leaves when ``place`` is closed."""
-    with contextlib.ExitStack() as attempt:
-        if attempt.enter_context(locked(ticket, wait=False)) is None:
-            return False
-        attempt.callback(ticket.unlink, missing_ok=True)
-        place.push(attempt.pop_all())
-    return True
-
-
-def _nothing() -> None:
-    pass
-
-
-def _run_ahead(slots: Slots, run: str) -> str | None:
-    """The last run in line before a run; None: it is the first."""
-    earlier = sorted(path.name for path in slots.line.iterdir() if path.name < run and RUN_ID.fullmatch(path.name))
-    return next((other for other in reversed(earlier) if _waits(slots.line / other)), None)
-
-
-def _waits(ticket: Path) -> bool:
+def _is_waiting(ticket: Path) -> bool:
     """Whether somebody holds this place in the line; one whose holder was killed is removed."""
     if not ticket.exists():
         return False
@@ -169,7 +159,7 @@ def _waits(ticket: Path) -> bool:
     return False
 
 
-def _take(slots: Slots, request: SlotRequest, held: contextlib.ExitStack) -> Share | None:
+def _take_share(slots: Slots, request: SlotRequest, held: contextlib.ExitStack) -> Share | None:
     """A slot and GPUs, all of them or none; None if there are not enough."""
     avoided: set[Path] = set()
     while True:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.diagnosis.hang import RankState
 from slurmtrain.model.experiment.spec import Spec
@@ -18,7 +18,6 @@ from slurmtrain.model.interruption.exit_report import (
     report_exits,
 )
 from slurmtrain.model.interruption.growth_policy import Stage
-from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent_events import (
     LeftoversKilled,
     RanksExited,
@@ -32,7 +31,6 @@ from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.environment.variables import environment_of_agent
-from slurmtrain.runtime.growth import Growth
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
@@ -44,6 +42,9 @@ from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.agent.agent import NodeAgent
 
 # Ranks are killed this long before the time limit at the latest, so that the agent can still report.
 _LIMIT_MARGIN_S = 1.0
@@ -101,51 +102,12 @@ class Begin:
     mlflow_run_id: str | None = None
 
 
-class RoundHost(Protocol):
-    """What rounds need from the agent that hosts them."""
-
-    @property
-    def growth(self) -> Growth | None:
-        """On node 0 of a run that can grow, what gets more nodes for it; else None."""
-
-    def find_checkpoint(self) -> tuple[str | None, Newest]:
-        """The checkpoint that the ranks of the next round resume from: its path, None for the start; and details."""
-
-    def resumed_at(self) -> float | None:
-        """When the script's own checkpoint that :meth:`find_checkpoint` returned last was saved; None without one."""
-
-    def newest_checkpoint(self) -> Newest:
-        """The newest checkpoint."""
-
-    def find_mlflow_run(self) -> str | None:
-        """The id of the run on an MLflow server; None if it has none, or that is unknown after a moment."""
-
-    def prepare_ranks(self, placement: RankPlacement, begin: Begin, board: str) -> list[str]:
-        """Prepare the environment that ranks inherit, and return the command that each runs. Raises SlurmtrainError.
-
-        ``placement``: which ranks. ``begin``: the state that they begin with. ``board``: the path of the board for
-        heartbeats.
-        """
-
-    def set_up_node(self) -> ExitReport | None:
-        """Run what the spec has this node run before its ranks, once; returns a report if that fails."""
-
-    def tear_down_node(self, until: float) -> object:
-        """Run what the spec has this node run after its ranks, once, until a time of the monotonic clock."""
-
-    def look_beside(self) -> None:
-        """Note what has become of the processes that run beside the ranks."""
-
-    def ask_policy(self, latest: PriorEnd) -> Decision:
-        """What to do after an end that has just happened, given the run's history."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The objects that all rounds use; see :class:`~.rounds.Rounds`."""
 
     config: RoundConfig
-    host: RoundHost
+    host: NodeAgent
     query: JobQuery
     journal: Journal
     flag: StopFlag
@@ -178,7 +140,7 @@ class NodeResult:
 
 
 class Round:
-    """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
+    """One round on this node: starts the ranks and supervises them (:class:`~.workers.Workers`)."""
 
     def __init__(self, context: Context, number: int, members: Sequence[int], begin: Begin) -> None:
         """``context``: shared by all rounds. ``number``: from 0 on. ``members``: the nodes that have ranks.
@@ -219,13 +181,17 @@ class Round:
         )
         kernel = KernelState.now()
         workers = Workers(self._placement, argv, context.directory, context.control, context.flag, self)
-        script_metrics = (
-            read_script_metrics(config.spec, self._placement.attempt, context.host.resumed_at())
-            if config.node == 0
-            else None
-        )
+        script_metrics = None
+        if config.node == 0:
+            script_metrics = read_script_metrics(config.spec, self._placement.attempt, context.host.resumed_at())
+        sampler: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if config.spec.tracking.system_metrics:
+            from slurmtrain.runtime.node_notes import Gauges, Sampler
+
+            path = config.attempt.system_metrics(config.number)
+            sampler = Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)
         try:
-            with self._sampler():
+            with sampler:
                 workers.run()
         finally:
             workers.end_leftovers()
@@ -247,18 +213,11 @@ class Round:
             reached=self._monitor.last_step(),
         )
 
-    def _sampler(self) -> contextlib.AbstractContextManager[object]:
-        """What notes how busy this node is while the ranks run."""
-        config = self._config
-        if not config.spec.tracking.system_metrics:
-            return contextlib.nullcontext()
-        from slurmtrain.runtime.node_notes import Gauges, Sampler
-
-        path = config.attempt.system_metrics(config.number)
-        return Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)
-
     def started(self, pids: Mapping[int, int]) -> None:
-        """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
+        """Called when the ranks have started; ``pids`` are their process ids by global rank.
+
+        If a command starts them itself, ``pids`` has the ids of the commands, by their nodes as the round counts them.
+        """
         spec = self._config.spec
         if self._context.host.growth is not None:
             self._context.host.growth.ranks_started(len(self._placement.members))
@@ -275,7 +234,7 @@ class Round:
         )
 
     def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs, if one does."""
+        """A request to stop because a rank hangs, if one does. Called several times a second."""
         self._context.host.look_beside()
         return self._monitor.find_hang()
 
@@ -284,7 +243,7 @@ class Round:
         self._monitor.judge_hang_elsewhere()
 
     def find_growth(self) -> StopRequest | None:
-        """A request to stop because nodes can join, on node 0 of a run that can use them."""
+        """A request to stop because nodes can join, on node 0 of a run that can use them. Called as often."""
         growth = self._context.host.growth
         if growth is None:
             return None
@@ -317,7 +276,7 @@ class Round:
         self._context.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
 
     def stop_by(self) -> float:
-        """The time by which ranks must have saved and exited, by the monotonic clock.
+        """The time by which ranks must have saved and exited, by the monotonic clock. It may change meanwhile.
 
         Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
         """

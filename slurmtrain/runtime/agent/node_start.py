@@ -1,22 +1,26 @@
-"""What an agent does before its node can have ranks: it takes its turn, and sets up the node."""
+"""What an agent does before its node can have ranks: it takes its turn, sets up the node, and links the log."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.slurm_options import fill_log
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.agent_events import AgentStarted, LeftoversKilled, WaitingForRun
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.model.run.lineage import EARLY, UPSTREAM, Upstream, describe_wait
+from slurmtrain.model.run.lineage import EARLY, UPSTREAM, describe_wait
 from slurmtrain.runtime.environment.node import Node, cpus_of_job
 from slurmtrain.runtime.environment.variables import take_gpus
 from slurmtrain.runtime.job import lease
@@ -24,6 +28,8 @@ from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.setup.helpers import NodeHelpers
 from slurmtrain.runtime.upstreams import has_begun, read_upstreams
+from slurmtrain.system.files import describe_os_error, write_atomically
+from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import this_process
 
@@ -70,7 +76,7 @@ class NodeStart:
     def begin(self, *, is_first: bool) -> ExitReport | None:
         """Journal that this node is present, and wait until it may begin. Returns a report if it may not.
 
-        ``is_first``: the attempt begins; otherwise this node joins it.
+        Raises PathError and LaunchError. ``is_first``: the attempt begins; otherwise this node joins it.
         """
         nodes = self._node.count
         self._journal.write(
@@ -87,7 +93,13 @@ class NodeStart:
         if not is_first:
             self._helpers.expect_teardown()
             return self.report_early_signal() if self._flag.raised is not None else None
-        if not self._may_start():
+        # Node 0 acquires the run's lease for all nodes.
+        submission = self._node.submission
+        if self._node.index == 0:
+            may_start = lease.acquire(self._attempt, submission)
+        else:
+            may_start = lease.granted_to(self._attempt.run) == submission
+        if not may_start:
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         if self._node.executor == "slurm":
             # Its setup has run in the batch script.
@@ -96,7 +108,12 @@ class NodeStart:
         report = self._wait_for_upstreams()
         if report is not None:
             return report
-        self._wait_for_slot()
+        if self._node.executor == "local":
+            from slurmtrain.runtime.agent.local_slots import wait_for_slot
+
+            resources = self._plan.spec.resources
+            self._slot = wait_for_slot(self._attempt, self._node, resources, self._journal, self._is_stopped)
+            self.at = time.monotonic()
         if self._flag.raised is None:
             self._helpers.expect_teardown()
         # This attempt holds the lease, so nothing of an earlier one may train on.
@@ -104,24 +121,6 @@ class NodeStart:
         if killed:
             self._journal.write(LeftoversKilled(killed=killed))
         return self._run_setup()
-
-    def _may_start(self) -> bool:
-        """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""
-        submission = self._node.submission
-        if self._node.index == 0:
-            return lease.acquire(self._attempt, submission)
-        return lease.granted_to(self._attempt.run) == submission
-
-    def _wait_for_slot(self) -> None:
-        """On this machine, wait until this run may begin. Raises PathError, LaunchError."""
-        if self._node.executor != "local":
-            return
-        from slurmtrain.runtime.agent.local_slots import wait_for_slot
-
-        self._slot = wait_for_slot(
-            self._attempt, self._node, self._plan.spec.resources, self._journal, lambda: self._flag.raised is not None
-        )
-        self.at = time.monotonic()
 
     def _run_setup(self) -> ExitReport | None:
         """On this machine, run the spec's ``setup``. Returns a report if that may not be, or does not end."""
@@ -136,7 +135,7 @@ class NodeStart:
         if self._node.executor == "local" and self._plan.spec.setup and self._flag.raised is None:
             from slurmtrain.runtime.setup.helpers import run_setup
 
-            run_setup(self._plan, self._attempt, self._node, lambda: self._flag.raised is not None or is_late())
+            run_setup(self._plan, self._attempt, self._node, lambda: self._is_stopped() or is_late())
         if self._flag.raised is not None:
             return self.report_early_signal()
         if self._node.executor == "local" and is_late():
@@ -155,7 +154,11 @@ class NodeStart:
             from slurmtrain.runtime.upstreams import wait_for_upstreams
 
             stands = wait_for_upstreams(
-                run, upstreams, patient=local, note=self._note_wait, give_up=lambda: self._flag.raised is not None
+                run,
+                upstreams,
+                patient=local,
+                note=lambda each: self._journal.write(WaitingForRun(run=each.run)),
+                give_up=self._is_stopped,
             )
             if self._flag.raised is not None:
                 return self.report_early_signal()
@@ -174,8 +177,8 @@ class NodeStart:
             return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
         return None
 
-    def _note_wait(self, upstream: Upstream) -> None:
-        self._journal.write(WaitingForRun(run=upstream.run))
+    def _is_stopped(self) -> bool:
+        return self._flag.raised is not None
 
     def report_early_signal(self) -> ExitReport:
         """The report of an attempt that a signal has ended before it had ranks."""
@@ -228,7 +231,16 @@ def enter_pack(submission: SubmissionDir, node: Node, gpus: int) -> None:
     # Cores may have gone offline, and another run may use the same ones: both cost speed only.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cores)
-    threading.Thread(target=_watch_for_cancel, args=(submission,), daemon=True).start()
+
+    def watch_for_cancel() -> None:
+        while True:
+            time.sleep(_POLL_S)
+            with contextlib.suppress(OSError, SlurmtrainError):
+                if lease.ended_as(submission.run, submission.number) == "cancelled":
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+
+    threading.Thread(target=watch_for_cancel, daemon=True).start()
 
 
 def own_cores(cores: list[int], of_job: int | None, pack: Pack, slot: int) -> list[int]:
@@ -249,10 +261,59 @@ def own_cores(cores: list[int], of_job: int | None, pack: Pack, slot: int) -> li
     return cores[slot * share : (slot + 1) * share]
 
 
-def _watch_for_cancel(submission: SubmissionDir) -> None:
-    while True:
-        time.sleep(_POLL_S)
-        with contextlib.suppress(OSError, SlurmtrainError):
-            if lease.final_state(submission.run, submission.number) == "cancelled":
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+# --- a link of the user's own to the log of each attempt: the key ``log`` --------------------------------------------
+def log_facts(name: str, job_id: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The values of a pattern's letters.
+
+    Args:
+        name: The spec's name: the job's name ends with the run's id.
+        job_id: The job's, of an element of an array ``<array>_<index>``.
+        environ: The variables that Slurm gives the job.
+    """
+    array, _, index = job_id.partition("_")
+    user = ""
+    with contextlib.suppress(KeyError, OSError):
+        user = getpass.getuser()
+    return {
+        "x": name,
+        # Of an element, Slurm has another number for it alone.
+        "j": environ.get("SLURM_JOB_ID", job_id) if index else job_id,
+        "A": array,
+        "a": index or "0",
+        "u": user,
+        "N": os.uname().nodename.partition(".")[0],
+        "n": "0",
+        "t": "0",
+    }
+
+
+def link_log(plan: Plan, attempt: AttemptDir, job_id: str, log: Path) -> str:
+    """Let the link that the ``plan`` asks for lead to a ``log``; returns why it does not, or nothing.
+
+    A file, and the link of another run, are left as they are.
+
+    Args:
+        plan: The run's.
+        attempt: The attempt, which notes where the link is: it goes with the run.
+        job_id: The id of its job.
+        log: The log.
+    """
+    if plan.spec.log is None:
+        return ""
+    try:
+        path = Path(plan.workdir, expand_home(fill_log(plan.spec.log, log_facts(plan.spec.name, job_id, os.environ))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.readlink() if path.is_symlink() else None
+        if target is None and path.exists():
+            return f"log: {path} is there already, and stays as it is; the log is {log}"
+        if target is not None and not target.is_relative_to(attempt.run.path):
+            return f"log: {path} leads to {target}, which is not this run's; the log is {log}"
+        write_atomically(attempt.log_link, os.fsencode(path), private=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(log)
+        beside.replace(path)
+    except (OSError, PathError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        return f"log: {plan.spec.log}: {why}; the log is {log}"
+    return ""

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main(argv: list[str]) -> None:
+def execute(argv: list[str]) -> None:
     """Execute this command. If that fails, exit as a shell does: with 127 if there is no such program, else 126."""
     stop = signal.Signals[os.environ.get("SLURMTRAIN_STOP_SIGNAL", "SIGTERM")]
     for each in _SENT_TO_ALL:
@@ -79,4 +79,4 @@ def _change_environment(changes: str) -> None:
         os.environ["SLURM_TASK_PID"] = str(os.getpid())
 
 
-main(sys.argv[1:])
+execute(sys.argv[1:])

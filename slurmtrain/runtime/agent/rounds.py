@@ -19,6 +19,7 @@ import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -49,7 +50,6 @@ from slurmtrain.runtime.agent.node_round import (
     NodeResult,
     Round,
     RoundConfig,
-    RoundHost,
 )
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
@@ -60,6 +60,9 @@ from slurmtrain.runtime.setup.helpers import STOPPED_S
 from slurmtrain.runtime.setup.setup_script import TEARDOWN_S
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.agent.agent import NodeAgent
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.
 _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
@@ -76,7 +79,7 @@ class Rounds:
     def __init__(
         self,
         config: RoundConfig,
-        host: RoundHost,
+        host: NodeAgent,
         link: Link,
         query: JobQuery,
         journal: Journal,
@@ -96,6 +99,7 @@ class Rounds:
         self._config = config
         self._host = host
         self._control = self._context.control
+        self._flag = flag
         self._number = config.stage.round
         self._restarts = config.stage.restarts
         self._growth = host.growth
@@ -122,13 +126,17 @@ class Rounds:
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
-                if self._number == self._config.stage.round:
-                    self._set_up()
+                is_first = self._number == self._config.stage.round
+                report = self._control.call_alive(self._host.set_up_node) if is_first else None
+                if report is not None:
+                    self._control.publish_first("unready", report.to_dict())
                 # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
                 # would wait for the ranks of a node that a signal may be stopping right now.
-                self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
-                if self._context.flag.raised is not None and self._number == self._config.stage.round:
-                    self._publish_stopped()
+                self._control.gather("here", give_up=lambda: self._flag.raised is not None)
+                if is_first and (name := self._flag.name) is not None:
+                    # Other nodes may have started their ranks already.
+                    self._publish_stop(name)
+                    self._publish_result(NodeResult(report=report_signal(name, at=time.time())))
                     return None
                 unready = self._read_unready()
                 if unready is not None:
@@ -144,27 +152,25 @@ class Rounds:
                     return outcome
         finally:
             if not goes_on:
-                self._tear_down()
+                until = time.monotonic() + TEARDOWN_S
+                if self._must_stop():
+                    # Within what the stop leaves.
+                    until = self._round.stop_by() if self._round is not None else time.monotonic() + STOPPED_S
+                self._control.call_alive(lambda: self._host.tear_down_node(until))
             suspensions.stop()
             self._leave()
-            self._context.board.close()
-            self._context.directory.close()
-            self._release_port()
+
+    def _leave(self) -> None:
+        """Wait until the other nodes have ended too, so that they get what node 0 has published; release resources."""
+        if not self._is_dropped:  # the others would go on without this node
+            deadline = time.monotonic() + _LEAVING_S + (TEARDOWN_S if self._config.spec.teardown else 0.0)
+            self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
+        self._context.board.close()
+        self._context.directory.close()
+        if self._reserved_port is not None:
+            self._reserved_port.close()
 
     # --- one round ------------------------------------------------------------------------------------------------
-
-    def _publish_stopped(self) -> None:
-        """Tell the other nodes that a signal came before this node had ranks: some may have started theirs already."""
-        name, now, node = self._context.flag.name, time.time(), self._config.node
-        assert name is not None
-        self._control.publish_stop(StopRequest.by_signal(name, at=now, node=node))
-        self._publish_result(NodeResult(report=report_signal(name, at=now)))
-
-    def _set_up(self) -> None:
-        """Run what the spec has this node run before its ranks; if that fails, no node starts any."""
-        report = self._control.call_alive(self._host.set_up_node)
-        if report is not None:
-            self._control.publish_first("unready", report.to_dict())
 
     def _read_unready(self) -> ExitReport | None:
         """Why a node cannot have ranks, as it has published before all nodes met; None if all can."""
@@ -173,19 +179,14 @@ class Rounds:
             return None if message is None else ExitReport.from_dict(message)
         return None
 
-    def _tear_down(self) -> None:
-        """Run what the spec has this node run at the end, within what a stop leaves."""
-        until = time.monotonic() + TEARDOWN_S
-        if self._must_stop():
-            until = self._round.stop_by() if self._round is not None else time.monotonic() + STOPPED_S
-        self._control.call_alive(lambda: self._host.tear_down_node(until))
-
     def _take_part(self) -> NodeResult:
         """Run this node's ranks from start to end. If they cannot start, the round ends on all nodes."""
         node = self._config.node
         try:
             if node == 0:
-                self._begin()
+                resume_from, self._began = self._control.call_alive(self._host.find_checkpoint)
+                mlflow_run_id = self._control.call_alive(self._host.find_mlflow_run)
+                self._control.publish("begin", asdict(Begin(self._prepare_port(), resume_from, mlflow_run_id)))
             begin = self._control.wait_for("begin")
             if begin is None:
                 return NodeResult(report=self._report_without_node_0())
@@ -200,28 +201,18 @@ class Rounds:
             self._control.publish_stop(StopRequest(cause="crash", why=reason, at=now, node=node))
             return NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
 
-    def _begin(self) -> None:
-        """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
-        resume_from, self._began = self._control.call_alive(self._host.find_checkpoint)
-        mlflow_run_id = self._control.call_alive(self._host.find_mlflow_run)
-        self._control.publish("begin", asdict(Begin(self._prepare_port(), resume_from, mlflow_run_id)))
-
     def _prepare_port(self) -> int:
         """The port where the ranks of the next round meet, which is kept free for rank 0.
 
         Each round has a port of its own. Torch keeps the addresses of a process group in the store, and ranks must not
         see addresses of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
         """
-        config = self._config
-        if self._number != config.stage.round or self._reserved_port is None:
-            self._release_port()
-            self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
-        return int(self._reserved_port.getsockname()[1])
-
-    def _release_port(self) -> None:
-        if self._reserved_port is not None:
-            self._reserved_port.close()
-            self._reserved_port = None
+        config, reserved = self._config, self._reserved_port
+        if self._number != config.stage.round or reserved is None:
+            if reserved is not None:
+                reserved.close()
+            reserved = self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
+        return int(reserved.getsockname()[1])
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
@@ -229,45 +220,37 @@ class Rounds:
         """On node 0: learn how the round ended on all nodes, and begin another one if that is allowed."""
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
-        attempt_report = self._report_attempt(results, lost)
-        if self._completed_before is not None:
-            attempt_report = amend(attempt_report, self._completed_before)
-        leaving = self._leaving(attempt_report)
+        report = self._report_attempt(results, lost)
+        stop = self._control.read("stop")
+        leaving: Sequence[int] = ()
+        if stop is not None and report.signal is not None and not self._must_stop():
+            # Nodes of another job, whose end has ended the round; none if something else has.
+            leaving = self._config.stage.places_of_job(self._config.stage.job_of(stop["node"]))
         lost = sorted({*lost, *leaving})
         self._lost |= set(lost)
         members, stage = None, None
         if leaving:
-            members = self._go_on_without(attempt_report, own.reached, lost)
-        elif attempt_report.cause == GROW:
-            members, stage = self._grow(attempt_report, own.reached, lost)
-        elif attempt_report.cause in _RESTARTABLE:
-            members = self._restart(attempt_report, own.reached, self._nodes_to_blame(attempt_report, results), lost)
-        if attempt_report.cause == GROW and members is None and stage is None:
-            attempt_report = self._report_stop()
-            own = replace(own, report=attempt_report)
-        self._publish_next(members, lost, attempt_report, stage)
+            members = self._go_on_without(report, own.reached, lost)
+        elif report.cause == GROW:
+            members, stage = self._grow(report, own.reached, lost)
+            if members is None and stage is None:
+                at = time.time()
+                limit = ExitReport(cause="timeout", reason="the time limit was reached", failed_at=at)
+                report = limit if self._flag.name is None else report_signal(self._flag.name, at=at)
+                own = replace(own, report=report)
+        elif report.cause in _RESTARTABLE:
+            members = self._restart(report, own.reached, results, lost)
+        plain = None if stage is None else stage.to_dict()
+        self._control.publish("next", {"members": members, "lost": lost, "report": report.to_dict(), "stage": plain})
         self._control.drop_nodes(lost)
         if stage is not None:
             return stage
         if members is None:
             # Lost nodes write no report, and in a hang each node only knows about itself: node 0 reports for them.
-            all_nodes = bool(lost) or attempt_report.cause == "hang" or NODE_0_COMPLETED in attempt_report.evidence
-            return AttemptOutcome(attempt_report if all_nodes else own.report, attempt_report)
+            all_nodes = bool(lost) or report.cause == "hang" or NODE_0_COMPLETED in report.evidence
+            return AttemptOutcome(report if all_nodes else own.report, report)
         self._begin_next(members)
         return None
-
-    def _publish_next(
-        self, members: Sequence[int] | None, lost: Sequence[int], report: ExitReport, stage: Stage | None
-    ) -> None:
-        self._control.publish(
-            "next",
-            {
-                "members": members,
-                "lost": sorted(lost),
-                "report": report.to_dict(),
-                "stage": None if stage is None else stage.to_dict(),
-            },
-        )
 
     def _follow_node_0(self, own: NodeResult | None) -> AttemptOutcome | Stage | None:
         """On any other node: publish how the round ended here, and do what node 0 decides."""
@@ -279,11 +262,11 @@ class Rounds:
             completed = own is not None and own.report.cause == "completed"
             report = own.report if own is not None and completed else self._report_without_node_0()
             return AttemptOutcome(report, report)
-        if decided["stage"] is not None and self._config.node not in decided["lost"]:
-            return Stage.from_dict(decided["stage"])
-        self._is_dropped = self._config.node in decided["lost"]
         # Node 0 may have given up this node, for example after a long network outage: others then do its work.
-        if decided["members"] is None or self._config.node in decided["lost"]:
+        self._is_dropped = self._config.node in decided["lost"]
+        if decided["stage"] is not None and not self._is_dropped:
+            return Stage.from_dict(decided["stage"])
+        if decided["members"] is None or self._is_dropped:
             attempt_report = ExitReport.from_dict(decided["report"])
             node_report = own.report if own is not None else report_standby(attempt_report)
             return AttemptOutcome(node_report, attempt_report)
@@ -297,81 +280,69 @@ class Rounds:
     def _publish_result(self, result: NodeResult) -> None:
         self._control.publish(f"ended/{self._config.node}", result.to_dict())
 
+    def _publish_stop(self, signal: str) -> None:
+        self._control.publish_stop(StopRequest.by_signal(signal, at=time.time(), node=self._config.node))
+
     def _collect(self, own: NodeResult) -> tuple[dict[int, NodeResult], list[int]]:
         """How the round ended on each node that reports, and which nodes were lost."""
-        control, flag = self._control, self._context.flag
-        results = {self._config.node: own}
-        missing = set(self._members) - {self._config.node}
-        published = False
-        ended_at = time.time()
+        control, node = self._control, self._config.node
+        results = {node: own}
+        missing = set(self._members) - {node}
+        published, is_completed, ended_at = False, own.report.cause == "completed", time.time()
         self._completed_before = None
-        if own.report.cause == "completed" and missing and self._config.spec.completed_by == NODE_0:
+        if is_completed and missing and self._config.spec.completed_by == NODE_0:
             why = "the command of node 0 completed, and with it the run (completed_by: node0)"
-            control.publish_stop(StopRequest(cause="completed", why=why, at=ended_at, node=self._config.node))
+            control.publish_stop(StopRequest(cause="completed", why=why, at=ended_at, node=node))
             published = True
         while missing - set(control.silent_nodes()):
             control.keep_alive()
-            for node in list(missing):
-                message = control.read(f"ended/{node}")
+            for other in list(missing):
+                message = control.read(f"ended/{other}")
                 if message is not None:
-                    missing.discard(node)
-                    results[node] = NodeResult.from_dict(message)
-            if flag.name is not None and not published:
+                    missing.discard(other)
+                    results[other] = NodeResult.from_dict(message)
+            if self._flag.name is not None and not published:
                 # The ranks of this node have ended, so nothing else looks at the flag any more.
                 published = True
-                control.publish_stop(StopRequest.by_signal(flag.name, at=time.time(), node=self._config.node))
+                self._publish_stop(self._flag.name)
             if self._round is not None:
                 self._round.judge_hang_elsewhere()
-            if own.report.cause == "completed" and not published and time.time() > ended_at + _LONG_S:
-                self._note_completed(ended_at, missing)
+            is_late = is_completed and not published and time.time() > ended_at + _LONG_S
+            if is_late and self._completed_before is None and self._config.spec.per_node:
+                names = list(map(self._name, sorted(missing)))
+                self._completed_before = NodeZeroCompleted(at=ended_at, names=names)
+                self._context.journal.write(CommandCompleted(at=ended_at, running=names))
             time.sleep(_POLL_S)
         return results, sorted({*missing, *control.silent_nodes()})
 
-    def _note_completed(self, at: float, missing: Collection[int]) -> None:
-        """Journal once that the command of this node has completed, while others go on; ``at``: when it has."""
-        if self._completed_before is None and self._config.spec.per_node:
-            names = [self._config.hosts.get(node, f"node {node}") for node in sorted(missing)]
-            self._completed_before = NodeZeroCompleted(at=at, names=names)
-            self._context.journal.write(CommandCompleted(at=at, running=names))
-
     def _report_attempt(self, results: Mapping[int, NodeResult], lost: Collection[int]) -> ExitReport:
         """Why the round ended."""
-        hosts = self._config.hosts
-        states = _states_of(results)
+        hosts, states = self._config.hosts, _states_of(results)
         members = sorted(set(lost) & set(self._members))
         lost_nodes = LostNodes(
-            names=[hosts.get(node, f"node {node}") for node in members],
+            names=list(map(self._name, members)),
             hosts=[hosts[node] for node in members if node in hosts],
             at=time.time(),
         )
-        return report_attempt(
+        report = report_attempt(
             [result.report for result in results.values()],
             hang=HangEvidence(find_culprits(states)[1]) if states else None,
             lost=lost_nodes if members else None,
         )
+        return report if self._completed_before is None else amend(report, self._completed_before)
 
-    def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, NodeResult]) -> Collection[int]:
-        """The nodes whose ranks failed, or hang while ranks of other nodes wait for them."""
-        blamed = {
-            node for node, result in results.items() if result.report is attempt_report or result.report.gpu_failed
-        }
-        if attempt_report.cause == "hang":
-            states = _states_of(results)
-            ranks = find_culprits(states)[0]
-            hanging = {state.node for state in states if state.rank in ranks}
-            # If all nodes have hanging ranks, none is more to blame than another.
-            blamed |= hanging if len(hanging) < len(self._members) else set()
-        return blamed
+    def _name(self, node: int) -> str:
+        return self._config.hosts.get(node, f"node {node}")
 
     def _restart(
-        self, attempt_report: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
+        self, report: ExitReport, reached: int | None, results: Mapping[int, NodeResult], lost: Sequence[int]
     ) -> list[int] | None:
         """The nodes that have ranks in the next round, whose cause is journaled; None if there is no next round."""
-        spec = self._config.spec
-        if not self._has_restarts_left():
+        requeue = self._config.spec.requeue
+        if not requeue.enabled or self._restarts >= requeue.restarts_in_place or self._must_stop():
             return None
         end = PriorEnd.of_report(
-            attempt_report,
+            report,
             at=time.time(),
             began=self._began,
             left=self._control.call_alive(self._host.newest_checkpoint),
@@ -380,30 +351,32 @@ class Rounds:
         )
         if not self._control.call_alive(lambda: self._host.ask_policy(end)).again:
             return None
+        # The nodes whose ranks failed, or hang while ranks of other nodes wait for them.
+        blamed = {node for node, result in results.items() if result.report is report or result.report.gpu_failed}
+        if report.cause == "hang":
+            states = _states_of(results)
+            ranks = find_culprits(states)[0]
+            hanging = {state.node for state in states if state.rank in ranks}
+            # If all nodes have hanging ranks, none is more to blame than another.
+            blamed |= hanging if len(hanging) < len(self._members) else set()
         # Before deciding whether there is a next round: its members are chosen by all failures so far.
         self._blamed += blamed
-        members = choose_members(self._config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+        members = self._choose_members()
         if members is None:
             return None
         self._restarts += 1
-        self._note_restart(attempt_report, members, lost, reached, past=end)
+        self._note_restart(report, members, lost, reached, past=end)
         return members
 
-    def _has_restarts_left(self) -> bool:
-        """Whether the spec allows another round, and no stop is requested."""
-        requeue = self._config.spec.requeue
-        return requeue.enabled and self._restarts < requeue.restarts_in_place and not self._must_stop()
+    def _choose_members(self) -> list[int] | None:
+        """The nodes that can have ranks in the next round; None if there are too few."""
+        nodes = self._config.spec.resources.nodes
+        return choose_members(self._config.nodes, nodes, lost=self._lost, blamed=self._blamed)
 
     def _must_stop(self) -> bool:
         """Whether a signal has come, or the time limit is near."""
         deadline = self._config.deadline
-        return self._context.flag.raised is not None or (deadline is not None and time.monotonic() >= deadline)
-
-    def _report_stop(self) -> ExitReport:
-        """The report of an attempt that has to end while it would have grown."""
-        if self._context.flag.name is not None:
-            return report_signal(self._context.flag.name, at=time.time())
-        return ExitReport(cause="timeout", reason="the time limit was reached", failed_at=time.time())
+        return self._flag.raised is not None or (deadline is not None and time.monotonic() >= deadline)
 
     def _note_restart(
         self,
@@ -434,24 +407,21 @@ class Rounds:
             )
         )
 
-    # --- more nodes, and fewer ----------------------------------------------------------------------------------------
+    def _report_without_node_0(self) -> ExitReport:
+        """The report of a node that has lost node 0."""
+        if self._flag.name is not None:
+            return report_signal(self._flag.name, at=time.time())
+        return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
-    def _leaving(self, report: ExitReport) -> list[int]:
-        """The nodes of another job whose end ended the round, by their places; empty if it was something else."""
-        stop = self._control.read("stop")
-        if stop is None or report.signal is None or self._must_stop():
-            return []
-        stage = self._config.stage
-        return stage.places_of_job(stage.job_of(stop["node"]))
+    # --- more nodes, and fewer ----------------------------------------------------------------------------------------
 
     def _go_on_without(self, report: ExitReport, reached: int | None, lost: Sequence[int]) -> list[int] | None:
         """The nodes of the next round, after another job's nodes have left; None if there are too few."""
-        spec, config = self._config.spec, self._config
-        members = choose_members(config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+        config, members = self._config, self._choose_members()
         if members is None:
             return None
         job_id = next(job for place in lost if (job := config.stage.job_of(place)))
-        hosts = [config.hosts.get(place, f"node {place}") for place in config.stage.places_of_job(job_id)]
+        hosts = list(map(self._name, config.stage.places_of_job(job_id)))
         self._note_restart(report, members, lost, reached)
         self._context.journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=report.reason))
         if self._growth is not None:
@@ -465,41 +435,25 @@ class Rounds:
 
         Both are None if the attempt has to end now.
         """
-        if self._must_stop() or self._growth is None:
+        growth, config = self._growth, self._config
+        if self._must_stop() or growth is None:
             return None, None
-        spec, config = self._config.spec, self._config
-        newcomers = self._growth.newcomers()
+        newcomers = growth.newcomers()
         if not newcomers:
-            members = choose_members(config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+            members = self._choose_members()
             if members is not None:
                 self._note_restart(report, members, lost, reached)
             return members, None
-        stage = replace(
-            config.stage.grown(newcomers, config.hosts, round=self._number + 1, lost=self._lost),
-            restarts=self._restarts,
-        )
-        nodes = min(len(stage.roster), spec.resources.nodes.max)
+        grown = config.stage.grown(newcomers, config.hosts, round=self._number + 1, lost=self._lost)
+        stage = replace(grown, restarts=self._restarts)
+        nodes = min(len(stage.roster), config.spec.resources.nodes.max)
         staying = [place for place in range(config.nodes) if place not in self._lost]
         self._note_restart(report, staying, lost, reached, joined=[each.number for each in newcomers])
         for job_id in dict.fromkeys(each.job_id for each in newcomers):
             hosts = [each.host for each in newcomers if each.job_id == job_id]
             self._context.journal.write(NodesJoined(job_id=job_id, hosts=hosts, nodes=nodes))
-        growth = self._growth
         self._control.call_alive(lambda: growth.admit(stage))
         return None, stage
-
-    def _report_without_node_0(self) -> ExitReport:
-        """The report of a node that has lost node 0."""
-        if self._context.flag.name is not None:
-            return report_signal(self._context.flag.name, at=time.time())
-        return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
-
-    def _leave(self) -> None:
-        """Wait until the other nodes have ended too, so that they get what node 0 has published."""
-        if self._is_dropped:
-            return  # the others go on without it
-        deadline = time.monotonic() + _LEAVING_S + (TEARDOWN_S if self._config.spec.teardown else 0.0)
-        self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 
 
 def _states_of(results: Mapping[int, NodeResult]) -> list[RankState]:

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.experiment.launcher import RANKS, NodeRanks
@@ -27,12 +27,27 @@ from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
-from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
+from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.ranks import Tasks, variables_of_rank, write_changes
+from slurmtrain.runtime.environment.variables import HELPER
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.setup.helpers import HELPERS
 from slurmtrain.system.directories import DeletionWatch
+from slurmtrain.system.process import (
+    Entry,
+    descend,
+    has_variable,
+    identity_of,
+    name_of,
+    pipe_of,
+    program_of,
+    read_table,
+)
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.agent.node_round import Round
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -112,32 +127,6 @@ class RankPlacement:
         return self.attempt.node_log(self.node) if self.spec.per_node else self.attempt.rank_log(rank)
 
 
-class Supervisor(Protocol):
-    """What running ranks need from the round that they belong to."""
-
-    def started(self, pids: Mapping[int, int]) -> None:
-        """Called when the ranks have started; ``pids`` are their process ids by global rank.
-
-        With a command that starts the ranks itself, ``pids`` are the process ids of the commands by node, as the nodes
-        are counted in the round.
-        """
-
-    def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs, if one does. Called several times a second."""
-
-    def find_growth(self) -> StopRequest | None:
-        """A request to stop because nodes can join, if they can. Called several times a second."""
-
-    def stopping(self, request: StopRequest) -> None:
-        """Called once, before the first of the ranks is asked to stop."""
-
-    def stop_by(self) -> float:
-        """When the remaining ranks are killed, by the monotonic clock. Called repeatedly: the time may change."""
-
-    def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
-        """Called when processes that the ranks had left behind were killed, or still run: they cannot be killed."""
-
-
 class Workers:
     """The ranks of one node in one round, or the command that starts them.
 
@@ -152,7 +141,7 @@ class Workers:
         directory: DeletionWatch,
         control: ControlStore,
         flag: StopFlag,
-        supervisor: Supervisor,
+        supervisor: Round,
     ) -> None:
         """:meth:`run` starts the ranks.
 
@@ -188,6 +177,14 @@ class Workers:
         placed = NodeRanks((1,) * len(placement.members)) if placement.spec.per_node else placement.ranks
         master = (placement.address, placement.port)
         argv = [sys.executable, "-I", "-S", str(_RANK_MAIN), *self._argv]
+
+        def note_death(pid: int) -> None:
+            # More precisely than polling could: the first rank to fail is the one to blame. WNOWAIT leaves the exit
+            # code to be collected by who polls the process, and ECHILD means that it has been.
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self._died_at.setdefault(pid, time.time())
+
         for local, rank in enumerate(placed.ranks_of(place)):
             environ = {
                 **variables.environment_of_agent(),
@@ -200,7 +197,7 @@ class Workers:
                 # The kernel refuses it: too many processes, or too much text for them.
                 raise LaunchError(f"rank {rank} cannot be started on this node: {error.strerror}") from error
             self._processes[rank] = process
-            threading.Thread(target=self._note_death, args=(process.pid,), daemon=True).start()
+            threading.Thread(target=note_death, args=(process.pid,), daemon=True).start()
         pids = {rank: process.pid for rank, process in self._processes.items()}
         self._ranks.started(pids.values())
         self._supervisor.started(pids)
@@ -271,14 +268,11 @@ class Workers:
             # Not asked: a save would make the directory again, with nothing in it that identifies it.
             self._wait_or_kill(_seconds_from_now(0.0), ask=False)
         else:
-            self._wait_or_kill(self._grace(request, failed and not self._may_be_saving(request)), ask=True)
-
-    def _may_be_saving(self, request: StopRequest | None) -> bool:
-        """Whether ranks that have ended have left behind processes that may save now, because of this ``request``.
-
-        A shell dies at once of a signal to all processes of the job, and the script that it has started does not.
-        """
-        return request is not None and request.signal is not None and self._ranks.have_orphans()
+            by_signal = request is not None and request.signal is not None
+            # A shell dies at once of a signal to all processes of the job, and the script that it has started does not:
+            # it may save now.
+            crashed = failed and not (by_signal and self._ranks.have_orphans())
+            self._wait_or_kill(self._grace(request, crashed), ask=True)
 
     def _grace(self, request: StopRequest | None, failed: bool) -> Callable[[], float]:
         """Until when ranks may take to exit by themselves, by the monotonic clock; this may change meanwhile."""
@@ -305,7 +299,9 @@ class Workers:
             before, codes = codes, self._exit_codes()
             if ask and (codes != before or time.monotonic() - asked_at > _ASK_S):
                 asked_run, asked_at = self._ranks.ask(self._stop_signal), time.monotonic()
-            if None not in codes and deadline is stop_by and not self._may_save_without_rank(codes):
+            # What a shell, or a rank that died of a signal, has left behind may be what trains.
+            may_train = self._ranks.has_shell or any(code is not None and code < 0 for code in codes)
+            if None not in codes and deadline is stop_by and not may_train:
                 deadline = _seconds_from_now(min(CRASH_GRACE_S, stop_by() - time.monotonic()))
             if (None not in codes and not asked_run) or time.monotonic() >= deadline():
                 break
@@ -313,13 +309,6 @@ class Workers:
             time.sleep(_MONITOR_S / 2)
         if None in codes:
             self._control.call_alive(self._kill)
-
-    def _may_save_without_rank(self, codes: Sequence[int | None]) -> bool:
-        """Whether processes that ranks have left behind may be the ones that train.
-
-        That may be so if a rank is a shell, or died of a signal. ``codes``: the ranks' exit codes.
-        """
-        return self._ranks.has_shell or any(code is not None and code < 0 for code in codes)
 
     def _kill(self) -> None:
         """Kill the ranks and all that they have started. Raises SlurmtrainError if a rank cannot be killed."""
@@ -355,17 +344,164 @@ class Workers:
         """Exit codes of this node's ranks, or of the command that starts them; None for a process that still runs."""
         return [self._exits.code(process) for process in self._processes.values()]
 
-    def _note_death(self, pid: int) -> None:
-        """Note when exactly a rank ends, more precisely than polling could: the first rank to fail is the one to blame.
-
-        WNOWAIT leaves the exit code to be collected by who polls the process, and ECHILD means that it has been.
-        """
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        self._died_at.setdefault(pid, time.time())
-
 
 def _seconds_from_now(seconds: float) -> Callable[[], float]:
     """A function that returns a fixed time, by the monotonic clock: this many seconds from now."""
     at = time.monotonic() + seconds
     return lambda: at
+
+
+# --- all processes that ranks have started ----------------------------------------------------------------------------
+# Programs that wait for their children, and do not pass signals on.
+SHELLS = frozenset(("ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"))
+_POLL_S = 0.02
+# How often to look for orphans to reap, at most: looking at all processes costs milliseconds.
+_REAP_EVERY_S = 1.0
+# How long to go on killing. A process that has been killed ends at once, unless it is in a system call that cannot be
+# interrupted, such as one to a file server that does not answer.
+_KILL_S = 10.0
+
+
+class RankProcesses:
+    """The processes of this node's ranks, from the agent's point of view."""
+
+    def __init__(self, *, besides: bool = False) -> None:
+        """The agent must be a subreaper (:func:`~slurmtrain.system.process.become_subreaper`).
+
+        ``besides``: the node runs other processes beside its ranks, which have the variable ``HELPER``.
+        """
+        self._besides = besides
+        self._agent = os.getpid()
+        self._session = os.getsid(0)
+        self._ranks: frozenset[int] = frozenset()
+        self._asked_already: set[tuple[int, int]] = set()
+        self._reap_at = 0.0
+        self.has_shell = False
+        """Whether one of the ranks that were asked to stop is a shell."""
+
+    def started(self, ranks: Iterable[int]) -> None:
+        """Take note of the process ids of the ranks, whose exit codes are collected elsewhere."""
+        self._ranks = frozenset(ranks)
+
+    def running(self) -> list[Entry]:
+        """The processes that have not ended, parents before their children."""
+        return [entry for entry in self._entries() if not entry.ended]
+
+    def have_orphans(self) -> bool:
+        """Whether ranks that have ended have left processes behind."""
+        return any(entry.parent == self._agent and entry.pid not in self._ranks for entry in self.running())
+
+    def ask(self, number: signal.Signals) -> bool:
+        """Send a stop signal to the processes that are to hear it and have not yet. Call it repeatedly until they end.
+
+        Returns whether any process that was asked is still running.
+        """
+        running = self.running()
+        asked_run = any(_key(entry) in self._asked_already for entry in running)
+
+        def is_shell(pid: int) -> bool:
+            is_one = program_of(pid) in SHELLS
+            self.has_shell = self.has_shell or (is_one and pid in self._ranks)
+            return is_one
+
+        hearing = listeners(running, self._agent, is_shell)
+        new = [entry for entry in hearing if _key(entry) not in self._asked_already]
+        first = []
+        for entry in new:
+            pipe = pipe_of(entry.pid, 0)
+            others = [other.pid for other in running if other.pid != entry.pid]
+            if pipe is None or not any(pipe in (pipe_of(pid, 1), pipe_of(pid, 2)) for pid in others):
+                first.append(entry)
+        # If each waits for another, as with a coprocess, none is first.
+        for entry in first or ([] if asked_run else new):
+            self._asked_already.add(_key(entry))
+            asked_run = identity_of(entry).send(number) or asked_run
+        return asked_run
+
+    def wait(self, *, timeout_s: float, only: Callable[[Entry], bool] = lambda _entry: True) -> bool:
+        """Wait until none of these is running any more; returns whether that is so.
+
+        ``timeout_s``: how many seconds to wait at most. ``only``: which processes count.
+        """
+        deadline = time.monotonic() + timeout_s
+        while any(map(only, self.running())):
+            if time.monotonic() >= deadline:
+                return False
+            self._reap_orphans()
+            time.sleep(_POLL_S)
+        self._reap_orphans()
+        return True
+
+    def kill(self, *, spare: Callable[[Entry], bool] = lambda _entry: False) -> tuple[list[str], list[str]]:
+        """Kill all of them, in passes until a pass finds none: any of them may start others meanwhile.
+
+        ``spare``: the processes that are not killed. Returns descriptions of the killed processes, and of processes
+        that still run: these are in a system call that cannot be interrupted, and end as soon as it returns.
+        """
+        killed: dict[tuple[int, int], str] = {}
+        deadline = time.monotonic() + _KILL_S
+        while running := [entry for entry in self.running() if not spare(entry)]:
+            if time.monotonic() >= deadline:
+                return list(killed.values()), [describe_process(entry) for entry in running]
+            for entry in running:
+                killed.setdefault(_key(entry), describe_process(entry))
+                identity_of(entry).send(signal.SIGKILL)
+            self._reap_orphans()
+            time.sleep(_POLL_S)
+        self._reap_orphans()
+        return list(killed.values()), []
+
+    def reap(self) -> None:
+        """Reap orphans that have ended. It costs one system call if nothing has; call it as often as you like."""
+        try:
+            has_ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return
+        if not has_ended or time.monotonic() < self._reap_at:
+            return
+        # What has ended may also be a rank or a helper of the agent, which somebody else reaps, perhaps never.
+        self._reap_at = time.monotonic() + _REAP_EVERY_S
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        for entry in self._entries():
+            if entry.ended and entry.parent == self._agent and entry.pid not in self._ranks:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(entry.pid, os.WNOHANG)
+
+    def _entries(self) -> list[Entry]:
+        entries = [entry for entry in descend(read_table(), self._agent) if entry.session != self._session]
+        if not self._besides:
+            return entries
+        # One that has ended shows no variables.
+        return [each for each in entries if each.pid not in HELPERS and not has_variable(each.pid, HELPER)]
+
+
+def listeners(running: Iterable[Entry], agent: int, is_shell: Callable[[int], bool]) -> list[Entry]:
+    """The processes for which a stop signal is.
+
+    ``running``: the processes of ranks, parents before their children. ``agent``: the process id of the agent, which is
+    the parent of ranks and of orphans. ``is_shell``: whether the process with this id is a shell.
+    """
+    parents = {agent}
+    hearing = []
+    for entry in running:
+        if entry.parent in parents:
+            hearing.append(entry)
+            if is_shell(entry.pid):
+                parents.add(entry.pid)
+    return hearing
+
+
+def is_publishing(entry: Entry) -> bool:
+    """Whether this process is just publishing a checkpoint, which takes a moment."""
+    return name_of(entry.pid) == PUBLISHING
+
+
+def describe_process(entry: Entry) -> str:
+    """A process in a few words."""
+    return f"{name_of(entry.pid) or 'a process'} (pid {entry.pid})"
+
+
+def _key(entry: Entry) -> tuple[int, int]:
+    return (entry.pid, entry.start)

@@ -26,7 +26,7 @@ from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
-from slurmtrain.runtime.job.metrics import as_number
+from slurmtrain.runtime.job.metrics import plain_number
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import read_json
 from slurmtrain.system.journal import Journal
@@ -188,7 +188,7 @@ class Checkpointer:
 
 
 def _save_info(step: int, why: str, metrics: Mapping[str, Any], request: str | None = None) -> Save:
-    numbers = {name: float(as_number(name, value)) for name, value in metrics.items()}
+    numbers = {name: float(plain_number(name, value)) for name, value in metrics.items()}
     return Save(step=step, why=why, metrics=numbers, request=request)
 
 

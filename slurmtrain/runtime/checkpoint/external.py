@@ -22,7 +22,7 @@ from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, format_of,
 from slurmtrain.runtime.checkpoint.formats.plain_files import Format
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
 from slurmtrain.runtime.environment.node import read_plan
-from slurmtrain.runtime.job.logged_lines import logged_step
+from slurmtrain.runtime.job.run_reader import logged_step
 from slurmtrain.system.owned_files import check_owner
 
 # Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a

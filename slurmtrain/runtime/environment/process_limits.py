@@ -123,20 +123,17 @@ def exceeded_limit(code: int, lines: Sequence[str]) -> str:
         if soft == resource.RLIM_INFINITY and not is_signalled:
             continue
         if is_signalled or (code and limit.message and re.search(limit.message, text)):
-            return _describe(limit, soft, hard)
+            return _describe_limit(limit, soft, hard)
         # At the hard limit, which a shell sets with the soft one unless it says otherwise, the kernel does not warn.
-        if limit.number == resource.RLIMIT_CPU and code == -signal.SIGKILL and 0 <= hard <= _cpu_time_of_children():
-            return _describe(limit, hard, hard)
+        if limit.number == resource.RLIMIT_CPU and code == -signal.SIGKILL and hard >= 0:
+            # By all processes that have ended: of several ranks, the sum.
+            spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+            if hard <= spent.ru_utime + spent.ru_stime:
+                return _describe_limit(limit, hard, hard)
     return ""
 
 
-def _cpu_time_of_children() -> float:
-    """Seconds that the processes which have ended computed; of several ranks, their sum."""
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return spent.ru_utime + spent.ru_stime
-
-
-def _describe(limit: _Limit, soft: int, hard: int) -> str:
+def _describe_limit(limit: _Limit, soft: int, hard: int) -> str:
     # What calls sbatch imports this module for one number.
     from slurmtrain.runtime.environment import variables
 

@@ -50,7 +50,12 @@ def set_worker_environment(
         environ.setdefault(name, value)
     environ.update(network_variables(place.interface, place.address))
     environ.update(_launcher_variables(plan.spec, place))
-    environ.update(_repeatable(plan.spec))
+    if (seed := plan.spec.seed) is not None:
+        environ.update({variables.SEED: str(seed), "PYTHONHASHSEED": str(seed)})
+    if plan.spec.deterministic:
+        # By torch's notes on reproducibility: otherwise, what other streams do decides about cuBLAS' algorithms.
+        environ.update({"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"})
+        environ[variables.DETERMINISTIC] = "1"
     environ.update(_env_of(plan.spec))
     environ.update(_code_variables(plan, run))
     if node.executor == "local":
@@ -150,14 +155,6 @@ def _code_variables(plan: Plan, run: RunDir) -> dict[str, str]:
         variables.CODE_DIR: str(copy.tree),
         **({"PYTHONPATH": path} if path else {}),
     }
-
-
-def _repeatable(spec: Spec) -> dict[str, str]:
-    """Variables that make the run repeatable, as far as the spec demands that."""
-    seeds = {} if spec.seed is None else {variables.SEED: str(spec.seed), "PYTHONHASHSEED": str(spec.seed)}
-    # By torch's notes on reproducibility: without it, what other streams do decides about cuBLAS' algorithms.
-    switches = {variables.DETERMINISTIC: "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
-    return {**seeds, **(switches if spec.deterministic else {})}
 
 
 def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
@@ -285,32 +282,26 @@ class Tasks:
             environ: the inherited environment.
             local_rank: the number of its process on this node.
         """
-        unwanted = dict.fromkeys(filter(self._is_unwanted, environ), None)
-        changes = {**unwanted, **(self._of_slurm(environ, local_rank) if "SLURM_JOB_ID" in environ else {})}
-        return {name: value for name, value in changes.items() if name not in self.own}
-
-    def _is_unwanted(self, name: str) -> bool:
-        if _OF_OTHERS.fullmatch(name) or _OF_A_TASK.fullmatch(name):
-            return True
-        if self.launcher == RANKS:
-            return False
-        return bool(_OF_A_RANK.fullmatch(name) or (self.launcher == NONE and _OF_A_MEETING.fullmatch(name)))
-
-    def _of_slurm(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
-        nodes = str(len(self.ranks.counts))
-        of_nodes = {
-            "SLURM_NODEID": str(self.place),
-            **dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), nodes),
-            **self._hosts(environ),
+        patterns = [_OF_OTHERS, _OF_A_TASK]
+        if self.launcher != RANKS:
+            patterns += [_OF_A_RANK, *([_OF_A_MEETING] if self.launcher == NONE else [])]
+        changes: dict[str, str | None] = {
+            name: None for name in environ if any(pattern.fullmatch(name) for pattern in patterns)
         }
-        return of_nodes if self.launcher != RANKS else {**of_nodes, **self._of_task(environ, local_rank)}
+        if "SLURM_JOB_ID" in environ:
+            nodes = str(len(self.ranks.counts))
+            changes["SLURM_NODEID"] = str(self.place)
+            changes |= dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), nodes)
+            changes |= self._hosts(environ)
+            changes |= self._of_task(environ, local_rank) if self.launcher == RANKS else {}
+        return {name: value for name, value in changes.items() if name not in self.own}
 
     def _hosts(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         """The lists of nodes that differ from the ranks' nodes; as Slurm writes them they are shorter."""
         if not self.hosts:
             return {}
         lists = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
-        other = [name for name in lists if _expand(environ.get(name, "")) != [*self.hosts]]
+        other = [name for name in lists if _hosts_in(environ.get(name, "")) != [*self.hosts]]
         # As many numbers as the job has nodes.
         per_node = {"SLURM_JOB_CPUS_PER_NODE": None} if "SLURM_JOB_NODELIST" in other else {}
         return {**dict.fromkeys(other, ",".join(self.hosts)), **per_node}
@@ -333,7 +324,7 @@ class Tasks:
         }
 
 
-def _expand(hostlist: str) -> list[str]:
+def _hosts_in(hostlist: str) -> list[str]:
     try:
         return expand_hostlist(hostlist)
     except ValueError:
@@ -368,18 +359,27 @@ def load_profile(name: str) -> Profile:
             f"there is no network profile {name!r} in {folder}; profiles there: {', '.join(names) or 'none'}"
         )
     path = folder / f"{name}.yaml"
-    data = _parse(path)
+    data = _parse_profile(path)
     if unknown := sorted(map(str, data.keys() - {"about", "variables", "setup"})):
         raise _wrong(path, f"{', '.join(unknown)}: a profile has about, variables and setup")
-    return Profile(
-        name,
-        _text(path, "about", data.get("about")),
-        _read_variables(path, data.get("variables")),
-        _read_setup(path, data.get("setup", [])),
-    )
+    about, entries, lines = data.get("about"), data.get("variables"), data.get("setup", [])
+    if not isinstance(entries, dict):
+        raise _wrong(path, "variables is not a mapping")
+    if not isinstance(lines, list):
+        raise _wrong(path, "setup is not a list")
+    variables = {}
+    for name_of, entry in entries.items():
+        if not isinstance(name_of, str) or not _VARIABLE.fullmatch(name_of):
+            raise _wrong(path, f"variables: {name_of!r} cannot name a variable")
+        if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
+            raise _wrong(path, f"variables.{name_of} must have exactly a value and a why")
+        _profile_text(path, f"variables.{name_of}.why", entry["why"])
+        variables[name_of] = _profile_text(path, f"variables.{name_of}.value", entry["value"])
+    setup = tuple(_profile_text(path, f"setup.{index}", line) for index, line in enumerate(lines))
+    return Profile(name, _profile_text(path, "about", about), variables, setup)
 
 
-def _parse(path: Path) -> dict[Any, Any]:
+def _parse_profile(path: Path) -> dict[Any, Any]:
     import yaml
 
     try:
@@ -393,27 +393,7 @@ def _parse(path: Path) -> dict[Any, Any]:
     return data
 
 
-def _read_variables(path: Path, entries: Any) -> dict[str, str]:
-    if not isinstance(entries, dict):
-        raise _wrong(path, "variables is not a mapping")
-    variables = {}
-    for name, entry in entries.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            raise _wrong(path, f"variables: {name!r} cannot name a variable")
-        if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
-            raise _wrong(path, f"variables.{name} must have exactly a value and a why")
-        _text(path, f"variables.{name}.why", entry["why"])
-        variables[name] = _text(path, f"variables.{name}.value", entry["value"])
-    return variables
-
-
-def _read_setup(path: Path, lines: Any) -> tuple[str, ...]:
-    if not isinstance(lines, list):
-        raise _wrong(path, "setup is not a list")
-    return tuple(_text(path, f"setup.{index}", line) for index, line in enumerate(lines))
-
-
-def _text(path: Path, key: str, value: Any) -> str:
+def _profile_text(path: Path, key: str, value: Any) -> str:
     """Check that a value is one line of text, which a quoted number is too, and return it."""
     if not isinstance(value, str) or not value.strip() or re.search(r"[\n\r\0]", value):
         raise _wrong(path, f"{key} is {value!r}, not a line of text")

@@ -46,7 +46,7 @@ class Board:
         """``count``: the number of ranks on this node. Raises OSError if the kernel has no memory for it."""
         self._count = count
         self._handle = os.memfd_create("slurmtrain-heartbeat")
-        size = _place(count)
+        size = _offset_of(count)
         os.ftruncate(self._handle, size)
         self._memory = mmap.mmap(self._handle, size)
         self._memory[:_SIZE] = _HEADER
@@ -71,7 +71,7 @@ class Board:
         os.close(self._handle)
 
     def _read(self, index: int) -> Beat:
-        begin = _place(index)
+        begin = _offset_of(index)
         record = self._record(begin, _BODY)
         if record is None:
             return self._beats[index]
@@ -100,7 +100,7 @@ class Pulse:
 
     def __init__(self, memory: mmap.mmap | bytearray, index: int) -> None:
         self._memory = memory
-        self._begin = _place(index)
+        self._begin = _offset_of(index)
         self._end = self._begin + _USED
         self._pid = os.getpid()
         self._save_s = 0.0
@@ -122,9 +122,9 @@ class Pulse:
                     memory = mmap.mmap(handle, os.fstat(handle).st_size)
                 finally:
                     os.close(handle)
-        if memory is not None and memory[:_SIZE] == _HEADER and len(memory) >= _place(index + 1):
+        if memory is not None and memory[:_SIZE] == _HEADER and len(memory) >= _offset_of(index + 1):
             return cls(memory, index)
-        return cls(bytearray(_place(1)), 0)
+        return cls(bytearray(_offset_of(1)), 0)
 
     def beat(self, step: int, phase: Phase, step_s: float = 0.0, own_s: float = 0.0) -> None:
         """Record that ``step`` steps are finished, and the ``phase`` that begins.
@@ -155,6 +155,6 @@ class Pulse:
         self._save_s = max(self._save_s, took_s)
 
 
-def _place(index: int) -> int:
+def _offset_of(index: int) -> int:
     """Where the records of the rank with this local rank begin, in bytes."""
     return _SIZE + _RANK_SIZE * index

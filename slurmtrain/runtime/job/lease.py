@@ -32,13 +32,13 @@ def grant(submission: SubmissionDir) -> None:
 
 def granted_to(run: RunDir) -> int | None:
     """The number of the submission that has the lease."""
-    number = _held(run).get("submission")
+    number = _read_lease(run).get("submission")
     return None if number is None else int(number)
 
 
 def acquire(attempt: AttemptDir, submission: int) -> bool:
     """Take the lease for an attempt of this submission; False if another submission, or a later start, has it."""
-    held = _held(attempt.run)
+    held = _read_lease(attempt.run)
     if held.get("submission") != submission or _restart(str(held.get("attempt"))) > _restart(attempt.path.name):
         return False
     # If the run was closed meanwhile, it stays closed.
@@ -52,15 +52,15 @@ def close(run: RunDir, submission: int | None, state: str) -> None:
     ``state``: ``completed``, ``failed``, ``cancelled`` or :data:`REPLACED`. ``submission``: the one that ended like
     that: nothing is closed if a later one has the lease by now; None to close the run in any case.
     """
-    held = _held(run)
+    held = _read_lease(run)
     # Without a lease nothing was ever submitted, so nothing can start.
     if held and (submission is None or held.get("submission") == submission):
         write_json(run.lease, {**held, "over": state})
 
 
-def final_state(run: RunDir, submission: int) -> str | None:
+def ended_as(run: RunDir, submission: int) -> str | None:
     """How the run ended for this submission, if it has while that held the lease: as :func:`close` was told."""
-    held = _held(run)
+    held = _read_lease(run)
     return str(held["over"]) if held.get("submission") == submission and held.get("over") else None
 
 
@@ -100,10 +100,10 @@ def release_claim(attempt: AttemptDir, by: str) -> bool:
 
 def holds(attempt: AttemptDir) -> bool:
     """Whether this attempt may still publish."""
-    return _held(attempt.run).get("attempt") == attempt.path.name
+    return _read_lease(attempt.run).get("attempt") == attempt.path.name
 
 
-def _held(run: RunDir) -> dict[str, Any]:
+def _read_lease(run: RunDir) -> dict[str, Any]:
     """What the lease says; empty if there is none. Raises PathError."""
     types = {"submission": "int", "attempt": "str | None", "over": "str | None"}
     return read_json(run.lease, types=types) or {}
@@ -133,7 +133,7 @@ _END_S = 2.0
 
 def runs_with_processes() -> set[str]:
     """The ids of all runs, in any runs root, with processes on this machine: this user's ranks, or their children."""
-    return {attempt.parent.parent.name for attempt in _attempts().values()}
+    return {attempt.parent.parent.name for attempt in _marked_attempts().values()}
 
 
 def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[Process]:
@@ -142,7 +142,7 @@ def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[
     ``except_of``: an attempt whose processes are not meant.
     """
     processes = []
-    for pid, attempt in _attempts().items():
+    for pid, attempt in _marked_attempts().items():
         if _is_same(attempt.parent.parent, run.path) and (except_of is None or attempt.name != except_of.path.name):
             process = identify(pid)
             if process is not None:
@@ -189,7 +189,7 @@ def end_processes_of_setup(attempt: AttemptDir) -> list[str]:
     return killed
 
 
-def _attempts() -> dict[int, Path]:
+def _marked_attempts() -> dict[int, Path]:
     """The directory of the attempt of each process of this user that ranks, setup, or their children have started."""
     processes = marked_processes((ATTEMPT_DIR, SETUP_OF))
     return {pid: Path(values.get(ATTEMPT_DIR) or values[SETUP_OF]) for pid, values in processes.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import sys
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -40,7 +42,7 @@ class MetricsFile:
         if plain:
             line = _template(tuple(metrics)) % (time.time(), step, *values)
         else:
-            texts = [_json_number(name, value) for name, value in metrics.items()]
+            texts = [json.dumps(plain_number(name, value)).encode() for name, value in metrics.items()]
             line = _template(tuple(metrics), b"%b") % (time.time(), step, *texts)
         os.write(self._handle, line)
 
@@ -55,10 +57,10 @@ def check_numbers(metrics: Mapping[str, Any]) -> None:
         return
     for name, value in metrics.items():
         if not hasattr(value, "item"):
-            as_number(name, value)
+            plain_number(name, value)
 
 
-def as_number(name: str, value: Any) -> float | int:
+def plain_number(name: str, value: Any) -> float | int:
     """The metric called ``name`` as a plain number; one-element tensors and NumPy values are read.
 
     Raises TypeError if ``value`` is not one number.
@@ -72,13 +74,31 @@ def as_number(name: str, value: Any) -> float | int:
         raise TypeError(f"the metric {name!r} must be one number, not {type(value).__name__}") from None
 
 
-def _json_number(name: str, value: Any) -> bytes:
-    return json.dumps(as_number(name, value)).encode()
-
-
 # Scripts log the same few sets of names repeatedly; the bound is for scripts that keep inventing names.
 @lru_cache(maxsize=64)
 def _template(names: tuple[str, ...], value: bytes = b"%a") -> bytes:
     """A line with placeholders for the time, the step and a value for each of the ``names``."""
     pairs = b",".join(json.dumps(name).encode().replace(b"%", b"%%") + b":" + value for name in names)
     return b'{"t":%.4f,"step":%d' + (b',"metrics":{' + pairs + b"}" if names else b"") + b"}\n"
+
+
+# --- the most memory that this process has used at once ---------------------------------------------------------------
+# The peak of the resident set size, in kB (proc_pid_status(5)). The peak in getrusage(2) begins with the parent's.
+_PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+
+
+def peak_memory() -> tuple[int | None, str]:
+    """Bytes, and of what: ``gpu``, what torch had allocated on one of its GPUs; else ``process``, what was resident.
+
+    The bytes are None where the system does not tell.
+    """
+    # A process that has not imported torch has used no GPU through it.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))), "gpu"
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None, "process"
+    peak = _PEAK.search(status)
+    return (int(peak[1]) * 1024 if peak else None), "process"

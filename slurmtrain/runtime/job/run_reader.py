@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from slurmtrain.errors import RunUnreadable
+from slurmtrain.errors import RunUnreadable, UntrustedPath
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
-from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.metrics.curves import start_of
+from slurmtrain.model.metrics.settled import Attempted, LoggedLine
+from slurmtrain.model.run.attempt_progress import Point, Progress, points_of, read_point
 from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RanksRestarted
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
-from slurmtrain.model.run.journal_lines import events_of
-from slurmtrain.model.run.layout import AttemptDir, RunDir, split_attempt
+from slurmtrain.model.run.journal_lines import events_of, read_lines
+from slurmtrain.model.run.layout import METRICS, AttemptDir, RunDir, split_attempt
 from slurmtrain.model.run.run import Run
-from slurmtrain.runtime.environment.node import read_launch
-from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.environment.node import Worker, read_launch
 from slurmtrain.system.journal_files import JournalFile, journal_files, last_points, read_pieces
-from slurmtrain.system.owned_files import Check, check_owned
+from slurmtrain.system.owned_files import Check, check_owned, open_regular
 from slurmtrain.system.process import Process
 
 # Among ranks, only rank 0 journals what the state of a run depends on, and there may be thousands of others.
@@ -39,7 +41,7 @@ def read_run(run: RunDir) -> Run:
     with contextlib.suppress(RunUnreadable):
         for file in journal_files(run, []):
             if file.metrics_of is not None:
-                progress[file.metrics_of] = _last(Path(file.path))
+                progress[file.metrics_of] = _read_progress(Path(file.path))
             elif not _OTHER_RANK.fullmatch(file.name):
                 with contextlib.suppress(RunUnreadable):
                     builder.add(_events(file))
@@ -65,7 +67,7 @@ def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
     builder, progress = RunBuilder(run.id), {}
     for file in files:
         if file.metrics_of is not None:
-            progress[file.metrics_of] = _last(Path(file.path), check)
+            progress[file.metrics_of] = _read_progress(Path(file.path), check)
         else:
             builder.add(_events(file, check))
     if not builder.events:
@@ -92,14 +94,14 @@ def agent_of_node_0(attempt: AttemptDir) -> Process | None:
 
 def last_step(attempt: AttemptDir) -> int | None:
     """The last step in an attempt's metrics; None if there are none."""
-    return _last(attempt.metrics).last_step
+    return _read_progress(attempt.metrics).last_step
 
 
 def _events(file: JournalFile, check: Check = check_owned) -> list[AnyEvent]:
     return [event for piece in read_pieces(file, check=check) for event in events_of(piece.reading, file.name)[0]]
 
 
-def _last(metrics: Path, check: Check = check_owned) -> Progress:
+def _read_progress(metrics: Path, check: Check = check_owned) -> Progress:
     """Progress according to the end of a metrics file, which may be long."""
     return Progress().advance(last_points(metrics, _TAIL_BYTES, check=check))
 
@@ -113,7 +115,7 @@ def _last(metrics: Path, check: Check = check_owned) -> Progress:
 _STARTS = 50
 
 
-def read_history(worker: Worker) -> InterruptionStats:
+def read_interruptions(worker: Worker) -> InterruptionStats:
     """What was known about interruptions when the job was submitted, and what its earlier starts have seen.
 
     Args:
@@ -152,7 +154,11 @@ def _spans_of_start(attempt: AttemptDir) -> Iterable[AttemptSpan]:
         cause = PREFLIGHT
     else:
         cause = "preempted" if end is not None and end.signal is not None else "node_fail"
-    seconds = max(0.0, _last_written(attempt) - began.time)
+    written = 0.0
+    with contextlib.suppress(OSError), os.scandir(attempt.path) as entries:
+        # It was alive at least until then.
+        written = max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
+    seconds = max(0.0, written - began.time)
     yield from _spans_of_restarts(events)
     yield AttemptSpan(seconds * began.payload.nodes, cause)
 
@@ -167,8 +173,79 @@ def _events_at(path: Path) -> list[AnyEvent]:
     return read_events(path, path.name)
 
 
-def _last_written(attempt: AttemptDir) -> float:
-    """When any file of an attempt was last written, in seconds since 1970: it was alive at least until then."""
-    with contextlib.suppress(OSError), os.scandir(attempt.path) as entries:
-        return max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
-    return 0.0
+# --- the lines that a run has logged, read as often as they are needed: there may be millions -------------------------
+# Enough to read fast, and little memory for any number of lines.
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLines:
+    """A run's attempts with their metrics files, as long as these are at one moment."""
+
+    attempts: Sequence[Attempted]
+    names: Mapping[int, str]
+    """The metrics file of each attempt, relative to the run directory."""
+
+
+def logged_lines(run: Run, directory: RunDir) -> LoggedLines:
+    """The lines of a run; nothing is read yet. Raises RunUnreadable."""
+    files = {file.metrics_of: file for file in journal_files(directory) if file.metrics_of is not None}
+    attempts = [Attempted(start_of(attempt), partial(_lines_from, files.get(attempt.key))) for attempt in run.attempts]
+    names = {attempt.number: files[attempt.key].name for attempt in run.attempts if attempt.key in files}
+    return LoggedLines(attempts, names)
+
+
+def _lines_from(file: JournalFile | None, offset: int) -> Iterator[LoggedLine]:
+    if file is None or file.size <= offset:
+        return
+    for piece in read_pieces(file, offset, length=_PIECE_BYTES):
+        points = ((at, point) for at, record in piece.reading.records if (point := read_point(record)) is not None)
+        previous = None
+        for at, point in points:
+            if previous is not None:
+                yield LoggedLine(previous[0], at, previous[1])
+            previous = (at, point)
+        if previous is not None:
+            yield LoggedLine(previous[0], piece.reading.end, previous[1])
+
+
+# So much of a file is read at a time: many lines.
+_WINDOW_BYTES = 1 << 16
+
+
+def logged_step(run: RunDir, at: float) -> int | None:
+    """The last step that any attempt of a run had logged by a time; None if none had.
+
+    Args:
+        run: The run.
+        at: In seconds since 1970.
+    """
+    points: list[Point] = []
+    for path in run.attempts.glob(f"*/{METRICS}"):
+        with contextlib.suppress(OSError, UntrustedPath):
+            handle = open_regular(path)
+            try:
+                point = _search(handle, at, path.name)
+            finally:
+                os.close(handle)
+            points += [] if point is None else [point]
+    return max(points, key=lambda point: point.time).step if points else None
+
+
+def _search(handle: int, at: float, name: str) -> Point | None:
+    """Halve the part of the file that the point is in until one window holds it: lines are in the order of time."""
+    begin, end = 0, os.fstat(handle).st_size
+    while end - begin > _WINDOW_BYTES:
+        middle = (begin + end) // 2
+        points = _points_in(handle, middle, _WINDOW_BYTES, name)
+        if points and points[0].time <= at:
+            begin = middle
+        else:
+            end = middle
+    # The line that ends the last window begins before it does.
+    points = _points_in(handle, begin, end - begin + _WINDOW_BYTES, name)
+    return next((point for point in reversed(points) if point.time <= at), None)
+
+
+def _points_in(handle: int, offset: int, length: int, name: str) -> list[Point]:
+    return points_of(record for _, record in read_lines(os.pread(handle, length, offset), offset, name).records)

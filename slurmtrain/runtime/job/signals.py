@@ -65,9 +65,16 @@ class StopFlag:
         self._watch = _Watch(self, self._numbers, forced_exit_s)
         self._watch.begin()
         self.reinstall()
-        signal.signal(signal.SIGCONT, _ignore)
+        signal.signal(signal.SIGCONT, lambda *_: None)
         signal.siginterrupt(signal.SIGCONT, False)
-        atexit.register(self._ignore_late, self._numbers)
+
+        def ignore_late() -> None:
+            # The interpreter restores the signals' default action at exit, and they would kill the process.
+            for each in self._numbers:
+                if signal.getsignal(each) == self._handle:
+                    signal.signal(each, signal.SIG_IGN)
+
+        atexit.register(ignore_late)
 
     def reinstall(self) -> None:
         """Handle again the signals for which other code, such as a trainer, has set handlers since :meth:`install`."""
@@ -104,12 +111,6 @@ class StopFlag:
         # lock, which a handler must not wait for.
         self.raised, self.raised_at = self._first.setdefault("first", (signal.Signals(number), time.time()))
         signals.append(signal.Signals(number))
-
-    def _ignore_late(self, numbers: Iterable[signal.Signals]) -> None:
-        """Ignore signals at exit: the interpreter restores their default action, and they would kill the process."""
-        for each in numbers:
-            if signal.getsignal(each) == self._handle:
-                signal.signal(each, signal.SIG_IGN)
 
 
 class _Watch:
@@ -190,7 +191,9 @@ class _Watch:
 
     def _listen(self) -> bytes | None:
         """What this process wrote next; b"" if it is time to check again, None at the end."""
-        left = self._left()
+        left = None
+        if self._since is not None and self._seconds is not None:
+            left = self._since + self._seconds - time.monotonic()
         if left is not None and left <= 0:
             self._leave()
         self._reader.settimeout(left)
@@ -202,11 +205,6 @@ class _Watch:
             return None
         writers = {_CREDENTIALS.unpack(content)[0] for _, kind, content in ancillary if kind == socket.SCM_CREDENTIALS}
         return data if writers == {self._pid} else b""
-
-    def _left(self) -> float | None:
-        """Seconds until the forced exit; None if there will be none."""
-        seconds = self._seconds
-        return None if self._since is None or seconds is None else self._since + seconds - time.monotonic()
 
     def _leave(self) -> None:
         message = f"slurmtrain: still running {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
@@ -220,14 +218,10 @@ class _Watch:
 @cache
 def _detach_children() -> None:
     """Make forked children release the wakeup fd, from now on."""
-    os.register_at_fork(after_in_child=_detach)
 
+    def detach() -> None:
+        if _Watch.current is not None:
+            _Watch.current.detach()
+            _Watch.current = None
 
-def _detach() -> None:
-    if _Watch.current is not None:
-        _Watch.current.detach()
-        _Watch.current = None
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    pass
+    os.register_at_fork(after_in_child=detach)

@@ -61,7 +61,7 @@ def rank_states(
     files. ``cpu``: the part of a core that their main threads have used lately, where that is known. Takes seconds.
     Never raises.
     """
-    stacks, now, cpu = collect(pids, logs, beats), time.monotonic(), cpu or {}
+    stacks, now, cpu = collect_stacks(pids, logs, beats), time.monotonic(), cpu or {}
     return [
         RankState(
             rank=rank,
@@ -77,7 +77,9 @@ def rank_states(
     ]
 
 
-def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]) -> dict[int, list[str]]:
+def collect_stacks(
+    pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]
+) -> dict[int, list[str]]:
     """The stack of each rank's main thread, innermost first, each "file:line function"; empty if unknown.
 
     A rank's process is the process of its last beat (``beats``), or else the one started for it (``pids``), which may
@@ -105,10 +107,10 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[in
 def _stack_of(rank: int, pid: int, log: Path) -> list[str]:
     state, waits_in = state_of(pid), kernel_function(pid)
     place = f", in the kernel in {waits_in}" if waits_in else ""
-    _append(log, f"slurmtrain: the threads of rank {rank} (process {pid}, state {state or 'unknown'}{place}):\n")
+    _append_to_log(log, f"slurmtrain: the threads of rank {rank} (process {pid}, state {state or 'unknown'}{place}):\n")
     threads = _by_py_spy(pid)
     if threads is not None:
-        _append(log, format_threads(threads))
+        _append_to_log(log, format_threads(threads))
         stack = main_thread(threads, pid)
     else:
         stack = _by_faulthandler(pid, state, log)
@@ -239,7 +241,7 @@ def _answers(pid: int) -> bool:
     return False
 
 
-def _append(log: Path, text: str) -> None:
+def _append_to_log(log: Path, text: str) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         os.write(handle, text.encode(errors="replace"))
@@ -277,20 +279,15 @@ class ThreadUse:
             # The thread's name is in parentheses and may contain anything, even parentheses.
             stat = (thread / "stat").read_bytes().rpartition(b")")[2].split()
             status = (thread / "status").read_text()
-            cpu_s = _busy(thread) or (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS_PER_S
         except OSError:
             return None
+        cpu_s = (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS_PER_S
+        # More precisely, and with the time in which it was ready to run, where the kernel counts that.
+        with contextlib.suppress(OSError, ValueError):
+            running_ns, ready_ns, *_ = (thread / "schedstat").read_text().split()
+            cpu_s = (int(running_ns) + int(ready_ns)) / 1e9 or cpu_s
         switches = [line.split()[1] for line in status.splitlines() if line.startswith("voluntary_ctxt_switches:")]
         return cls(pid, time.monotonic(), cpu_s, int(stat[_FAULTS]) + sum(map(int, switches)))
-
-
-def _busy(thread: Path) -> float | None:
-    """Seconds that a thread has run or has been ready to run; None if the kernel does not count them."""
-    try:
-        running_ns, ready_ns, *_ = (thread / "schedstat").read_text().split()
-        return (int(running_ns) + int(ready_ns)) / 1e9
-    except (OSError, ValueError):
-        return None
 
 
 def share(before: ThreadUse, now: ThreadUse, *, on_gpu: bool) -> float:
@@ -304,30 +301,26 @@ def share(before: ThreadUse, now: ThreadUse, *, on_gpu: bool) -> float:
     return max(0.0, now.cpu_s - before.cpu_s) / max(now.at - before.at, 1e-3)
 
 
-def shares(pids: Mapping[int, int], before: Mapping[int, ThreadUse]) -> dict[int, float]:
+def cpu_shares(pids: Mapping[int, int], before: Mapping[int, ThreadUse]) -> dict[int, float]:
     """The share of each rank's main thread, as far as it is measured, by rank.
 
     ``pids``: the process of each rank. ``before``: earlier measurements; ranks without one are measured now, and again
     after a second.
     """
-    begun = {rank: _usable(before.get(rank), pid) or ThreadUse.now(pid) for rank, pid in pids.items()}
+    begun = {}
+    for rank, pid in pids.items():
+        earlier = before.get(rank)
+        begun[rank] = earlier if earlier is not None and earlier.pid == pid else ThreadUse.now(pid)
     if any(use is not None and time.monotonic() - use.at < _LEAST_S for use in begun.values()):
         time.sleep(_LEAST_S)
     measured = {}
     for rank, use in begun.items():
         now = ThreadUse.now(use.pid) if use is not None else None
         if use is not None and now is not None:
-            measured[rank] = share(use, now, on_gpu=_is_on_gpu(use.pid))
+            on_gpu = False
+            with contextlib.suppress(OSError):
+                # It has one of NVIDIA's devices open.
+                files = Path(f"/proc/{use.pid}/fd").iterdir()
+                on_gpu = any(str(file.readlink()).startswith("/dev/nvidia") for file in files)
+            measured[rank] = share(use, now, on_gpu=on_gpu)
     return measured
-
-
-def _usable(use: ThreadUse | None, pid: int) -> ThreadUse | None:
-    return use if use is not None and use.pid == pid else None
-
-
-def _is_on_gpu(pid: int) -> bool:
-    """Whether the process has one of NVIDIA's devices open."""
-    try:
-        return any(str(file.readlink()).startswith("/dev/nvidia") for file in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False

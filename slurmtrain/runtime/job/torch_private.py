@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -65,23 +66,16 @@ def torch_versions() -> dict[str, str | None]:
     package. A torch that contains NCCL, as conda's does, tells its version only to those who import it.
     """
     nccl = (_version_of(f"nvidia-nccl-cu{major}") for major in _CUDA_MAJORS)
+    torch, built_for = find_spec("torch"), None
+    if torch is not None and torch.origin is not None:
+        with suppress(OSError):
+            text = Path(torch.origin).with_name("version.py").read_text()
+            built_for = re.search(r"^cuda\b.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return {
         "torch": installed_version(),
-        "cuda": _built_for_cuda(),
+        "cuda": built_for[1] if built_for else None,
         "nccl": next((version for version in nccl if version), None),
     }
-
-
-def _built_for_cuda() -> str | None:
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None:
-        return None
-    try:
-        text = Path(torch.origin).with_name("version.py").read_text()
-    except OSError:
-        return None
-    version = re.search(r"^cuda\b.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return version[1] if version else None
 
 
 def release_of(version: str) -> tuple[int, int] | None:

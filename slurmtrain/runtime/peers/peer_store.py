@@ -59,10 +59,11 @@ from slurmtrain.runtime.peers.channel import (
     AuthenticationError,
     Channel,
     ChannelClosed,
+    PeerListener,
+    Refusals,
     connect,
     most_bytes,
 )
-from slurmtrain.runtime.peers.listener import PeerListener, Refusals
 
 Message: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -418,20 +419,17 @@ class StoreClient:
                     channel.most_bytes = most_bytes(self._nodes)
                     await channel.send({"node": self._node})
             except (OSError, AuthenticationError, ChannelClosed) as error:
-                self._note_failure(error)
+                self._problem = getattr(error, "strerror", None) or str(error) or "it does not answer"
+                if isinstance(error, ConnectionRefusedError):
+                    # After a while that shows that node 0's agent is gone.
+                    now = time.monotonic()
+                    self._refused_since = self._refused_since or now
+                    self._is_gone = now - self._refused_since >= _GONE_S
+                else:
+                    self._refused_since = None
             else:
                 await self._converse(channel)
             await asyncio.sleep(_RETRY_S)
-
-    def _note_failure(self, error: Exception) -> None:
-        """Note that an attempt to connect has failed, and whether that shows that node 0's agent is gone."""
-        self._problem = getattr(error, "strerror", None) or str(error) or "it does not answer"
-        if not isinstance(error, ConnectionRefusedError):
-            self._refused_since = None
-            return
-        now = time.monotonic()
-        self._refused_since = self._refused_since or now
-        self._is_gone = now - self._refused_since >= _GONE_S
 
     async def _converse(self, channel: Channel) -> None:
         """Send and receive over a new connection until it ends."""

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 
 from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints, this_slurm_job
-from slurmtrain.runtime.peers.sockets import listen_on_first, source_towards
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
+from slurmtrain.runtime.preflight.ports import listen_on_first, source_towards
 
 # By IP version, addresses reserved for documentation (RFC 5737, RFC 3849): they are never local, so the route to them
 # is the default route.

@@ -34,8 +34,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.peers.channel import NOT_A_MESSAGE, AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.listener import PeerListener, Refusals
+from slurmtrain.runtime.peers.channel import (
+    NOT_A_MESSAGE,
+    AuthenticationError,
+    Channel,
+    ChannelClosed,
+    PeerListener,
+    Refusals,
+    connect,
+)
 
 # Seconds without a message after which a peer counts as dead: several heartbeats, since a node that imports torch from
 # a busy filesystem may stall for some seconds.

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints
-from slurmtrain.runtime.peers.sockets import listen, listen_on_first
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import Endpoint
+from slurmtrain.runtime.preflight.ports import listen, listen_on_first
 from slurmtrain.system.files import read_json, write_json
 
 # If endpoints were exported, the file is read only after they have not worked for this long,

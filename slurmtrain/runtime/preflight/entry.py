@@ -18,7 +18,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.channel import Refusals
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.channel import Refusals
 from slurmtrain.runtime.peers.peer_store import Link, MessageStore, StoreClient
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 

@@ -18,7 +18,7 @@ from slurmtrain.model.preflight.clock import offset_from_stamps
 from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAddress, Network, probe_targets
 from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.run.events.agent_events import NetworkElected
-from slurmtrain.runtime.peers.listener import Refusals
+from slurmtrain.runtime.peers.channel import Refusals
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober

@@ -5,8 +5,10 @@ The batch script imports this module before a job's tasks start, so it needs onl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.peers import sockets
 
 _PROC = Path("/proc/sys/net/ipv4")
 # ip(7), ip_local_port_range: the default of Linux.
@@ -90,7 +91,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
     for port in islice(job_ports(job_id, restart), _TRIES):
         try:
             # Sets SO_REUSEADDR: an old connection in TIME_WAIT is harmless, a live listener still refuses.
-            return sockets.listen(address, port)
+            return listen(address, port)
         except OSError as error:
             attempted.append(port)
             reason = _describe_error(error)
@@ -122,7 +123,7 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
     reason = "no port is outside the ephemeral range and the reserved ones"
     for port in islice(job_ports(job_id, restart, RANKS), _TRIES):
         try:
-            return sockets.reserve(port)
+            return reserve(port)
         except OSError as error:
             reason = _describe_error(error)
     raise LaunchError(f"no port is free for the ranks of the run on {socket.gethostname()}: {reason}")
@@ -170,3 +171,69 @@ def _describe_error(error: OSError) -> str:
     """The system's message, without the address that create_server adds: the caller names it itself."""
     code = error.errno or 0
     return os.strerror(code) if code in errno.errorcode else str(error.strerror or error)
+
+
+# --- listening sockets, and the source address that the kernel would choose -------------------------------------------
+# Connections that wait to be accepted: all nodes may connect at once. asyncio's servers call listen() again, with a
+# backlog of 100 unless they are given this one too.
+BACKLOG = 1024
+# Any port: nothing is sent there.
+_PORT_FOR_ROUTE = 9
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
+
+
+def listen_anywhere(port: int) -> socket.socket:
+    """A socket that listens on all addresses of this machine, IPv4 and IPv6 if it has both. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("0.0.0.0", port), backlog=BACKLOG)  # noqa: S104 (peers must know the secret)
+
+
+def reserve(port: int) -> socket.socket:
+    """A socket bound to a port of all addresses of this machine, at which it does not listen. Raises OSError.
+
+    While it is open, only sockets with SO_REUSEADDR can be bound to the port (socket(7)).
+    """
+    dual = socket.has_dualstack_ipv6()
+    reserved = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if dual:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind(("::" if dual else "0.0.0.0", port))  # noqa: S104 (it does not listen)
+        # Only now: with the option, it could be bound to a port that is reserved already.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        reserved.close()
+        raise
+    return reserved
+
+
+def listen_on_first(ports: Iterable[int]) -> socket.socket:
+    """Like :func:`listen_anywhere`, on the first of these ports that is free. Raises LaunchError."""
+    problem: OSError | None = None
+    for port in itertools.islice(ports, _TRIES):
+        try:
+            return listen_anywhere(port)
+        except OSError as error:
+            problem = error
+    raise LaunchError(f"none of {_TRIES} ports is free on {socket.gethostname()}: {problem}")
+
+
+def source_towards(address: str) -> str | None:
+    """The address that the kernel's routes choose for packets to another address; None if there is no route.
+
+    Nothing is sent: connecting a datagram socket only looks up the route.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _PORT_FOR_ROUTE))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

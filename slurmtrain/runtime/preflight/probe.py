@@ -13,9 +13,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmtrain.model.preflight.election import Network, NetworkProblem
-from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.listener import PeerListener, Refusals
-from slurmtrain.runtime.peers.sockets import listen, listen_anywhere, source_towards
+from slurmtrain.runtime.peers.channel import (
+    AuthenticationError,
+    Channel,
+    ChannelClosed,
+    PeerListener,
+    Refusals,
+    connect,
+)
+from slurmtrain.runtime.preflight.ports import listen, listen_anywhere, source_towards
 
 # Concurrent probes: each holds a file descriptor, and a process may be limited to 1,024 of them.
 _MAX_CONCURRENT = 64

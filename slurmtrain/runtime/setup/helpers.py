@@ -82,7 +82,14 @@ class NodeHelpers:
         if self._spec.setup_node:
             problem, exported = self._run("setup_node", self._spec.setup_node, directory, stopped)
             if exported:
-                _take(exported)
+                # This process, and so its ranks, get these variables.
+                before = shutil.which("python")
+                for key in set(os.environ) - exported.keys() - _OF_SHELL:
+                    del os.environ[key]
+                os.environ.update({key: value for key, value in exported.items() if key not in _OF_SHELL})
+                python = shutil.which("python")
+                if python and python != before:
+                    os.environ[variables.SETUP_PYTHON] = python
             if stopped():
                 return None
             if problem:
@@ -116,7 +123,14 @@ class NodeHelpers:
         self._is_to_tear_down = False
         self.look()
         began = time.monotonic()
-        self._end_sidecars(min(began + _SIDECAR_S, until))
+        for process in self._sidecars.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        patience = min(began + _SIDECAR_S, until)
+        while time.monotonic() < patience and any(process.poll() is None for process in self._sidecars.values()):
+            time.sleep(_POLL_S)
+        for process in self._sidecars.values():
+            _kill(process)
         end = max(min(until, began + TEARDOWN_S), time.monotonic() + _LEAST_S)
         if self._spec.teardown:
             problem, _ = self._run("teardown", self._spec.teardown, directory, lambda: time.monotonic() > end)
@@ -125,15 +139,6 @@ class NodeHelpers:
             if problem:
                 self._journal.write(HelperFailed(node=self._node, name="teardown", why=problem))
         return bool(self._spec.teardown)
-
-    def _end_sidecars(self, until: float) -> None:
-        for process in self._sidecars.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        while time.monotonic() < until and any(process.poll() is None for process in self._sidecars.values()):
-            time.sleep(_POLL_S)
-        for process in self._sidecars.values():
-            _kill(process)
 
     def _run(
         self, name: str, lines: Sequence[str], directory: Path, stopped: Callable[[], bool]
@@ -202,23 +207,13 @@ def wait_for_others(attempt: AttemptDir, nodes: int, stopped: Callable[[], bool]
     journals = [attempt.node_journal(node) for node in range(1, nodes)]
     while journals and time.monotonic() < began + (STOPPED_S if stopped() else TEARDOWN_S):
         is_late = time.monotonic() > began + _BEGIN_S
-        journals = [path for path in journals if not _has_ended(path) and (path.exists() or not is_late)]
+        journals = [
+            path
+            for path in journals
+            if (path.exists() or not is_late)
+            and not any(isinstance(event.payload, NodeEnded) for event in read_events(path, path.name))
+        ]
         time.sleep(_POLL_S)
-
-
-def _has_ended(journal: Path) -> bool:
-    return any(isinstance(event.payload, NodeEnded) for event in read_events(journal, journal.name))
-
-
-def _take(exported: dict[str, str]) -> None:
-    """Let this process, and so its ranks, have the variables that ``setup_node`` has exported."""
-    before = shutil.which("python")
-    for key in set(os.environ) - exported.keys() - _OF_SHELL:
-        del os.environ[key]
-    os.environ.update({key: value for key, value in exported.items() if key not in _OF_SHELL})
-    python = shutil.which("python")
-    if python and python != before:
-        os.environ[variables.SETUP_PYTHON] = python
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -254,21 +249,21 @@ def run_setup(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[],
         LaunchError: The agent of node 0 has ended meanwhile.
         PathError: A file cannot be written or read.
     """
-    change = _wait_for_node_0(attempt, stopped) if node.index else _run(plan, attempt, node, stopped)
+    change = _wait_for_setup(attempt, stopped) if node.index else _run_setup_lines(plan, attempt, node, stopped)
     for name in change.get("removed", ()):
         os.environ.pop(name, None)
     os.environ.update(change.get("changed", {}))
     take_limits({int(number): (soft, hard) for number, (soft, hard) in change.get("limits", {}).items()})
 
 
-def _run(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[], bool]) -> dict[str, Any]:
+def _run_setup_lines(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Run the lines; returns their changes, which the other agents find too. Empty once ``stopped``."""
     submission = attempt.run.submission(node.submission)
     try:
         write_atomically(submission.setup, local_script(plan, submission, node.job_id).encode(), private=True)
         before = dict(os.environ)
         handle = os.memfd_create("slurmtrain-setup")
-        process = _start(submission, handle)
+        process = _start_setup_shell(submission, handle)
         while process.poll() is None and not stopped():
             time.sleep(_POLL_S)
         if process.returncode is None:
@@ -304,7 +299,7 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, An
     return {"changed": changed, "removed": sorted(before.keys() - after.keys() - _OF_SHELL)}
 
 
-def _start(submission: SubmissionDir, handle: int) -> subprocess.Popen[bytes]:
+def _start_setup_shell(submission: SubmissionDir, handle: int) -> subprocess.Popen[bytes]:
     """Start the shell of setup, with the user's limit of open files, not an agent's."""
     soft = soft_limit_of_ranks()
     limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
@@ -320,7 +315,7 @@ def _start(submission: SubmissionDir, handle: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def _wait_for_node_0(attempt: AttemptDir, stopped: Callable[[], bool]) -> dict[str, Any]:
+def _wait_for_setup(attempt: AttemptDir, stopped: Callable[[], bool]) -> dict[str, Any]:
     """What setup has changed, once node 0 says so; empty once ``stopped``. Raises LaunchError or PathError."""
     node_0 = None
     while not stopped():

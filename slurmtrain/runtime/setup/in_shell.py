@@ -32,7 +32,7 @@ def print_directory(path: str) -> None:
         place = plan.working_directory(run.code)
         if plan.code is not None:
             # A job whose run goes on elsewhere must not change the copy; its agents end at once.
-            if lease.granted_to(run) == number and lease.final_state(run, number) is None:
+            if lease.granted_to(run) == number and lease.ended_as(run, number) is None:
                 from slurmtrain.runtime.code.code_copy import make_tree
 
                 make_tree(run, plan.code)

@@ -118,22 +118,19 @@ def take_setup_failure(plan: Plan, attempt: AttemptDir) -> ExitReport | None:
     from slurmtrain.model.interruption.exit_report import ExitReport
 
     code, number, owner = failure.split(" ", 2)
-    _take_log(AttemptDir(Path(owner)), attempt)
-    lines = "\n".join(plan.spec.setup).split("\n")
-    where = "'setup'"
-    if 0 < int(number) <= len(lines):
-        where = f"line {number} of 'setup' ({_cut(redact(lines[int(number) - 1].strip()))})"
-    output = without_place(last_line(attempt.setup_log))
-    reason = f"{where} failed with code {code}" + (f": {output}" if output else "")
-    return ExitReport(cause="crash", reason=reason, failed_at=time.time())
-
-
-def _take_log(other: AttemptDir, attempt: AttemptDir) -> None:
-    """Copy the output of a setup that another run of the same job has, so that each of them shows it."""
+    other = AttemptDir(Path(owner))
     if other.path.name == attempt.path.name and other.run.id != attempt.run.id:
+        # Of several runs in a job one has the output: each shows it.
         with contextlib.suppress(OSError, PathError):
             make_directory(attempt.logs, private=True)
             write_atomically(attempt.setup_log, read_readable(other.setup_log), private=True)
+    lines = "\n".join(plan.spec.setup).split("\n")
+    where = "'setup'"
+    if 0 < int(number) <= len(lines):
+        where = f"line {number} of 'setup' ({_shorten_line(redact(lines[int(number) - 1].strip()))})"
+    output = without_place(last_line(attempt.setup_log))
+    reason = f"{where} failed with code {code}" + (f": {output}" if output else "")
+    return ExitReport(cause="crash", reason=reason, failed_at=time.time())
 
 
 def last_line(log: Path) -> str:
@@ -148,7 +145,7 @@ def last_line(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"its output cannot be read ({describe_os_error(error)})"
-    return _cut(redact(next((line.strip() for line in reversed(lines) if line.strip()), "")))
+    return _shorten_line(redact(next((line.strip() for line in reversed(lines) if line.strip()), "")))
 
 
 def python_of_ranks(plan: Plan) -> str:
@@ -202,5 +199,5 @@ def without_place(line: str) -> str:
     return _PLACE.sub("", line)
 
 
-def _cut(text: str) -> str:
+def _shorten_line(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -45,7 +45,7 @@ def guard_loaders() -> None:
 def _make_repeatable() -> None:
     """Do what the session would do for the spec's ``seed`` and ``deterministic``. Never raises."""
     try:
-        from slurmtrain.runtime.environment.worker import this_worker
+        from slurmtrain.runtime.environment.node import this_worker
         from slurmtrain.runtime.training.repeatable import make_repeatable
 
         make_repeatable(this_worker())

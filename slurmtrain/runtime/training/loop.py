@@ -22,11 +22,10 @@ from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.rank_events import RankMeasured, RankStopped
-from slurmtrain.runtime.environment.worker import Worker, this_worker
+from slurmtrain.runtime.environment.node import Worker, this_worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, as_number, check_numbers
-from slurmtrain.runtime.job.peak_memory import peak_memory
+from slurmtrain.runtime.job.metrics import MetricsFile, check_numbers, peak_memory, plain_number
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.system.interpreter import leave_quickly
@@ -172,7 +171,7 @@ class StepMetrics:
             self._file.write(step, pending)
         elif pending and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = time.monotonic()
-            text = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
+            text = " ".join(f"{name}={plain_number(name, value):.6g}" for name, value in pending.items())
             log.info("step %d %s", step, text)
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.events.rank_events import SessionStarted, TrainingCompleted, TrainingStarted
-from slurmtrain.runtime.environment.worker import Worker
-from slurmtrain.runtime.job.metrics import as_number
+from slurmtrain.runtime.environment.node import Worker
+from slurmtrain.runtime.job.metrics import plain_number
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
 from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, joined_group, this_ranked_worker
 from slurmtrain.system.journal import Journal
@@ -333,7 +333,7 @@ class Loop(TrainingLoop):
         numbers = {}
         for name, value in metrics.items():
             with contextlib.suppress(TypeError):
-                numbers[name] = as_number(name, value)
+                numbers[name] = plain_number(name, value)
         self.log(numbers)
         self._flush()
 

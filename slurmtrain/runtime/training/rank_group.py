@@ -17,8 +17,8 @@ from torch.distributed.rendezvous import rendezvous
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.environment.backend import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
 from slurmtrain.model.run.events.rank_events import HardwareCompared
+from slurmtrain.runtime.environment.node import Worker
 from slurmtrain.runtime.environment.variables import use_loopback
-from slurmtrain.runtime.environment.worker import Worker
 from slurmtrain.runtime.strategies.forward import hardware_of
 
 _log = logging.getLogger("slurmtrain")

@@ -7,7 +7,7 @@ import io
 import torch
 
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.environment.node import Worker
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # How torch begins the end of its message about an operation that has no deterministic implementation.

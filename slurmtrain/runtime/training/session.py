@@ -22,10 +22,9 @@ from slurmtrain.model.run.events.rank_events import (
     TrainingCompleted,
 )
 from slurmtrain.runtime.checkpoint import checkpoint_files
-from slurmtrain.runtime.environment.node import read_plan
-from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.environment.node import Worker, read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.job.run_reader import read_history
+from slurmtrain.runtime.job.run_reader import read_interruptions
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
 from slurmtrain.runtime.strategies.strategy_interface import Strategy
 from slurmtrain.runtime.training.loader import Loaders
@@ -229,7 +228,7 @@ class Session(SteppedTraining):
             attempt,
             Objects({**objects, **states}, additions=states),
             plan,
-            read_history(self._worker) if self.rank == 0 else InterruptionStats(),
+            read_interruptions(self._worker) if self.rank == 0 else InterruptionStats(),
             self._ranks,
             self._journal if self.rank == 0 else None,
         )

@@ -13,7 +13,7 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.events.rank_events import RankMeasured, SharesChosen, TrainingStarted
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.environment.worker import Worker
+from slurmtrain.runtime.environment.node import Worker
 from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, log
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.repeatable import share_random_numbers

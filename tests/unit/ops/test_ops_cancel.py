@@ -111,7 +111,7 @@ def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
     [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled while its job was being submitted; job 8 was too" in notes
     assert [call.args for call in slurm.calls("scancel")] == [["8"]]
-    assert lease.final_state(workspace.root.run(run_id), 1) == "cancelled"
+    assert lease.ended_as(workspace.root.run(run_id), 1) == "cancelled"
     assert load_run(workspace, run_id).cancelled
 
 

@@ -16,7 +16,7 @@ import pytest
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.environment.variables import environment_of_helper
-from slurmtrain.runtime.job.logged_lines import logged_step
+from slurmtrain.runtime.job.run_reader import logged_step
 from slurmtrain.runtime.script_metrics import Orders, OutputReader
 
 CSV = {"file": "m.csv", "step": "step"}
@@ -136,7 +136,9 @@ def test_the_process_reads_what_is_left_when_its_agent_is_gone(attempt: AttemptD
     spec = ScriptMetricsSpec(pattern=r"loss=(?P<loss>\S+)")
     orders = Orders(asdict(spec), str(attempt.path), 0, str(attempt.rank_log(0)), 0, "", 5)
     command = [sys.executable, "-P", "-m", "slurmtrain.runtime.script_metrics"]
-    subprocess.run(command, input=orders.to_line(), env=environment_of_helper(), check=True, timeout=60)
+    subprocess.run(
+        command, input=json.dumps(asdict(orders)).encode() + b"\n", env=environment_of_helper(), check=True, timeout=60
+    )
     assert written(attempt) == [(6, {"loss": 1.0}), (7, {"loss": 2.0})]
 
 

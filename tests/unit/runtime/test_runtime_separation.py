@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.runtime import separation
-from slurmtrain.runtime.separation import Separation, SeparationConfig
+from slurmtrain.runtime.agent import monitor
+from slurmtrain.runtime.agent.monitor import Separation, SeparationConfig
 
 CONNECTED = {10: {1: ("a", "b")}, 11: {2: ("b", "a")}}
 APART: dict[int, dict[int, tuple[str, str]]] = {10: {}, 11: {3: ("x", "server")}}
@@ -44,13 +44,13 @@ class Machine:
         self.config = SeparationConfig(
             node=0, members=[0], ranks=2, per_node=False, port=9, launched="", metrics=metrics / "metrics.jsonl"
         )
-        monkeypatch.setattr(separation.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(separation, "read_table", dict)
-        monkeypatch.setattr(separation, "descend", lambda *_: [])
-        monkeypatch.setattr(separation, "has_loaded", lambda *_: self.loaded)
-        monkeypatch.setattr(separation, "sockets_of", lambda pid: {*self.sockets[pid]})
+        monkeypatch.setattr(monitor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(monitor, "read_table", dict)
+        monkeypatch.setattr(monitor, "descend", lambda *_: [])
+        monkeypatch.setattr(monitor, "has_loaded", lambda *_: self.loaded)
+        monkeypatch.setattr(monitor, "sockets_of", lambda pid: {*self.sockets[pid]})
         monkeypatch.setattr(
-            separation, "established", lambda _: {inode: e for own in self.sockets.values() for inode, e in own.items()}
+            monitor, "established", lambda _: {inode: e for own in self.sockets.values() for inode, e in own.items()}
         )
 
     def watched(self, **changes: Any) -> Separation:
@@ -100,7 +100,7 @@ def test_a_short_training_is_judged_when_it_has_completed(machine: Machine, seco
 def test_ranks_that_have_met_between_two_looks_are_no_news(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = machine.watched()
     machine.run(watch, 20)
-    monkeypatch.setattr(separation, "was_connected", {9: True}.get)
+    monkeypatch.setattr(monitor, "was_connected", {9: True}.get)
     watch.end()
     assert machine.why == []
 

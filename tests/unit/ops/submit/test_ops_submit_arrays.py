@@ -256,5 +256,5 @@ def test_a_run_that_is_cancelled_while_its_array_is_submitted_loses_its_element_
     run_ids, notes, _ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert [call.args for call in slurm.calls("scancel")] == [["8_1"]]
     assert [note for note in notes if run_ids[1] in note]
-    assert lease.final_state(workspace.root.run(run_ids[1]), 1) == "cancelled"
-    assert lease.final_state(workspace.root.run(run_ids[0]), 1) is None
+    assert lease.ended_as(workspace.root.run(run_ids[1]), 1) == "cancelled"
+    assert lease.ended_as(workspace.root.run(run_ids[0]), 1) is None

@@ -156,7 +156,7 @@ def test_a_cancel_of_one_run_leaves_the_job_to_the_other_and_the_last_one_ends_i
     first, second, *_ = submit_five(workspace, spec)
     assert cancel(workspace, [first])[first].state == "cancelled"
     assert scancelled(slurm) == []
-    assert lease.final_state(workspace.root.run(first), 1) == "cancelled"
+    assert lease.ended_as(workspace.root.run(first), 1) == "cancelled"
     slurm.replies("squeue", squeue_line("8_0", run_id=next(workspace.root.arrays.iterdir()).name))
     states = {run.id: run.state for run in runs_of(workspace)}
     assert (states[first], states[second]) == ("cancelled", "pending")
@@ -203,7 +203,7 @@ def test_a_cancel_while_a_pack_is_submitted_leaves_the_job_to_the_other(
     monkeypatch.setattr(starting, "_submit", cancel_meanwhile)
     run_ids = submit_five(workspace, spec)
     assert scancelled(slurm) == []
-    assert [lease.final_state(workspace.root.run(run_id), 1) for run_id in run_ids[:2]] == [None, "cancelled"]
+    assert [lease.ended_as(workspace.root.run(run_id), 1) for run_id in run_ids[:2]] == [None, "cancelled"]
     assert runs_of(workspace)[1].state == "cancelled"
 
 

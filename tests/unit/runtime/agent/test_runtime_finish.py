@@ -60,7 +60,7 @@ def test_a_preempted_job_is_claimed_journaled_and_only_then_put_back(tmp_path: P
     assert (end.end["cause"], end.end["reason"]) == ("preempted", "preempted by a job of higher priority")
     assert (end.end["sure"], end.end["evidence"]["slurm"]["state"]) == (True, "PREEMPTED")
     # The run stays open.
-    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+    assert (lease.ended_as(end.directory, 1), end.queue.forbidden) == (None, 0)
 
 
 MISSING = report_signal("SIGTERM", at=5.0, missing=["n1"])
@@ -131,7 +131,7 @@ def test_a_final_end_is_journaled_closes_the_run_and_only_then_keeps_slurm_from_
 ) -> None:
     end = End(tmp_path, **options)
     assert not end.finish(report, requeue=rules)
-    assert lease.final_state(end.directory, 1) == state
+    assert lease.ended_as(end.directory, 1) == state
     assert lease.read_claim(end.attempt, by="agent") is None
     assert (end.queue.forbidden, end.queue.log, end.queue.requeued) == (1, ["end"], [])
     # A start after it is surplus, on every node.
@@ -143,7 +143,7 @@ def test_a_job_that_slurm_itself_puts_back_is_left_to_slurm(tmp_path: Path, rule
     end = End(tmp_path, fields=REQUEUED)
     assert not end.finish(SIGTERM, requeue=rules)
     assert (end.end["cause"], end.end["sure"], end.queue.requeued) == ("preempted", False, [])
-    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+    assert (lease.ended_as(end.directory, 1), end.queue.forbidden) == (None, 0)
 
 
 @pytest.mark.parametrize("outlived", [False, True], ids=["Slurm is down", "there is a later attempt"])
@@ -155,7 +155,7 @@ def test_a_final_end_is_final_though_slurm_does_not_answer_but_not_where_a_later
         assert lease.acquire(end.directory.attempt("7", 1), 1)
     assert not end.finish(COMPLETED)
     assert end.end["cause"] == "completed"
-    assert lease.final_state(end.directory, 1) == (None if outlived else "completed")
+    assert lease.ended_as(end.directory, 1) == (None if outlived else "completed")
     assert not (outlived and end.queue.forbidden)
 
 
@@ -167,9 +167,9 @@ def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run
     with Journal(end.path) as journal:
         journal.write(NodeEnded(cause="crash", reason="rank 0 exited with code 1", over="failed"))
     assert next_start(end, 1) == "failed"
-    assert lease.final_state(end.directory, 1) is None
+    assert lease.ended_as(end.directory, 1) is None
     assert next_start(end) == "failed"
-    assert lease.final_state(end.directory, 1) == "failed"
+    assert lease.ended_as(end.directory, 1) == "failed"
 
 
 @pytest.mark.parametrize(
@@ -217,17 +217,17 @@ def test_a_local_run_is_started_again_by_commands(tmp_path: Path) -> None:
     end = End(tmp_path, node=replace(NODE, executor="local"))
     assert not end.finish(report_signal("SIGINT", at=5.0))
     assert (end.end["cause"], end.end["sure"]) == ("cancelled", True)
-    assert lease.final_state(end.directory, 1) == "cancelled"
+    assert lease.ended_as(end.directory, 1) == "cancelled"
 
 
 def test_a_run_that_completed_starts_no_more_but_only_node_0_says_so(tmp_path: Path) -> None:
     other = End(tmp_path, node=replace(NODE, index=1))
     assert not other.finish(COMPLETED)
-    assert lease.final_state(other.directory, 1) is None
+    assert lease.ended_as(other.directory, 1) is None
     with Journal(other.attempt.node_journal(0)) as journal:
         finish = AttemptFinish(other.attempt, NODE, journal, other.queue, JobQuery(None, None))
         assert not finish.finish(AttemptOutcome(COMPLETED, COMPLETED), RULES, Newest(), lambda: Newest(20))
-    assert lease.final_state(other.directory, 1) == "completed"
+    assert lease.ended_as(other.directory, 1) == "completed"
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def test_an_agent_that_outlived_its_attempt_leaves_the_lease_to_the_later_one(tm
     end = End(tmp_path, resources={"mem": "4096M"})
     assert lease.acquire(end.directory.attempt("7", 1), 1)
     assert not end.finish(OOM, requeue=MORE)
-    assert (kinds(end), lease.final_state(end.directory, 1)) == (["end"], None)
+    assert (kinds(end), lease.ended_as(end.directory, 1)) == (["end"], None)
 
 
 # --- nodes that are kept --------------------------------------------------------------------------------------------

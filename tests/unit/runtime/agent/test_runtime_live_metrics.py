@@ -12,8 +12,8 @@ from helpers.site import until
 
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.runtime.agent import live_metrics
-from slurmtrain.runtime.agent.live_metrics import send_live
+from slurmtrain.runtime import script_metrics
+from slurmtrain.runtime.script_metrics import send_live
 
 
 def submission(root: Path) -> SubmissionDir:
@@ -27,8 +27,8 @@ def submission(root: Path) -> SubmissionDir:
 def test_a_server_that_never_answers_holds_up_the_start_and_the_end_of_a_job_for_a_moment_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_metrics, "_BEGIN_S", 0.1)
-    monkeypatch.setattr(live_metrics, "_LAST_S", 0.1)
+    monkeypatch.setattr(script_metrics, "_BEGIN_S", 0.1)
+    monkeypatch.setattr(script_metrics, "_END_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         sending = send_live(submission(tmp_path), uri, live=False)
@@ -44,7 +44,7 @@ def test_a_server_that_never_answers_holds_up_the_start_and_the_end_of_a_job_for
 def test_ranks_do_not_wait_for_a_server_that_is_known_to_be_down_nor_after_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_metrics, "_BEGIN_S", 1000.0)
+    monkeypatch.setattr(script_metrics, "_BEGIN_S", 1000.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         sending = send_live(submission(tmp_path), uri, live=False)

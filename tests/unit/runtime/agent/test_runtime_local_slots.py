@@ -107,7 +107,7 @@ def in_line(start: Callable[..., Runner], number: int, **more: object) -> Runner
     """A run that waits in its place."""
     runner = start(number, **more)
     assert runner.waits.wait(30)
-    until(lambda: module._waits(runner.ticket), "its place in line")
+    until(lambda: module._is_waiting(runner.ticket), "its place in line")
     return runner
 
 

@@ -88,9 +88,9 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """What main threads compute, by rank; ranks are examined at once, and have no stacks."""
     shares: dict[int, float] = {}
     monkeypatch.setattr(hang_watch._Examination, "start", lambda thread: thread.run())
-    monkeypatch.setattr(stacks, "collect", lambda *_: {})
+    monkeypatch.setattr(stacks, "collect_stacks", lambda *_: {})
     monkeypatch.setattr(stacks, "state_of", lambda _: "S")
-    monkeypatch.setattr(stacks, "shares", lambda *_: dict(shares))
+    monkeypatch.setattr(stacks, "cpu_shares", lambda *_: dict(shares))
     return shares
 
 
@@ -147,7 +147,7 @@ def test_the_states_of_all_ranks_of_the_node_are_journaled(
         calls.append((dict(pids), {rank: path.name for rank, path in logs.items()}, sorted(beats)))
         return {2: ["/w/train.py:4 step"]}
 
-    monkeypatch.setattr(stacks, "collect", collect)
+    monkeypatch.setattr(stacks, "collect_stacks", collect)
     monkeypatch.setattr(stacks, "state_of", lambda pid: {100: "S", 201: "D"}[pid])
     node.monitor.set_pids({2: 200, 3: 201})
     node.beat(0, 5)

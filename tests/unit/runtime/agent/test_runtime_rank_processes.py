@@ -11,13 +11,13 @@ import pytest
 from helpers.program import Program, program
 from helpers.site import until
 
-from slurmtrain.runtime.agent.rank_processes import RankProcesses, listeners
+from slurmtrain.runtime.agent.workers import RankProcesses, listeners
 from slurmtrain.system.process import Entry
 
 # An agent that starts one rank, the shell command of its first argument, and then does what it is asked to.
 _AGENT = """
 import os, signal, subprocess, sys
-from slurmtrain.runtime.agent.rank_processes import RankProcesses, describe, is_publishing
+from slurmtrain.runtime.agent.workers import RankProcesses, describe_process as name, is_publishing
 from slurmtrain.system.process import become_subreaper
 
 become_subreaper()
@@ -74,7 +74,7 @@ def test_ranks_hear_a_stop_and_the_children_of_their_shells_but_no_others() -> N
 
 def test_the_processes_of_a_rank_are_found_in_whatever_session_and_the_agents_helpers_are_not() -> None:
     with agent("bash", "-c", "(setsid env -i sleep 1000 &); sleep 1000; true") as process:
-        wait_for(process, "sorted(describe(each).split()[0] for each in ranks.running()) == ['bash', 'sleep', 'sleep']")
+        wait_for(process, "sorted(name(each).split()[0] for each in ranks.running()) == ['bash', 'sleep', 'sleep']")
         killed = ask(process, "sorted(each.split()[0] for each in ranks.kill()[0])")
         assert killed == "['bash', 'sleep', 'sleep']"
         assert ask(process, "(ranks.running(), helper.poll(), rank.wait())") == f"([], None, {-signal.SIGKILL})"
@@ -99,7 +99,7 @@ def test_the_reader_of_a_pipe_is_not_asked_before_its_writer_has_ended(tmp_path:
     writer = "trap 'sleep 0.2; echo saved; exit 3' TERM; while :; do sleep 0.01; done"
     kept = tmp_path / "kept"
     with agent("bash", "-c", f'true && bash -c "{writer}" | cat > {kept}') as process:
-        wait_for(process, "any(describe(each).startswith('cat') for each in ranks.running())")
+        wait_for(process, "any(name(each).startswith('cat') for each in ranks.running())")
         until(lambda: ask(process, "ranks.ask(signal.SIGTERM)") == "False", "the end of all that were asked")
         assert kept.read_text() == "saved\n"
 
@@ -107,7 +107,7 @@ def test_the_reader_of_a_pipe_is_not_asked_before_its_writer_has_ended(tmp_path:
 def test_processes_that_wait_for_each_other_are_all_asked() -> None:
     both = "coproc cat; exec cat <&${COPROC[0]} >&${COPROC[1]}"
     with agent("bash", "-c", both) as process:
-        wait_for(process, "[describe(each).split()[0] for each in ranks.running()] == ['cat', 'cat']")
+        wait_for(process, "[name(each).split()[0] for each in ranks.running()] == ['cat', 'cat']")
         until(lambda: ask(process, "ranks.ask(signal.SIGTERM)") == "False", "the end of both")
         assert ask(process, "rank.wait()") == str(-signal.SIGTERM)
 
@@ -116,7 +116,7 @@ def test_what_a_rank_leaves_behind_is_asked_once_in_its_turn(tmp_path: Path) -> 
     count = tmp_path / "count"
     patient = f"trap 'echo asked >> {count}' TERM; while :; do sleep 0.01; done"
     with agent("python3", "-c", f'import subprocess; subprocess.run([\'bash\', \'-c\', """{patient}"""])') as process:
-        wait_for(process, "any(describe(each).startswith('bash') for each in ranks.running())")
+        wait_for(process, "any(name(each).startswith('bash') for each in ranks.running())")
         ask(process, "ranks.ask(signal.SIGTERM)")
         assert ask(process, "rank.wait()") == str(-signal.SIGTERM)
         until(lambda: ask(process, "ranks.ask(signal.SIGTERM)") and count.exists(), "the orphan to hear it")
@@ -135,7 +135,7 @@ def test_a_process_that_starts_others_while_it_is_killed_leaves_nothing() -> Non
 def test_a_process_that_cannot_be_killed_is_reported_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = tree((10, 1))
     monkeypatch.setattr(RankProcesses, "running", lambda _self: stuck)
-    monkeypatch.setattr("slurmtrain.runtime.agent.rank_processes._KILL_S", 0.05)
+    monkeypatch.setattr("slurmtrain.runtime.agent.workers._KILL_S", 0.05)
     killed, remaining = RankProcesses().kill()
     assert (len(killed), len(remaining)) == (1, 1)
     assert "(pid 10)" in remaining[0]
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_being_published_is_waited_for(tmp_path: Path) -> N
     writer = f"echo ckpt-publish > /proc/$BASHPID/comm; until [ -e {release} ]; do sleep 0.01; done"
     with agent("bash", "-c", f"({writer}) & sleep 1000; true") as process:
         wait_for(process, "any(map(is_publishing, ranks.running()))")
-        ask(process, "ranks.kill(spare=lambda each: is_publishing(each) or describe(each).startswith('sleep 0'))")
+        ask(process, "ranks.kill(spare=lambda each: is_publishing(each) or name(each).startswith('sleep 0'))")
         assert ask(process, "(ranks.wait(timeout_s=0, only=is_publishing), rank.wait())") == "(False, -9)"
         release.touch()
         assert ask(process, "ranks.wait(timeout_s=60, only=is_publishing)") == "True"

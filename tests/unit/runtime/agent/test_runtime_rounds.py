@@ -50,7 +50,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(control_store, "_BEAT_S", 0.01)
     # What the kernel of this machine has noted meanwhile is not for these tests.
     monkeypatch.setattr(node_round.KernelState, "changes", lambda _state: KernelEvidence())
-    monkeypatch.setattr(stacks, "collect", lambda pids, _logs, _beats: {rank: [] for rank in pids})
+    monkeypatch.setattr(stacks, "collect_stacks", lambda pids, _logs, _beats: {rank: [] for rank in pids})
     monkeypatch.setattr(stacks, "state_of", lambda _pid: "S")
     yield build
     for world in worlds:

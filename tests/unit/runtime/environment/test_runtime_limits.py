@@ -69,5 +69,6 @@ def test_a_kill_at_the_hard_limit_of_cpu_time_is_told_from_others(
 ) -> None:
     limits[resource.RLIMIT_CPU] = (60, 60)
     for spent, is_named in ((59.0, False), (60.0, True)):
-        monkeypatch.setattr(module, "_cpu_time_of_children", lambda spent=spent: spent)
+        usage = resource.struct_rusage((spent - 1, 1.0, *[0] * 14))
+        monkeypatch.setattr(resource, "getrusage", lambda _who, usage=usage: usage)
         assert ("CPU time" in exceeded_limit(-signal.SIGKILL, [])) is is_named

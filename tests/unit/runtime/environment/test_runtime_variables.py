@@ -65,8 +65,8 @@ ALLOWED_READERS = {
     "agent/agent.py": "changes what its ranks inherit by what setup has left",
     "setup/helpers.py": "hands on to ranks what setup_node exports",
     "setup/in_shell.py": "tells what setup has made of its environment",
-    "setup/script.py": "knows which Python setup has chosen, and takes over what it has left for a local run",
-    "job/log_link.py": "fills Slurm's facts into the path of a log",
+    "setup/setup_script.py": "knows which Python setup has chosen, and takes over what it has left for a local run",
+    "agent/node_start.py": "fills Slurm's facts into the path of a log",
     "preflight/facts/cpus.py": "hands on to ranks which CPUs are theirs",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }

@@ -15,7 +15,7 @@ from slurmtrain.runtime.job.lease import (
     acquire,
     claim_restart,
     close,
-    final_state,
+    ended_as,
     grant,
     granted_to,
     holds,
@@ -82,24 +82,24 @@ def test_the_lease_only_ever_goes_forward(
 
 def test_the_final_state_is_known_to_the_submission_that_ended_the_run(run: RunDir) -> None:
     grant(run.submission(1))
-    assert final_state(run, 1) is None
+    assert ended_as(run, 1) is None
     assert acquire(run.attempt("7", 0), 1)
     close(run, 1, "completed")
-    assert final_state(run, 1) == "completed"
-    assert final_state(run, 2) is None
+    assert ended_as(run, 1) == "completed"
+    assert ended_as(run, 2) is None
     # What it saves until its end may still be published.
     assert holds(run.attempt("7", 0))
     # Another submission opens the run again, and the earlier one cannot close it.
     grant(run.submission(2))
     close(run, 1, "completed")
-    assert (final_state(run, 1), final_state(run, 2)) == (None, None)
+    assert (ended_as(run, 1), ended_as(run, 2)) == (None, None)
 
 
 def test_a_run_that_is_closed_while_its_job_begins_stays_closed(run: RunDir) -> None:
     grant(run.submission(1))
     close(run, None, "cancelled")
     assert acquire(run.attempt("7", 0), 1)
-    assert final_state(run, 1) == "cancelled"
+    assert ended_as(run, 1) == "cancelled"
 
 
 def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
@@ -107,7 +107,7 @@ def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
     assert granted_to(run) is None
     grant(run.submission(3))
     close(run, None, "cancelled")
-    assert final_state(run, 3) == "cancelled"
+    assert ended_as(run, 3) == "cancelled"
 
 
 # --- who starts it again --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.diagnosis.hang import Beat, Phase
 from slurmtrain.runtime.job import stacks
-from slurmtrain.runtime.job.stacks import ThreadUse, share, shares
+from slurmtrain.runtime.job.stacks import ThreadUse, cpu_shares, share
 
 # Waits in C for ever, and without letting any other thread run Python.
 WAITS_IN_C = """
@@ -113,7 +113,7 @@ def test_a_rank_that_waits_in_c_tells_where_it_is(begin: Begin, log: Path) -> No
 
     def whole_stack() -> list[str] | None:
         # One that gets no processor for a while has not said all yet.
-        stack = stacks.collect({3: pid}, {3: log}, {3: beat(pid)})[3]
+        stack = stacks.collect_stacks({3: pid}, {3: log}, {3: beat(pid)})[3]
         return stack if stack and stack[-1].endswith(" <module>") else None
 
     stack = until(whole_stack, "the whole stack")
@@ -140,7 +140,7 @@ def test_a_process_that_would_die_of_the_signal_is_not_sent_it(begin: Begin, log
     pid = begin("/bin/sh", "-c", "echo ready; exec sleep 1000")
     # Before that it may wait for a disk, which is told of.
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n" and stacks.state_of(pid) == "S", "its sleep")
-    assert stacks.collect({3: pid}, {3: log}, {}) == {3: []}
+    assert stacks.collect_stacks({3: pid}, {3: log}, {}) == {3: []}
     assert stacks.state_of(pid) in ("S", "R")
     assert pending(pid) == 0
 
@@ -151,7 +151,7 @@ def test_what_py_spy_says_goes_to_the_log_and_is_believed(
     pid = begin("/bin/sh", "-c", "echo ready; exec sleep 1000")
     main: dict[str, Any] = {**PY_SPY[1], "os_thread_id": pid}
     py_spy(0, json.dumps([PY_SPY[0], main]))
-    assert stacks.collect({3: pid}, {3: log}, {3: beat(0)}) == {3: ["/a/x.py:4 main"]}
+    assert stacks.collect_stacks({3: pid}, {3: log}, {3: beat(0)}) == {3: ["/a/x.py:4 main"]}
     log_text = log.read_text()
     assert f"Thread {pid}  (most recent call first):\n  /a/x.py:4 main\n" in log_text
     assert "t.py:982 run" in log_text
@@ -163,7 +163,7 @@ def test_ranks_without_a_process_or_a_log_are_nowhere(log: Path, tmp_path: Path)
     gone.wait()
     logs = {0: log, 1: tmp_path / "none" / "rank-1.log"}
     pids = dict.fromkeys(range(3), gone.pid)
-    assert stacks.collect(pids, logs, {}) == {0: [], 1: [], 2: []}
+    assert stacks.collect_stacks(pids, logs, {}) == {0: [], 1: [], 2: []}
 
 
 def pending(pid: int) -> int:
@@ -269,12 +269,19 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_thread_that_waits_for_a_processor_computes_as_well(tmp_path: Path) -> None:
-    (tmp_path / "schedstat").write_text("1500000000 500000000 7\n")
-    assert stacks._busy(tmp_path) == 2.0
-    (tmp_path / "schedstat").write_text("\n")
-    assert stacks._busy(tmp_path) is None
-    assert stacks._busy(tmp_path / "gone") is None
+@pytest.mark.parametrize(("schedstat", "cpu_s"), [("1500000000 500000000 7\n", 2.0), ("\n", 3.0), (None, 3.0)])
+def test_a_thread_that_waits_for_a_processor_computes_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedstat: str | None, cpu_s: float
+) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text(f"7 (a) name) S 1 1 1 0 -1 0 5 0 0 0 {2 * ticks} {ticks} 0")
+    (tmp_path / "status").write_text("voluntary_ctxt_switches:\t3\n")
+    if schedstat is not None:
+        (tmp_path / "schedstat").write_text(schedstat)
+    monkeypatch.setattr(stacks, "Path", lambda _path: tmp_path)
+    use = ThreadUse.now(7)
+    assert use is not None
+    assert (use.cpu_s, use.waits) == (cpu_s, 8)
 
 
 def test_a_share_is_of_one_core() -> None:
@@ -301,8 +308,8 @@ def test_ranks_without_an_earlier_measurement_are_measured_twice_and_those_that_
     earlier = ThreadUse.now(own)
     assert earlier is not None
     long_ago = replace(earlier, at=earlier.at - 60.0)
-    assert list(shares({0: own}, {0: long_ago})) == [0]
+    assert list(cpu_shares({0: own}, {0: long_ago})) == [0]
     assert slept == []
-    measured = shares({0: own, 1: gone.pid, 2: own}, {0: long_ago, 2: replace(long_ago, pid=own + 1)})
+    measured = cpu_shares({0: own, 1: gone.pid, 2: own}, {0: long_ago, 2: replace(long_ago, pid=own + 1)})
     assert sorted(measured) == [0, 2]
     assert slept == [1.0]

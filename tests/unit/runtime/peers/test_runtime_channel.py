@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.runtime.peers import channel
 from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
-from slurmtrain.runtime.peers.sockets import listen_anywhere
+from slurmtrain.runtime.preflight.ports import listen_anywhere
 
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from slurmtrain.runtime.peers import channel
-from slurmtrain.runtime.peers import listener as peer_listener
-from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.listener import PeerListener, Refusals
-from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
+from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, PeerListener, Refusals, connect
+from slurmtrain.runtime.preflight.ports import listen, listen_anywhere
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 LONG_S = 60.0
 NODES = 2
-MOST_WAITING = peer_listener._WAITING + peer_listener._WAITING_PER_NODE * NODES
+MOST_WAITING = channel._WAITING + channel._WAITING_PER_NODE * NODES
 
 
 class Service:
@@ -168,7 +166,7 @@ async def test_a_listener_that_is_closed_ends_all_connections_and_listens_no_mor
 async def test_a_listener_opens_again_after_the_system_had_no_room_for_a_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer_listener, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(channel, "_PAUSE_S", 0.001)
 
     class FullAtFirst(socket.socket):
         failures = 3

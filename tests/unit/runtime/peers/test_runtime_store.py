@@ -16,11 +16,10 @@ from helpers.site import PATIENCE_S, until
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.peers import peer_store
-from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, connect
+from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, Refusals, connect
 from slurmtrain.runtime.peers.control_store import ControlStore
-from slurmtrain.runtime.peers.listener import Refusals
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone, MessageStore, StoreClient, is_shared, may_publish
-from slurmtrain.runtime.peers.sockets import listen
+from slurmtrain.runtime.preflight.ports import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 NODES = 3

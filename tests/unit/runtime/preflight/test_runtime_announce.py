@@ -11,9 +11,9 @@ import pytest
 
 from slurmtrain.model.preflight.election import Candidate
 from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
-from slurmtrain.runtime.peers.sockets import listen_anywhere
 from slurmtrain.runtime.preflight import announce, ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
+from slurmtrain.runtime.preflight.ports import listen_anywhere
 
 
 @pytest.fixture(autouse=True)

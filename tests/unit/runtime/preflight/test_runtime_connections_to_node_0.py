@@ -21,9 +21,9 @@ from helpers.simulated_preflight import vacant
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
-from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import connections
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, PeerLost, connect_to_coordinator
+from slurmtrain.runtime.preflight.ports import listen
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.root import RunsRoot
 from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
-from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
 from slurmtrain.runtime.preflight import discovery, ports
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator
 from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
+from slurmtrain.runtime.preflight.ports import listen, listen_anywhere
 from slurmtrain.system.files import read_json
 
 SECRET = bytes(range(32))

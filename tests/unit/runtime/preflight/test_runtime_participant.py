@@ -17,10 +17,10 @@ from helpers.simulated_preflight import FAST, SECRET, SLOW, SimulatedPreflight, 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, Network, probe_targets
-from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import coordinator
 from slurmtrain.runtime.preflight.connections import PeerLost
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, ProbeTask, participate
+from slurmtrain.runtime.preflight.ports import listen
 
 # --- without faults --------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.peers import sockets
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.ports import RANKS, job_ports, listen_on_job_port, reserve_port, usable_ports
 
@@ -182,7 +181,7 @@ def test_a_reserved_port_is_free_for_the_process_it_is_meant_for_and_for_no_othe
         store = TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=30))
         assert store.port == port
         with pytest.raises(OSError, match="in use"):
-            sockets.reserve(port)
+            ports.reserve(port)
 
 
 def test_a_reserved_port_refuses_connections() -> None:
@@ -347,8 +346,6 @@ def test_the_module_needs_the_standard_library_only() -> None:
         "slurmtrain",
         "slurmtrain.version",
         "slurmtrain.errors",
-        "slurmtrain.runtime.peers",
-        "slurmtrain.runtime.peers.sockets",
         "slurmtrain.runtime",
         "slurmtrain.runtime.preflight",
         "slurmtrain.runtime.preflight.ports",

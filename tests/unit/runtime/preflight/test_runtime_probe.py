@@ -14,8 +14,8 @@ from helpers.simulated_preflight import Proxy, vacant
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.peers.channel import Channel, accept, connect
-from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import probe
+from slurmtrain.runtime.preflight.ports import listen
 from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prober
 
 SECRET, OTHER = bytes(32), bytes(range(32))

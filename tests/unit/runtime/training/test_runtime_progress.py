@@ -23,7 +23,7 @@ import slurmtrain
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.runtime.environment.worker import Worker, this_worker
+from slurmtrain.runtime.environment.node import Worker, this_worker
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.training import loop, progress
 from slurmtrain.runtime.training.loop import this_ranked_worker

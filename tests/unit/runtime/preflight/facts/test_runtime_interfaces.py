@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from slurmtrain.model.preflight.election import Candidate
-from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.facts import interfaces
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
+from slurmtrain.runtime.preflight.ports import listen
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from slurmtrain.model.experiment.slurm_options import OPTIONS, named_options
 from slurmtrain.runtime.environment.variables import scrubbed
 
 
-def counting(
+def counting_variables(
     plan: Plan, earlier: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The variables of this environment that say where the job of a plan goes, by name.
@@ -32,7 +32,7 @@ def of_sbatch() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(surroundings.PREFIX)}
 
 
-def telling(plan: Plan) -> dict[str, str]:
+def telling_variables(plan: Plan) -> dict[str, str]:
     """The variables of this environment that decide what the ranks of a plan run, or how, by name."""
     return surroundings.telling(os.environ, plan.spec.env)
 
@@ -42,9 +42,9 @@ def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
 
     Args:
         plan: the plan.
-        variables: the variables of :func:`counting`, by default this environment's.
+        variables: the variables of :func:`counting_variables`, by default this environment's.
     """
-    options = surroundings.options(counting(plan) if variables is None else variables)
+    options = surroundings.options(counting_variables(plan) if variables is None else variables)
     if not options:
         return plan
     return plan.asking({**options, **plan.spec.slurm})
@@ -65,14 +65,14 @@ def _set_by(plan: Plan) -> frozenset[str]:
 
 def notes_on_ranks(plans: Sequence[Plan]) -> list[str]:
     """A line at most with the variables of this environment that decide what ranks run, or how."""
-    reach = surroundings.describe({name: value for plan in plans for name, value in telling(plan).items()})
+    reach = surroundings.describe({name: value for plan in plans for name, value in telling_variables(plan).items()})
     return [f"ranks get from this environment: {reach}"] if reach else []
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:
     """What a person should know who submits these plans from here: a line at most for what counts and what does not."""
     environ = of_sbatch()
-    places = (counting(plan, environ=environ) for plan in plans)
+    places = (counting_variables(plan, environ=environ) for plan in plans)
     counts = surroundings.describe({name: value for each in places for name, value in each.items()})
     owns = dict.fromkeys(map(_set_by, plans))
     lost = dict.fromkeys(text for own in owns for text in surroundings.without_effect(os.environ, own, OPTIONS))

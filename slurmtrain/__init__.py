@@ -15,18 +15,19 @@ __all__ = ["Registry", "RunHandle", "__version__", "leave", "log", "pause", "pro
 if TYPE_CHECKING:
     from slurmtrain.api.registry import Registry
     from slurmtrain.api.run_handle import RunHandle
-    from slurmtrain.runtime.training.progress import leave, log, pause, progress, stop_requested
+    from slurmtrain.runtime.training.loop import leave, pause, progress, stop_requested
+    from slurmtrain.runtime.training.loop import log_metrics as log
     from slurmtrain.runtime.training.session import session
 
 _MODULES = {
     "Registry": "slurmtrain.api.registry",
     "RunHandle": "slurmtrain.api.run_handle",
-    "leave": "slurmtrain.runtime.training.progress",
-    "log": "slurmtrain.runtime.training.progress",
-    "pause": "slurmtrain.runtime.training.progress",
-    "progress": "slurmtrain.runtime.training.progress",
+    "leave": "slurmtrain.runtime.training.loop",
+    "log": "slurmtrain.runtime.training.loop",
+    "pause": "slurmtrain.runtime.training.loop",
+    "progress": "slurmtrain.runtime.training.loop",
     "session": "slurmtrain.runtime.training.session",
-    "stop_requested": "slurmtrain.runtime.training.progress",
+    "stop_requested": "slurmtrain.runtime.training.loop",
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from slurmtrain.errors import UserError
-from slurmtrain.runtime.training.progress import current
+from slurmtrain.runtime.training.loop import current
 
 _DIRECTORY = re.compile(r"checkpoint-(\d+)")
 # Directories with the suffix .tmp never count as checkpoints.

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from slurmtrain.errors import UserError
-from slurmtrain.runtime.training.progress import current
+from slurmtrain.runtime.training.loop import current
 
 _STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt(?:\.tmp)?")
 

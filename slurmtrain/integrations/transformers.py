@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from slurmtrain.errors import UserError
-from slurmtrain.runtime.training.progress import current
+from slurmtrain.runtime.training.loop import current
 
 
 class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]

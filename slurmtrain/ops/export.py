@@ -17,9 +17,8 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
 from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, read_manifest
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
-from slurmtrain.runtime.checkpoint.formats.lookup import find_damage, find_modules, read_contents
-from slurmtrain.runtime.checkpoint.formats.trees import Contents, list_tree
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage, find_modules, read_contents
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, list_tree
 from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left
 from slurmtrain.version import __version__
 
@@ -225,7 +224,7 @@ def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> tuple[dic
     # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from slurmtrain.runtime.checkpoint.rank_parts import read_shared
+    from slurmtrain.runtime.checkpoint.shard_plan import read_shared
     from slurmtrain.runtime.checkpoint.torch_index import Index
 
     start = f"{name}."

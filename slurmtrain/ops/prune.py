@@ -135,7 +135,7 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
 def _delete(checkpoint: checkpoint_files.Disposable, pruned: Pruned) -> bool:
     """Delete a checkpoint; returns False if that failed, or if the run itself deleted it meanwhile."""
     try:
-        checkpoint_files.delete(checkpoint.path)
+        checkpoint_files.delete_checkpoint(checkpoint.path)
     except FileNotFoundError:
         return False  # the run deleted it first, and journals that
     except OSError as error:
@@ -157,7 +157,7 @@ def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[checkpoint_
 
     A bad one stays in place until the run moves it aside; the policy must not keep it instead of a good one.
     """
-    disposable = checkpoint_files.disposable(directory.checkpoints, keep)
+    disposable = checkpoint_files.disposable_checkpoints(directory.checkpoints, keep)
     bad = {each.path for each in run.on_disk if each.path.startswith(PUBLISHED) and not each.complete}
     good = [
         path

@@ -265,11 +265,11 @@ def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) ->
 def _damage(checkpoint: Path) -> str:
     """What is wrong with the sizes of a checkpoint's files; empty if nothing is. Ranks compare their hashes."""
     from slurmtrain.errors import CheckpointError
-    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, verify
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, verify_files
 
     try:
         manifest = read_manifest(checkpoint)
-        verify(checkpoint, manifest, manifest.files, hashes=False)
+        verify_files(checkpoint, manifest, manifest.files, hashes=False)
     except CheckpointError as error:
         return str(error)
     return ""

@@ -20,9 +20,8 @@ from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choos
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import checkpoint_files
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
-from slurmtrain.runtime.checkpoint.formats.lookup import find_damage
-from slurmtrain.runtime.checkpoint.formats.trees import list_tree
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import list_tree
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
@@ -229,7 +228,7 @@ class _Verifier:
 
     def _check(self, path: Path, manifest: checkpoint_files.Manifest, name: str) -> tuple[int, str]:
         try:
-            checkpoint_files.verify(path, manifest, [name], hashes=self._hashes)
+            checkpoint_files.verify_files(path, manifest, [name], hashes=self._hashes)
         except CheckpointError as error:
             return manifest.files[name][0], str(error)
         return manifest.files[name][0], ""

@@ -11,7 +11,7 @@ from torch import nn
 
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.forward import hardware_of
+from slurmtrain.runtime.strategies.passes import hardware_of
 from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 STEPS = 4

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from slurmtrain.runtime.training.loader import Loader, Loaders
-from slurmtrain.runtime.training.shares import Shares
+from slurmtrain.runtime.training.parallel import Shares
 
 BATCH = 4
 

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from slurmtrain.runtime.training.step_time import StepTime
+from slurmtrain.runtime.training.module_watch import StepTime
 
 SIZE = 4096
 

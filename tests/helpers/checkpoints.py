@@ -25,8 +25,7 @@ from slurmtrain.model.run.events.event_kinds import read_payload
 from slurmtrain.model.run.file_names import checkpoint_name
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.root import RunsRoot, run_id
-from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
-from slurmtrain.runtime.checkpoint.saver import Saver
+from slurmtrain.runtime.checkpoint.saver import PublishPolicy, Save, Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.specfile import load_spec

@@ -14,7 +14,7 @@ import pytest
 from slurmtrain.model.diagnosis.hang import Beat
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.job.heartbeat import Board
-from slurmtrain.runtime.training import progress
+from slurmtrain.runtime.training import loop
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
@@ -58,12 +58,12 @@ def one_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
     monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", str(attempt.path))
     monkeypatch.setenv("SLURMTRAIN_SUBMISSION", "1")
     monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
-    progress.current.cache_clear()
+    loop.current.cache_clear()
     try:
         yield OneRank(attempt, board)
     finally:
-        progress.current()._close()
-        progress.current.cache_clear()
+        loop.current()._close()
+        loop.current.cache_clear()
         board.close()
         for each, handler in handlers.items():
             signal.signal(each, handler)

@@ -20,9 +20,8 @@ from torch import distributed as dist
 from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.interruption.interval import Vote
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, Save
-from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
-from slurmtrain.runtime.checkpoint.saver import Saver
+from slurmtrain.runtime.checkpoint.checkpointer import Restored, Restorer
+from slurmtrain.runtime.checkpoint.saver import PublishPolicy, Save, Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import make_directory, write_json

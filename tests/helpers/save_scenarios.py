@@ -87,7 +87,7 @@ class Save:
 
 def prune(run: RunDir, attempt: str, keep: KeepSpec, missing: int | None = None) -> None:
     place = str(AttemptDir(run.attempts / attempt).path)
-    writer_process.prune({"attempt": place, "keep": asdict(keep), "missing": missing})
+    writer_process.prune_as_ordered({"attempt": place, "keep": asdict(keep), "missing": missing})
 
 
 def discard(run: RunDir, attempt: str, step: int) -> None:
@@ -109,7 +109,7 @@ def spoil(run: RunDir, step: int) -> None:
 def check(directory: Path, lives: int = 2) -> None:
     """Raises AssertionError unless a checkpoint is bit for bit one that was saved, with no extra content."""
     manifest = checkpoint_files.read_manifest(directory)
-    checkpoint_files.verify(directory, manifest, manifest.files)
+    checkpoint_files.verify_files(directory, manifest, manifest.files)
     names = {entry.name for entry in directory.iterdir()}
     assert names == {*manifest.files, checkpoint_files.MANIFEST}, (directory.name, names)
     assert checkpoint_step(directory.name) == manifest.step
@@ -240,8 +240,8 @@ def _deleted() -> Scenario:
     """Checkpoints are deleted, including one that was set aside."""
 
     def act(run: RunDir) -> None:
-        checkpoint_files.delete(run.checkpoints / "step-1")
-        checkpoint_files.delete(checkpoint_files.set_aside(run.checkpoints / "step-3"))
+        checkpoint_files.delete_checkpoint(run.checkpoints / "step-1")
+        checkpoint_files.delete_checkpoint(checkpoint_files.set_aside(run.checkpoints / "step-3"))
 
     return Scenario((Save(1), Save(2), Save(3)), act, Save(4), frozenset({3}))
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from helpers.ranks import Attempt, alone
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.gradients import LossOf
+from slurmtrain.runtime.strategies.passes import LossOf
 from slurmtrain.runtime.strategies.strategy_interface import Strategy
 
 WORDS, LENGTH, BATCH, STEPS = 12, 4, 16, 3

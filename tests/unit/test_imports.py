@@ -146,8 +146,8 @@ def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path)
     ("name", "module"),
     [
         pytest.param("session", "session", marks=rare),
-        ("progress", "progress"),
-        pytest.param("leave", "progress", marks=rare),
+        ("progress", "loop"),
+        pytest.param("leave", "loop", marks=rare),
     ],
 )
 def test_what_scripts_use_is_loaded_when_it_is_first_used(tmp_path: Path, name: str, module: str) -> None:

@@ -15,8 +15,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import CheckpointComparison, TensorDifference
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, read_manifest
-from slurmtrain.runtime.checkpoint.formats.lookup import OTHER, read_contents
-from slurmtrain.runtime.checkpoint.formats.trees import Contents
+from slurmtrain.runtime.checkpoint.external import OTHER, read_contents
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,12 +40,12 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
         if spec.glob is not None:
             own = (_newest_external(workspace, run) for run in (first, second))
             return _compare_external(*own, declared=spec.format)
-        return _compare_published(_newest(workspace, first), _newest(workspace, second))
+        return _compare_published(_newest_of_session(workspace, first), _newest_of_session(workspace, second))
     except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
 
 
-def _newest(workspace: Workspace, run: Run) -> Path:
+def _newest_of_session(workspace: Workspace, run: Run) -> Path:
     path = newest_published(workspace.root.run(run.id).checkpoints)
     if path is None:
         raise CheckpointError(f"run {run.id} has left no checkpoint")
@@ -135,18 +135,18 @@ def _contents_of(index: Index, *, same_ranks: bool) -> Contents:
     if not same_ranks:
         others = [name for name in others if not name.startswith(_OF_A_RANK)]
     return {
-        **{name: partial(_read, index, name) for name in shapes},
-        **{name: partial(_value, index, name) for name in sorted(others)},
+        **{name: partial(_read_tensor, index, name) for name in shapes},
+        **{name: partial(_value_without_rng, index, name) for name in sorted(others)},
     }
 
 
-def _read(index: Index, name: str) -> Tensor:
+def _read_tensor(index: Index, name: str) -> Tensor:
     tensors: dict[str, Tensor] = index.empty([name])
     index.read(tensors)
     return tensors[name]
 
 
-def _value(index: Index, name: str) -> Any:
+def _value_without_rng(index: Index, name: str) -> Any:
     value = index.value(name)
     return {key: item for key, item in value.items() if key != "rng"} if name.startswith(_OF_A_RANK) else value
 
@@ -179,11 +179,11 @@ class _Differences:
 
         if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
             self._has_tensors = True
-            difference = _difference(first, second)
+            difference = _tensor_difference(first, second)
             if difference is not None:
                 self._tensors.append((difference[0], TensorDifference(name, difference[1])))
         else:
-            self._others += _differing(first, second, name)
+            self._others += _differing_paths(first, second, name)
 
     def summarize(self, method: str) -> CheckpointComparison:
         """All of it; tensors matter more than anything else."""
@@ -212,7 +212,7 @@ class _Differences:
         )
 
 
-def _difference(first: Tensor, second: Tensor) -> tuple[float, float] | None:
+def _tensor_difference(first: Tensor, second: Tensor) -> tuple[float, float] | None:
     """The largest absolute difference, over the largest absolute value and as it is; None if all bits are equal."""
     import torch
 
@@ -232,18 +232,18 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _differing(first: Any, second: Any, at: str) -> Iterator[str]:
+def _differing_paths(first: Any, second: Any, at: str) -> Iterator[str]:
     """The dotted paths, beginning with ``at``, at which two nested values differ."""
     import torch
 
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        if first.shape != second.shape or _difference(first, second) is not None:
+        if first.shape != second.shape or _tensor_difference(first, second) is not None:
             yield at
     elif isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         for key, value in first.items():
-            yield from _differing(value, second[key], f"{at}.{key}")
+            yield from _differing_paths(value, second[key], f"{at}.{key}")
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
         for index, (a, b) in enumerate(zip(first, second, strict=True)):
-            yield from _differing(a, b, f"{at}.{index}")
+            yield from _differing_paths(a, b, f"{at}.{index}")
     elif first != second and (first == first or second == second):  # NaN does not equal itself
         yield at

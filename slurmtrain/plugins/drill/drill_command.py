@@ -48,14 +48,14 @@ def drill(
     passed, else with 1: also if a fault could not be tried, unless it is 'save'.
     """
     from slurmtrain.cli.progress_bars import run_progress
-    from slurmtrain.plugins.drill.drill_runs import DrillOptions, drill
+    from slurmtrain.plugins.drill.drill_runs import DrillOptions, run_drill
 
     chosen = workspace.config.choose_executor(executor)
     drill_options = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
     workspace = workspace.looking_again()
     try:
         with run_progress(workspace) as look:
-            report = drill(workspace, drill_options, lambda line: output.echo(line, err=True), look)
+            report = run_drill(workspace, drill_options, lambda line: output.echo(line, err=True), look)
     # A submitted run belongs to the scheduler, so it does not end with this command.
     except KeyboardInterrupt:
         output.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
@@ -63,39 +63,39 @@ def drill(
     if as_json:
         output.print_json(report.to_dict())
     else:
-        _print(report)
+        _print_report(report)
     return 0 if report.passed else 1
 
 
-def _print(report: DrillReport) -> None:
+def _print_report(report: DrillReport) -> None:
     run = report.reference
     reason = f": {run.reason}" if run.reason else ""
     after = f" after {report.seconds:.0f} s" if report.seconds is not None else ""
     output.paragraph(f"undisturbed: run {run.id} {run.state}{after}{reason}", "  ")
-    for line in _lines(report.script.problems, report.script.notes):
+    for line in _findings_lines(report.script.problems, report.script.notes):
         output.paragraph(f"undisturbed: {line}", "  ")
     if report.again is not None:
         output.paragraph(f"undisturbed once more: its last checkpoint {report.again.describe()}", "  ")
     if not report.verdicts:
         output.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
         return
-    tables.print_table(_HEADERS, [_row(verdict) for verdict in report.verdicts])
+    tables.print_table(_HEADERS, [_verdict_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:
         if verdict.not_tried:
             output.paragraph(f"{verdict.fault}: not tried: {verdict.not_tried}", "  ")
-        for line in _lines(verdict.problems, verdict.notes):
+        for line in _findings_lines(verdict.problems, verdict.notes):
             output.paragraph(f"{verdict.fault}: {line}", "  ")
 
 
-def _lines(problems: Sequence[DrillProblem], notes: Sequence[str]) -> list[str]:
+def _findings_lines(problems: Sequence[DrillProblem], notes: Sequence[str]) -> list[str]:
     return [*(f"{problem.problem}; {problem.advice}" for problem in problems), *notes]
 
 
-def _row(verdict: FaultVerdict) -> tuple[str, ...]:
+def _verdict_row(verdict: FaultVerdict) -> tuple[str, ...]:
     stopped = "-"
     if verdict.stopped_s is not None:
         allowed = "" if verdict.allowed_s is None else f"/{verdict.allowed_s:.0f}"
-        stopped = f"{_number(verdict.stopped_s)}{allowed} s"
+        stopped = f"{_short_seconds(verdict.stopped_s)}{allowed} s"
     # "nobody" is a finding; "-" means that there was no fault to recover from.
     restarted = "nobody" if verdict.restarted_by is None and verdict.injected else "-"
     if verdict.restarted_by is not None:
@@ -108,9 +108,9 @@ def _row(verdict: FaultVerdict) -> tuple[str, ...]:
         "-" if verdict.lost_steps is None else str(verdict.lost_steps),
         {True: "yes", False: "no", None: "-"}[verdict.comparison.identical],
         restarted,
-        "-" if verdict.step_s is None else f"{_number(verdict.step_s)} s",
+        "-" if verdict.step_s is None else f"{_short_seconds(verdict.step_s)} s",
     )
 
 
-def _number(seconds: float) -> str:
+def _short_seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

@@ -41,10 +41,9 @@ from slurmtrain.plugins.drill.facts import (
     strike_moment,
     why_never,
 )
-from slurmtrain.plugins.drill.faults import find_target, inject, inject_in_save
+from slurmtrain.plugins.drill.faults import SaveWatch, find_target, inject, inject_in_save
 from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.plugins.drill.observations import RunObserver
-from slurmtrain.plugins.drill.saves import SaveWatch
 from slurmtrain.registry.listed import Listed
 from slurmtrain.specfile import SpecFile
 
@@ -72,7 +71,7 @@ class DrillOptions:
     twice: bool = False
 
 
-def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> DrillReport:
+def run_drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> DrillReport:
     """Do an undisturbed run, then one for each fault, and judge them.
 
     Args:
@@ -124,33 +123,24 @@ class _DrillPlan:
                 f"{options.path} has a sweep of {len(spec.runs)} runs, and a drill takes one; drill a spec without it"
             )
         plan = spec.runs[0].plan
-        # Before anything is submitted: a user's own checkpoints are at stake.
-        _check_checkpoints_are_separate(plan)
+        pattern = plan.spec.checkpoint.glob
+        # Runs could resume from each other's checkpoints, or overwrite the user's.
+        if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
+            raise UserError(
+                f"checkpoint.glob ({pattern}) finds checkpoints of any run, and those of a drill must be separate: "
+                "begin the pattern with {checkpoint_dir}, and have the script save there"
+            )
         # A fault that is named twice is tried once; the command line's order is kept.
         faults = list(dict.fromkeys(options.faults)) or [
             name for name, fault in FAULTS.items() if not fault.optional or plan.spec.requeue.hang_after is not None
         ]
-        specs = {
-            name: load(options.path, [*options.overrides, f"name={_run_name(plan.spec.name, name)}"], ())
-            for name in (REFERENCE, TWICE, *faults)
-        }
+        specs = {}
+        for name in (REFERENCE, TWICE, *faults):
+            suffix = f"-drill-{name}"
+            # The user's part is cut as needed for a valid name.
+            run_name = plan.spec.name[: NAME_LIMIT - len(suffix)] + suffix
+            specs[name] = load(options.path, [*options.overrides, f"name={run_name}"], ())
         return cls(plan, faults, specs)
-
-
-def _run_name(base: str, fault: str) -> str:
-    """The name of a drill's run, with the user's part cut as needed for a valid name."""
-    suffix = f"-drill-{fault}"
-    return base[: NAME_LIMIT - len(suffix)] + suffix
-
-
-def _check_checkpoints_are_separate(plan: Plan) -> None:
-    """Raise UserError if runs could resume from each other's checkpoints, or overwrite the user's."""
-    pattern = plan.spec.checkpoint.glob
-    if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
-        raise UserError(
-            f"checkpoint.glob ({pattern}) finds checkpoints of any run, and those of a drill must be separate: begin "
-            "the pattern with {checkpoint_dir}, and have the script save there"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +244,10 @@ class _DrillRuns:
         for note in dict.fromkeys([*synced.notes, *synced.problems]):
             self.say(f"warning: {note}")
         if limit.why:
-            self._end(run_id, limit.why)
+            self.say(f"run {run_id} is ended: {limit.why}")
+            with contextlib.suppress(RunBusy, SlurmDown):
+                cancel(self.workspace, [run_id], force=True)
         return limit.why
-
-    def _end(self, run_id: str, why: str) -> None:
-        self.say(f"run {run_id} is ended: {why}")
-        with contextlib.suppress(RunBusy, SlurmDown):
-            cancel(self.workspace, [run_id], force=True)
 
     def _inject_when_ready(self, name: str, observer: RunObserver, patience: Patience) -> str:
         """Inject the fault once the run trains. Returns why that failed; empty if it did not, or if the run ended."""
@@ -275,11 +262,14 @@ class _DrillRuns:
             run = observer.run()
             if run.ended or overdue(run, None, patience, time.time()):
                 return ""
-            if run.state == "running" and (moment := self._moment(run, observer, patience.baseline)):
+            target = find_target(self.workspace, run) if run.state == "running" else None
+            is_known = target is not None and target.complete
+            if target is not None and is_known and (moment := strike_moment(patience.baseline, observer.sighting(run))):
                 watch = watch or observer.save_watch()
                 # It may have ended, or been interrupted, since its state was read.
                 with contextlib.suppress(RunBusy):
                     try:
+                        observer.note_processes(target)
                         struck = self._strike(name, run, moment, observer, watch)
                     except SlurmDown as error:
                         return (
@@ -295,9 +285,6 @@ class _DrillRuns:
 
     def _strike(self, name: str, run: Run, moment: str, observer: RunObserver, watch: SaveWatch) -> bool:
         """Inject the fault; False if it waits for a save, and none has begun yet."""
-        target = find_target(self.workspace, run)
-        if target is not None:
-            observer.note_processes(target)
         if name == "save":
             injected = inject_in_save(self.workspace, run, watch, _SAVE_WAIT_S)
         else:
@@ -307,13 +294,6 @@ class _DrillRuns:
         observer.struck(replace(injected, moment=moment))
         self.say(f"{name}: {FAULTS[name].action}, {moment} ({injected.target})")
         return True
-
-    def _moment(self, run: Run, observer: RunObserver, baseline: Baseline) -> str | None:
-        """How far the run has come, as a phrase, if all its processes are known and it trains."""
-        target = find_target(self.workspace, run)
-        if target is None or not target.complete:
-            return None
-        return strike_moment(baseline, observer.sighting(run))
 
     def _grace(self, name: str) -> float:
         """Seconds that a stop for this fault may take: for a preemption the partition's GraceTime, else the default."""

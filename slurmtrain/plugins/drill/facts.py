@@ -120,15 +120,9 @@ class CheckpointComparison:
             return f"cannot be compared: {self.why}"
         where = f" in {self.where}" if self.where else ""
         others = f" and {self.count - 1} more" if where and self.count > 1 else ""
-        return f"differs{where}{others}{self._by()}"
-
-    def _by(self) -> str:
-        amounts = []
-        if self.difference is not None:
-            amounts.append(f"{self.difference:.2g} (relative)")
-        if self.max_abs is not None:
-            amounts.append(f"{self.max_abs:.2g} (absolute)")
-        return f" by at most {', '.join(amounts)}" if amounts else ""
+        amounts = {"relative": self.difference, "absolute": self.max_abs}
+        most = ", ".join(f"{amount:.2g} ({kind})" for kind, amount in amounts.items() if amount is not None)
+        return f"differs{where}{others}{f' by at most {most}' if most else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """The form that ``--json`` prints."""
@@ -136,10 +130,10 @@ class CheckpointComparison:
             "identical": self.identical,
             "how": self.method or None,
             "why": self.why or None,
-            "difference": _finite(self.difference),
+            "difference": _finite_or_none(self.difference),
             "where": self.where or None,
-            "max_abs": _finite(self.max_abs),
-            "differing": [{"name": each.name, "max_abs": _finite(each.max_abs)} for each in self.differing],
+            "max_abs": _finite_or_none(self.max_abs),
+            "differing": [{"name": each.name, "max_abs": _finite_or_none(each.max_abs)} for each in self.differing],
             "differing_count": self.count,
             "other_values": list(self.others),
             "steps": list(self.steps) if self.steps else None,
@@ -259,11 +253,6 @@ class DrillFacts:
         """Whether two undisturbed runs end alike; None if unknown."""
         return self.noise.identical if self.noise is not None else None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the script saves its own checkpoints, in whatever format, or none."""
-        return not any(checkpoint.published for checkpoint in self.baseline.run.checkpoints)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultVerdict:
@@ -326,13 +315,13 @@ class FaultVerdict:
             "at_step": injected.step if injected else None,
             "moment": (injected.moment or None) if injected else None,
             "cause": self.cause,
-            "stopped_s": _rounded(self.stopped_s),
-            "allowed_s": _rounded(self.allowed_s),
+            "stopped_s": _milliseconds(self.stopped_s),
+            "allowed_s": _milliseconds(self.allowed_s),
             "lost_steps": self.lost_steps,
             "resumed_at": self.resumed_at,
             "started_by": self.restarted_by,
-            "started_s": _rounded(self.restarted_s),
-            "step_s": _rounded(self.step_s),
+            "started_s": _milliseconds(self.restarted_s),
+            "step_s": _milliseconds(self.step_s),
             "attempts": self.attempts,
             "restarts": self.restarts,
             "state": self.state,
@@ -347,12 +336,12 @@ class FaultVerdict:
         }
 
 
-def _finite(number: float | None) -> float | None:
+def _finite_or_none(number: float | None) -> float | None:
     """The number, or None for what JSON does not have: a difference to NaN."""
     return number if number is not None and math.isfinite(number) else None
 
 
-def _rounded(seconds: float | None) -> float | None:
+def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
@@ -389,12 +378,23 @@ class Sighting:
 def strike_moment(baseline: Baseline, sighting: Sighting) -> str | None:
     """How far the run has come, as a phrase, if a fault may strike now; None if it is too early."""
     if baseline.counts_steps:
-        return _moment_by_steps(baseline, sighting)
-    if baseline.saves_early and baseline.saves:
-        return _moment_by_saves(baseline, sighting)
+        first, last = sighting.first_step, sighting.last_step
+        # A rank that has not finished a step of this attempt may still be in its setup.
+        if last is None or last <= (first or 0):
+            return None
+        if sighting.saved:
+            return f"after step {last}, with {sighting.saved}"
+        half = sighting.total_steps is not None and last >= _SHARE_OF_STEPS * sighting.total_steps
+        return f"after step {last}, before its first checkpoint" if half or not baseline.saves_early else None
     if sighting.saves:
+        # Not after the very first one, if there will be more: a run that starts from the beginning again instead of
+        # resuming gives itself away by saving an earlier step than the one that it was handed.
+        steps = sorted({save.step for save in baseline.saves if save.step is not None})
+        newest = max((save.step for save in sighting.saves if save.step is not None), default=None)
+        if len(steps) > 2 and newest is not None and newest <= steps[0]:
+            return None
         return f"after its checkpoint {sighting.saves[-1].name}"
-    if sighting.lines and sighting.lines >= baseline.lines * _SHARE_OF_LINES:
+    if len(baseline.saves) <= 1 and sighting.lines and sighting.lines >= baseline.lines * _SHARE_OF_LINES:
         return f"after line {sighting.lines} of its output"
     return None
 
@@ -404,31 +404,6 @@ def why_never(baseline: Baseline) -> str:
     if baseline.counts_steps or baseline.saves or baseline.lines:
         return ""
     return "it reports no step, leaves no checkpoint and prints nothing, so nothing shows when it trains"
-
-
-def _moment_by_steps(baseline: Baseline, sighting: Sighting) -> str | None:
-    first, last = sighting.first_step, sighting.last_step
-    # A rank that has not finished a step of this attempt may still be in its setup.
-    if last is None or last <= (first or 0):
-        return None
-    if sighting.saved:
-        return f"after step {last}, with {sighting.saved}"
-    half = sighting.total_steps is not None and last >= _SHARE_OF_STEPS * sighting.total_steps
-    if half or not baseline.saves_early:
-        return f"after step {last}, before its first checkpoint"
-    return None
-
-
-def _moment_by_saves(baseline: Baseline, sighting: Sighting) -> str | None:
-    if not sighting.saves:
-        return None
-    # Not after the very first one, if there will be more: a run that starts from the beginning again instead of
-    # resuming gives itself away by saving an earlier step than the one that it was handed.
-    steps = sorted({save.step for save in baseline.saves if save.step is not None})
-    newest = max((save.step for save in sighting.saves if save.step is not None), default=None)
-    if len(steps) > 2 and newest is not None and newest <= steps[0]:
-        return None
-    return f"after its checkpoint {sighting.saves[-1].name}"
 
 
 # --- how long to wait -------------------------------------------------------------------------------------------------
@@ -452,11 +427,8 @@ class Patience:
 
     def stop_s(self, fault: str) -> float:
         """How long the struck ranks may take to end."""
-        if fault == "hang":
-            return self._hang_s()
-        return 2 * self.grace_s + LEAST_S if FAULTS[fault].announced else _DEATH_S
-
-    def _hang_s(self) -> float:
+        if fault != "hang":
+            return 2 * self.grace_s + LEAST_S if FAULTS[fault].announced else _DEATH_S
         if not self.baseline.counts_steps:
             return UNNOTICED_HANG_S
         steps = self.baseline.run.step or 1

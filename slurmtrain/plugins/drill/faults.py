@@ -9,19 +9,24 @@ identity. On Slurm's nodes the signals are sent by a step inside the job's alloc
 from __future__ import annotations
 
 import contextlib
+import glob
+import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.events.agent_events import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
+from slurmtrain.model.run.file_names import staged_step
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.facts import InjectedFault
-from slurmtrain.plugins.drill.saves import SaveWatch
+from slurmtrain.plugins.drill.facts import InjectedFault, OwnCheckpoint
+from slurmtrain.runtime.checkpoint.external import OTHER, Search, find_checkpoints
 from slurmtrain.system.process import Process, descendants
 
 # The signals that ask the agents to stop.
@@ -130,7 +135,7 @@ def inject_in_save(workspace: Workspace, run: Run, watch: SaveWatch, timeout_s: 
         if begun := watch.half_written([process.pid for process in processes]):
             at = time.time()
             if local:
-                hit = _send(processes, signal.SIGKILL, _describe_ranks(target))
+                hit = _signal_all(processes, signal.SIGKILL, _describe_ranks(target))
             else:
                 groups = {target.hosts[n]: [-rank.pid for rank in ranks.values()] for n, ranks in target.ranks.items()}
                 _signal_on(target.attempt.job_id, groups, signal.SIGKILL)
@@ -170,23 +175,23 @@ def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: ty
 def _signal_locally(target: FaultTarget, name: str) -> str:
     """Inject a fault on this machine; returns what was hit, as a phrase."""
     if name in _ANNOUNCED:
-        return _send([*target.agents.values()], _ANNOUNCED[name], _describe_agents(target))
+        return _signal_all([*target.agents.values()], _ANNOUNCED[name], _describe_agents(target))
     if name in _TO_RANK:
         rank, _, process = target.last_rank()
         # A launcher or a shell that is stopped alone stops no training.
         tree = [process, *descendants(process)] if name == "hang" else [process]
-        return _send(tree, _TO_RANK[name], f"rank {rank}")
+        return _signal_all(tree, _TO_RANK[name], f"rank {rank}")
     if name == "agent":
         node = max(target.ranks)
-        return _send([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
+        return _signal_all([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
     # Ranks first, agents last: a rank that outlived its agent would go on training.
     others = [Process.from_dict(process) for process in target.attempt.processes]
     roots = (*target.all_ranks(), *others, *target.agents.values())
     processes = [process for root in roots for process in (root, *descendants(root))]
-    return _send(list(dict.fromkeys(processes)), signal.SIGKILL, "all of its processes")
+    return _signal_all(list(dict.fromkeys(processes)), signal.SIGKILL, "all of its processes")
 
 
-def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> str:
+def _signal_all(processes: Sequence[Process], number: signal.Signals, target: str) -> str:
     """Signal these processes; returns ``target``, the phrase that names them.
 
     Raises RunBusy if all of them had ended, UserError if they are on another machine.
@@ -265,3 +270,140 @@ def _describe_ranks(target: FaultTarget) -> str:
 
 def _describe_agents(target: FaultTarget) -> str:
     return "the agent" if len(target.agents) == 1 else f"all {len(target.agents)} agents"
+
+
+# --- the checkpoints that a run's script saves itself, as seen from outside while it trains ---------------------------
+
+
+# How much of a directory of checkpoints is looked at, in search of a save that has begun.
+_DEPTH = 3
+_ENTRIES = 5000
+# Names that scripts give to unfinished files begin or end like this.
+_TEMPORARY_START = (".", "tmp", "_tmp")
+_TEMPORARY_END = (".tmp", ".temp", ".part", ".partial", ".incomplete", "~")
+
+# Sizes in bytes and times of change in ns, by path.
+_Listing = dict[str, tuple[int, int]]
+
+
+class OwnCheckpoints:
+    """All complete checkpoints that have been there at any look: a script may delete its older ones."""
+
+    def __init__(self, search: Search | None) -> None:
+        """``search``: where they are; None: there are no checkpoints of its own."""
+        self._search = search
+        self._saves: dict[tuple[str, float], OwnCheckpoint] = {}
+
+    @property
+    def saves(self) -> list[OwnCheckpoint]:
+        """The checkpoints seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
+        # Times of files are as coarse as the kernel's ticks: of two saves within a tick the higher step is newer.
+        return sorted(self._saves.values(), key=lambda save: (save.saved_at, -1 if save.step is None else save.step))
+
+    def look(self) -> None:
+        """Take note of what is there now."""
+        if self._search is None:
+            return
+        for checkpoint in filter(attrgetter("complete"), find_checkpoints(self._search)):
+            save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at, checkpoint.format)
+            self._saves[save.path, save.saved_at] = save
+
+    def incomplete(self) -> list[str]:
+        """What is there now and is not complete, each with the reason, as phrases."""
+        if self._search is None:
+            return []
+        return [
+            f"{each.path.name} is not complete: {each.problem}"
+            for each in find_checkpoints(self._search)
+            if each.problem
+        ]
+
+
+class SaveWatch:
+    """Notices that a save is under way, in the directory of a run's checkpoints."""
+
+    def __init__(self, search: Search | None, checkpoints: Path) -> None:
+        """``search``: where the script's own checkpoints are, if any; ``checkpoints``: the directory of the run's."""
+        self._search = search
+        self._base = checkpoints if search is None else _fixed_part(search.pattern)
+        self._before = self._list()
+
+    def half_written(self, pids: Iterable[int] = ()) -> list[str]:
+        """Checkpoints, and what has a temporary name, that have changed since the last call and are not complete.
+
+        A checkpoint is not complete while one of the processes ``pids``, on this machine, has a file of it open for
+        writing.
+        """
+        now = self._list()
+        changed = [path for path, entry in now.items() if self._before.get(path) != entry]
+        self._before = now
+        if not changed:
+            return []
+        unfinished = {*filter(_is_temporary, now), *self._unfinished(_written_by(pids))}
+        return sorted(path for path in unfinished if any(_is_within(each, path) for each in changed))
+
+    def still_half_written(self, paths: Sequence[str]) -> list[str]:
+        """The ``paths``, half-written when their writers were killed, that had not been finished before."""
+        # Nothing in a file of an unknown format says that there was more to come.
+        unfinished = self._unfinished(paths, only_unknown=True)
+        return [path for path in paths if Path(path).exists() and (_is_temporary(path) or path in unfinished)]
+
+    def _unfinished(self, written: Collection[str], *, only_unknown: bool = False) -> list[str]:
+        """The script's checkpoints that are not complete, or with a file that is in ``written``.
+
+        ``only_unknown``: the latter only if their format is unknown.
+        """
+        return [
+            str(each.path)
+            for each in (find_checkpoints(self._search) if self._search is not None else ())
+            if not each.complete
+            or (
+                (each.format == OTHER.NAME or not only_unknown)
+                and any(_is_within(path, str(each.path)) for path in written)
+            )
+        ]
+
+    def _list(self) -> _Listing:
+        return dict(_walk(str(self._base), _DEPTH, [_ENTRIES]))
+
+
+def _fixed_part(pattern: str) -> Path:
+    """The directory that everything which matches an absolute ``pattern`` is below."""
+    parts = Path(pattern).parts
+    magic = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:magic])
+
+
+def _walk(directory: str, depth: int, left: list[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Files and directories below ``directory``; ``left``: how many more entries to look at."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            left[0] -= 1
+            if left[0] < 0:
+                return
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                yield entry.path, (status.st_size, status.st_mtime_ns)
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
+                    yield from _walk(entry.path, depth - 1, left)
+
+
+def _is_temporary(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return staged_step(name) is not None or name.startswith(_TEMPORARY_START) or name.endswith(_TEMPORARY_END)
+
+
+def _written_by(pids: Iterable[int]) -> set[str]:
+    """Files that these processes have open for writing."""
+    # Imported here, since it takes 15 ms and most commands do not need it.
+    import psutil
+
+    paths = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error, OSError):
+            paths |= {file.path for file in psutil.Process(pid).open_files() if file.mode != "r"}
+    return paths
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")

@@ -17,11 +17,9 @@ from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint, Sighting
-from slurmtrain.plugins.drill.faults import FaultTarget
-from slurmtrain.plugins.drill.saves import OwnCheckpoints, SaveWatch
-from slurmtrain.runtime.checkpoint.external import Search
-from slurmtrain.runtime.checkpoint.formats.lookup import format_of
-from slurmtrain.runtime.checkpoint.formats.trees import list_tree
+from slurmtrain.plugins.drill.faults import FaultTarget, OwnCheckpoints, SaveWatch
+from slurmtrain.runtime.checkpoint.external import Search, format_of
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import list_tree
 from slurmtrain.system.owned_files import open_readable, read_readable
 from slurmtrain.system.process import Process, descendants
 
@@ -90,7 +88,7 @@ class RunObserver:
     def note_processes(self, target: FaultTarget) -> None:
         """Remember the processes of the ranks, on this machine, that are about to be struck."""
         processes = dict.fromkeys(process for rank in target.all_ranks() for process in (rank, *descendants(rank)))
-        self._processes = [(process, _describe(process)) for process in processes]
+        self._processes = [(process, _command_of(process)) for process in processes]
 
     def struck(self, injected: InjectedFault) -> None:
         """Take note of the fault."""
@@ -189,7 +187,7 @@ class RunObserver:
         return reports
 
 
-def _describe(process: Process) -> str:
+def _command_of(process: Process) -> str:
     try:
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:

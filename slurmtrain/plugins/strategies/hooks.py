@@ -27,7 +27,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.plugins.strategies.sharded import REPLICATE, SHARD, across_nodes
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.replicated import CommHook, completed
+from slurmtrain.runtime.strategies.strategy_interface import CommHook, completed
 
 ERRORS = "errors"
 _INDEX = torch.int32
@@ -47,7 +47,7 @@ class FeedbackHook(CommHook):
         self._buckets: dict[int, Sequence[tuple[str, int]]] = {}
         # Errors of a checkpoint, flat, by parameter, until the bucket of the parameter is reduced.
         self._restored: dict[str, Tensor] = {}
-        _check(module, str(spec.hook))
+        _check_gradients(module, str(spec.hook))
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The future mean over ranks of the gradients in a ``bucket``."""
@@ -114,7 +114,7 @@ class FeedbackHook(CommHook):
         return tuple(name for name, _ in self._buckets[index])
 
 
-def _check(module: nn.Module, key: str) -> None:
+def _check_gradients(module: nn.Module, key: str) -> None:
     """Raise StrategyError if the ``module`` has gradients in float16, or sparse ones; the spec has this ``key``."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype is torch.float16:

@@ -20,7 +20,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.strategy import SCHEDULES, StrategySpec, even_split
 from slurmtrain.runtime.job.torch_private import map_tree
-from slurmtrain.runtime.strategies.gradients import Gradients, LossOf
+from slurmtrain.runtime.strategies.passes import Gradients, LossOf
 from slurmtrain.runtime.strategies.strategy_interface import Pipeline
 
 

@@ -24,7 +24,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, MeshSpec, StrategySpec
 from slurmtrain.plugins.strategies import pipeline, tensor
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.forward import DTYPES, elements, of_classes, recompute
+from slurmtrain.runtime.strategies.passes import DTYPES, elements, of_classes, recompute
 from slurmtrain.runtime.strategies.strategy_interface import sizes_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PP, REPLICATE, SHARD, TP = "pp", "replicate", "shard", "tp"
 
 
-def divide(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) -> nn.Module:
+def divide_model(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) -> nn.Module:
     """Divide a model over the ranks; all begin with rank 0's weights.
 
     Args:
@@ -71,7 +71,7 @@ def divide(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) ->
             for name, style in styles.items()
             if not spec.is_pipeline or any(f"{name}.".startswith(f"{part}.") for part in own)
         }
-        tensor.divide(model, within, mesh[TP], sequence_parallel=spec.sequence_parallel)
+        tensor.divide_layers(model, within, mesh[TP], sequence_parallel=spec.sequence_parallel)
     recompute(model, spec.activation_checkpointing)
     if not spec.is_pipeline:
         if styles:

@@ -37,7 +37,7 @@ from slurmtrain.model.experiment.strategy import (
     StrategySpec,
 )
 from slurmtrain.runtime.job.torch_private import map_tree
-from slurmtrain.runtime.strategies.forward import wrap_forward
+from slurmtrain.runtime.strategies.passes import wrap_forward
 
 # What transformers calls styles of ours.
 _OF_TRANSFORMERS = {"colwise_gather_output": COLWISE_REP, "embedding_rowwise": ROWWISE}
@@ -77,7 +77,7 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
     return styles
 
 
-def divide(
+def divide_layers(
     model: nn.Module, styles: Mapping[str, str | ParallelStyle], mesh: DeviceMesh, *, sequence_parallel: bool
 ) -> None:
     """Divide the layers of a model over the ranks of a mesh, which all have the same weights.
@@ -319,14 +319,14 @@ def check_first_inputs(module: nn.Module, mesh: DeviceMesh, problem: str) -> Non
         is_first = False
         hook.remove()
         gathered: list[Any] = [None] * mesh.size()
-        dist.all_gather_object(gathered, _samples((args, options)), group=mesh.get_group())
+        dist.all_gather_object(gathered, _input_samples((args, options)), group=mesh.get_group())
         if not all(_are_same(samples, gathered[0]) for samples in gathered[1:]):
             raise StrategyError(problem)
 
     hook = module.register_forward_pre_hook(compare, prepend=True, with_kwargs=True)
 
 
-def _samples(inputs: Any) -> list[tuple[tuple[int, ...], Tensor]]:
+def _input_samples(inputs: Any) -> list[tuple[tuple[int, ...], Tensor]]:
     """The shape of each tensor in ``inputs``, and some of its numbers; infinite ones count as 0."""
     samples: list[tuple[tuple[int, ...], Tensor]] = []
 

@@ -134,7 +134,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory / MANIFEST} is not what was written")
     try:
         # Its hash says that the values are what was written.
-        listed = {_plain(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()}
+        listed = {
+            _plain_name(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()
+        }
         values = {each.name: data[each.name] for each in fields(Manifest) if each.name != "files"}
         return Manifest(**values, files=listed)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -148,7 +150,7 @@ def _digest(plain: Mapping[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     """The name of a checkpoint's file. Raises ValueError for a name that would lead out of its directory."""
     if Path(name).name != name or name == MANIFEST:
         raise ValueError(f"{name!r} is not the name of a checkpoint's file")
@@ -198,7 +200,7 @@ def bytes_of(directory: Path) -> int:
 # --- verifying --------------------------------------------------------------------------------------------------------
 
 
-def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
+def verify_files(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
     """Check the sizes, and with ``hashes`` the contents, of the files called ``names`` in the ``directory``.
 
     ``manifest``: the expected sizes and hashes. Raises CheckpointError naming the first file that differs, is missing,
@@ -293,14 +295,14 @@ class Staging:
 
         A complete checkpoint is renamed into place; an incomplete one is removed.
         """
-        _finish(self.path)
+        _finish_staged(self.path)
         return self.checkpoints / checkpoint_name(self.step)
 
 
 # --- deleting ---------------------------------------------------------------------------------------------------------
 
 
-def delete(directory: Path) -> None:
+def delete_checkpoint(directory: Path) -> None:
     """Delete a checkpoint so that it is either whole or gone.
 
     Raises OSError; FileNotFoundError if another process has already deleted it.
@@ -333,10 +335,10 @@ def sweep(checkpoints: Path, attempt: str) -> None:
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(checkpoints)):
             if entry.name.startswith(".") and not entry.name.startswith(f".{attempt}-") and entry.is_dir():
-                _finish(checkpoints / entry.name)
+                _finish_staged(checkpoints / entry.name)
 
 
-def _finish(left: Path) -> None:
+def _finish_staged(left: Path) -> None:
     step = staged_step(left.name)
     if step is not None and (left / MANIFEST).exists():
         target = left.with_name(checkpoint_name(step))
@@ -358,7 +360,7 @@ class Disposable:
     why: str
 
 
-def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
+def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
     """Checkpoints that may be deleted, least needed first: damaged ones, then the ones that ``keep`` does not retain.
 
     A checkpoint whose manifest cannot be read counts as having no metrics. Damaged checkpoints are kept until there is
@@ -367,8 +369,8 @@ def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
     paths = published(checkpoints)
     if not paths:
         return []
-    saved = [retention.Saved(_step(path), _metrics(path)) for path in paths]
-    by_step = {_step(path): path for path in paths}
+    saved = [retention.Saved(_step_in_path(path), _metrics_of(path)) for path in paths]
+    by_step = {_step_in_path(path): path for path in paths}
     newest = max(by_step)
     gone = [
         Disposable(path, step, bytes_of(path), "damaged")
@@ -381,13 +383,13 @@ def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
     ]
 
 
-def _step(path: Path) -> int:
+def _step_in_path(path: Path) -> int:
     step = checkpoint_step(path.name)
     assert step is not None
     return step
 
 
-def _metrics(path: Path) -> Mapping[str, float]:
+def _metrics_of(path: Path) -> Mapping[str, float]:
     with contextlib.suppress(CheckpointError):
         return read_manifest(path).metrics
     return {}
@@ -417,7 +419,7 @@ def link_checkpoint(source: Path, run: RunDir) -> None:
         OSError: it cannot be linked or copied.
     """
     manifest = read_manifest(source)
-    verify(source, manifest, manifest.files, hashes=False)
+    verify_files(source, manifest, manifest.files, hashes=False)
     place = make_directory(make_directory(run.start, private=True) / source.name, private=True)
     # The manifest last: without it there is no checkpoint.
     for name in (*sorted(manifest.files), MANIFEST):

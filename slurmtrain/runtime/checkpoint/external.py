@@ -1,15 +1,21 @@
-"""Checkpoints of scripts that write their own: finding all that match a pattern, and the newest complete one."""
+"""Checkpoints of scripts that write their own: finding all that match a pattern, and the newest complete one.
+
+Also what is read of a checkpoint of any format: contents, step, identity and checksums.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import io
+import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.experiment.checkpoint import AUTO, OWN, last_number, step_by_pattern, step_key
@@ -17,13 +23,242 @@ from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import FROM_LOG
-from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, tags_in
-from slurmtrain.runtime.checkpoint.formats.lookup import fingerprint, format_of, step_by_key
-from slurmtrain.runtime.checkpoint.formats.plain_files import Format
-from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
+from slurmtrain.runtime.checkpoint.checkpoint_files import new_hasher
+from slurmtrain.runtime.checkpoint.formats.plain_files import (
+    INDEX,
+    SHARD,
+    DcpDirectory,
+    Format,
+    Other,
+    SafetensorsFiles,
+    TorchFiles,
+    is_dcp,
+    read_item,
+    read_items,
+)
+from slurmtrain.runtime.checkpoint.formats.trainers import (
+    Accelerate,
+    DeepSpeed,
+    HuggingFace,
+    Lightning,
+    is_tag,
+    tags_in,
+)
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
+    METADATA,
+    Contents,
+    FileTree,
+    as_step,
+    checksum_problem,
+    directory_of_archive,
+    is_archive,
+    is_unfinished,
+    list_tree,
+    member,
+    read_archive,
+    read_header,
+)
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_step
-from slurmtrain.system.owned_files import check_owner
+from slurmtrain.system.owned_files import check_owner, open_readable, read_readable
+
+OTHER = Other()
+# Tried in this order: directories of trainers contain files of the simpler formats.
+_FORMATS: tuple[Format, ...] = (
+    HuggingFace(), Accelerate(), Lightning(), DeepSpeed(), DcpDirectory(), SafetensorsFiles(), TorchFiles(), OTHER,
+)  # fmt: skip
+# A larger JSON file holds no state of a trainer.
+_LIMIT_BYTES = 1 << 24
+_BY_NAME: Mapping[str, Format] = {each.NAME: each for each in _FORMATS}
+
+
+def format_of(tree: FileTree, declared: str = AUTO) -> Format:
+    """The format of a checkpoint: the ``declared`` one of ``checkpoint.format``, or else the one of its content.
+
+    Raises OSError.
+    """
+    if declared not in (AUTO, OWN):
+        return _BY_NAME[declared]
+    return next(each for each in _FORMATS if each.recognizes(tree))
+
+
+def find_modules(name: str, contents: Collection[str]) -> list[str]:
+    """The prefixes of models' weights among the names in a checkpoint's ``contents``; ``name``: its format's."""
+    return _BY_NAME[name].modules(contents)
+
+
+def read_contents(path: Path, declared: str = AUTO) -> Contents:
+    """How to read each tensor and plain value of the checkpoint at ``path``, by name, in the order of names.
+
+    Only what training continues from: no random number states, paths, times or settings, so that two equal trainings
+    have equal contents. A tensor is read when its function is called.
+
+    Args:
+        path: A file or directory.
+        declared: Its format as in ``checkpoint.format``.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        OSError: a file cannot be read.
+    """
+    tree = list_tree(path)
+    contents = format_of(tree, declared).contents(tree)
+    return dict(sorted(contents.items()))
+
+
+def step_by_key(tree: FileTree, names: Sequence[str]) -> int | None:
+    """The whole number under a key of a checkpoint; None if no file has one.
+
+    Files of torch.save, headers of safetensors, and JSON are searched, in the order of their names. Nothing in them is
+    executed.
+
+    Args:
+        tree: The checkpoint.
+        names: The names of the key, from the outermost dictionary inwards.
+    """
+    for name in sorted(tree.sizes):
+        with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
+            step = _as_number(_value_under(_read_dictionary(tree.path / name, name or tree.path.name), names))
+            if step is not None:
+                return step
+    return None
+
+
+def _read_dictionary(path: Path, name: str) -> Any:
+    """The dictionary that a file holds; None if it holds none that can be read."""
+    if name.endswith(".safetensors"):
+        return (read_header(path)[0] or {}).get(METADATA)
+    if name.endswith(".json"):
+        with open_readable(path) as file:
+            return json.loads(file.read(_LIMIT_BYTES))
+    return read_archive(path, name) if is_archive(path) else None
+
+
+def _value_under(value: Any, names: Sequence[str]) -> Any:
+    """What stands under a key, whose names may have dots themselves."""
+    for count in range(len(names), 0, -1):
+        inner = member(value, ".".join(names[:count]))
+        if inner is not None:
+            return inner if count == len(names) else _value_under(inner, names[count:])
+    return None
+
+
+def _as_number(value: Any) -> int | None:
+    """A step that may be written as text, as all metadata of safetensors is, or as a whole floating-point number."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return as_step(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+# A file up to this size is read whole.
+_SMALL = 1 << 18
+_EDGE = 1 << 16
+_SAMPLES = 16
+_SAMPLE_BYTES = 1 << 12
+# The beginning of each tensor, of at most so many.
+_TENSOR_BYTES = 1 << 8
+_TENSORS = 1024
+_CHUNK = 1 << 22
+
+
+def fingerprint(tree: FileTree) -> str:
+    """The identity of a checkpoint, in hex: equal for a copy, different for another save to the same place.
+
+    Whole tensors are never read: a checkpoint may have hundreds of gigabytes. What is read of a file: all of it if it
+    is small, else its beginning, its end and samples in between; and checksums where its format has some. Training
+    changes almost every parameter, and with it the samples; where most parameters are frozen, checksums, the beginning
+    of each tensor, and small files such as a trainer's state differ.
+
+    Raises OSError.
+    """
+    hasher = new_hasher()
+    for name in sorted(tree.sizes):
+        size = tree.sizes[name]
+        hasher.update(f"{name}\0{size}\0".encode())
+        if size <= _SMALL:
+            hasher.update(read_readable(tree.path / name))
+        else:
+            _add_large(hasher, tree, name, size)
+    return hasher.hexdigest()
+
+
+def _add_large(hasher: Any, tree: FileTree, name: str, size: int) -> None:
+    path = tree.path / name
+    with open_readable(path) as file:
+        for offset, length in _places(tree, name, size):
+            # Offsets in a file that is not whole, or that somebody forged, may be any number.
+            file.seek(min(max(0, offset), size))
+            hasher.update(file.read(length))
+    with contextlib.suppress(CheckpointError):
+        if is_archive(path):
+            hasher.update(directory_of_archive(path))
+
+
+def _places(tree: FileTree, name: str, size: int) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths of what is read of a large file."""
+    yield 0, _EDGE
+    yield size - _EDGE, _EDGE
+    for number in range(_SAMPLES):
+        yield size * (2 * number + 1) // (2 * _SAMPLES), _SAMPLE_BYTES
+    if name.endswith(".safetensors"):
+        yield from _tensor_places(tree.path / name)
+    with contextlib.suppress(CheckpointError):
+        yield from _item_places(tree, name)
+
+
+def _tensor_places(path: Path) -> Iterator[tuple[int, int]]:
+    header, begin = read_header(path)
+    with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
+        entries = [entry for name, entry in (header or {}).items() if name != METADATA]
+        for entry in _spread_evenly(entries):
+            yield begin + int(entry["data_offsets"][0]), _TENSOR_BYTES
+
+
+def _item_places(tree: FileTree, name: str) -> Iterator[tuple[int, int]]:
+    """The ends of tensors in a file of torch.distributed.checkpoint: each is an archive, which ends with checksums."""
+    folder, _, last = name.rpartition("/")
+    place = tree.below(folder) if folder else tree
+    if not is_dcp(place) or INDEX not in place.top:
+        return
+    for item in _spread_evenly([item for item in read_items(place) if item.file == last]):
+        yield max(0, item.offset + item.length - 4 * _TENSOR_BYTES), 4 * _TENSOR_BYTES
+
+
+def _spread_evenly(entries: list[Any]) -> list[Any]:
+    """At most so many of them as are read, spread evenly."""
+    return entries[:: max(1, -(-len(entries) // _TENSORS))]
+
+
+def find_damage(tree: FileTree) -> Iterator[str]:
+    """What differs from what was written, as phrases; reads every file of the ``tree`` that has checksums.
+
+    Archives, which ``torch.save`` writes, have a checksum for each tensor; files of torch.distributed.checkpoint are
+    sequences of archives; safetensors files have no checksums. The checkpoint must be complete. Raises OSError.
+    """
+    for name in sorted(tree.sizes):
+        path = tree.path / name
+        if name.endswith(SHARD):
+            continue
+        if is_archive(path) and (problem := checksum_problem(path)):
+            yield f"{name or tree.path.name}: {problem}"
+    for folder in ("", *sorted({name.rpartition("/")[0] for name in tree.sizes if "/" in name})):
+        part = tree.below(folder) if folder else tree
+        if INDEX in part.top:
+            yield from _damaged_items(part)
+
+
+def _damaged_items(tree: FileTree) -> Iterator[str]:
+    """The items of a directory of torch.distributed.checkpoint that differ from what was written."""
+    try:
+        items = read_items(tree)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    for item in items:
+        problem = checksum_problem(io.BytesIO(read_item(tree, item)))
+        if problem:
+            yield f"{item.name} in {item.file}: {problem}"
+
 
 # Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a
 # simpler one, so it is judged by the format of its neighbours.
@@ -54,7 +289,7 @@ class Search:
         assert spec.glob is not None
         began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
         return cls(
-            pattern=absolute(spec.glob, str(_directory_of(spec.glob, plan, run)), run),
+            pattern=absolute(spec.glob, str(_pattern_base(spec.glob, plan, run)), run),
             format=spec.format,
             step=spec.step,
             since=since,
@@ -92,7 +327,7 @@ class ExternalCheckpoint:
         return None
 
 
-def _directory_of(pattern: str, plan: Plan, run: RunDir) -> Path:
+def _pattern_base(pattern: str, plan: Plan, run: RunDir) -> Path:
     """What a pattern is relative to: not the run's own copy of its code where that has but a link for it."""
     copy = plan.working_directory(run.code)
     return Path(plan.workdir) if "/" in pattern and (copy / pattern.partition("/")[0]).is_symlink() else copy
@@ -147,8 +382,8 @@ def _in_order(search: Search) -> list[ExternalCheckpoint]:
     If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the highest
     of these, since clocks of nodes differ; otherwise the one that was written to last.
     """
-    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_candidates(search)))]
-    matches = [_describe(search, each) for each in _compare_files(candidates)]
+    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_matching(search)))]
+    matches = [_as_checkpoint(search, each) for each in _compare_files(candidates)]
     checkpoints = [each for each in matches if search.since is None or each.saved_at >= search.since]
     complete = [each for each in checkpoints if each.complete]
     if all(each.step is not None for each in complete):
@@ -165,16 +400,16 @@ class _Candidate:
     problem: str | None = None
 
 
-def _candidates(search: Search) -> Iterator[_Candidate]:
+def _matching(search: Search) -> Iterator[_Candidate]:
     for name in glob.glob(search.pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
         path = Path(name)
         # What cannot be read is gone, or leads nowhere.
         with contextlib.suppress(OSError):
             if not is_unfinished(path.name):
-                yield from _expand(search, list_tree(path))
+                yield from _with_tags(search, list_tree(path))
 
 
-def _expand(search: Search, tree: FileTree) -> Iterator[_Candidate]:
+def _with_tags(search: Search, tree: FileTree) -> Iterator[_Candidate]:
     """A candidate, or the tags in a directory of DeepSpeed."""
     recognized = format_of(tree, search.format)
     if isinstance(recognized, DeepSpeed) and not is_tag(tree):
@@ -226,19 +461,19 @@ def _compare_files(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
         yield replace(each, problem=f"{min(missing)} is missing, which the others have") if missing else each
 
 
-def _describe(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
+def _as_checkpoint(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
     tree = candidate.tree
     return ExternalCheckpoint(
         path=tree.path,
         format=candidate.format.NAME,
-        step=_step(search, candidate),
+        step=_step_of_candidate(search, candidate),
         bytes=tree.bytes,
         saved_at=tree.saved_at,
         problem=candidate.problem,
     )
 
 
-def _step(search: Search, candidate: _Candidate) -> int | None:
+def _step_of_candidate(search: Search, candidate: _Candidate) -> int | None:
     """The step by the spec's key or pattern; else the one inside; else the one in the name."""
     tree = candidate.tree
     if (key := step_key(search.step)) is not None:

@@ -3,16 +3,25 @@
 Modules and optimizers go through ``torch.distributed.checkpoint.state_dict``, which gives parameters the same names
 however they are wrapped or sharded (DistributedDataParallel, ``fully_shard``), and names optimizer states after their
 parameters. So a checkpoint fits any number of ranks and any strategy. All other objects use their ``state_dict``.
+
+An object without one, such as the state of a communication hook, is saved by its attributes, as plain values and
+tensors, so that restoring executes nothing from a checkpoint. Process groups are left out: the script creates them.
+
+A ZeroRedundancyOptimizer has the state of its rank's share of the parameters in the optimizer inside (``optim``): the
+outer one's ``state`` is empty, and its ``state_dict`` collects the states of all ranks on one. Saved by parameter, as
+other optimizers' states are, it fits any number of ranks, and any other optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -24,15 +33,213 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint import zero_optimizer
-from slurmtrain.runtime.checkpoint.attributes import Attributes
-from slurmtrain.runtime.checkpoint.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, group_options
-from slurmtrain.runtime.checkpoint.shard_plan import can_be_framed
+from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.shard_plan import (
+    GROUPS,
+    MORE,
+    OPTIONS,
+    OTHERS,
+    can_be_framed,
+    find_options,
+    group_options,
+)
 from slurmtrain.runtime.checkpoint.torch_index import Index
-from slurmtrain.runtime.job.torch_private import compiled_module, drop_empty_states, empty_states, parameter_names
+from slurmtrain.runtime.job.torch_private import (
+    compiled_module,
+    drop_empty_states,
+    empty_states,
+    overlaps_with_ddp,
+    parameter_names,
+)
 
 if TYPE_CHECKING:
-    pass
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+# Values that torch.load(weights_only=True) does not accept, or not as they were, are saved as a dict with this key.
+_MARK = "slurmtrain"
+_DEVICE, _GENERATOR, _ARRAY = "tensor on a device", "numpy.random.RandomState", "numpy.ndarray"
+
+
+class Attributes:
+    """Saves and restores the attributes of an object."""
+
+    def __init__(self, name: str, obj: object) -> None:
+        """``name``: what the script calls ``obj``. Raises TypeError if its attributes cannot be saved."""
+        self._name = name
+        self._object = obj
+        if not self.state_dict():
+            raise TypeError(
+                f"{name!r} ({type(obj).__name__}) has no state_dict() and load_state_dict(), and no attributes"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The attributes as plain values. Raises TypeError if one cannot be saved."""
+        attributes = _attributes(self._object)
+        return {
+            name: self._plain(f".{name}", value)
+            for name, value in attributes.items()
+            if not isinstance(value, dist.ProcessGroup)
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the attributes to a ``state`` that :meth:`state_dict` returned."""
+        values = {name: _restored_value(value) for name, value in state.items()}
+        if _tells_its_state(self._object) and hasattr(self._object, "__setstate__"):
+            self._object.__setstate__(values)
+            return
+        for name, value in values.items():
+            if not isinstance(getattr(self._object, name, None), dist.ProcessGroup):
+                setattr(self._object, name, value)
+        if hasattr(self._object, "start_powerSGD_iter"):
+            _skip_a_step(self._object)
+
+    def _plain(self, place: str, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            tensor = value.detach()
+            return (
+                tensor if tensor.device.type == "cpu" else {_MARK: _DEVICE, "type": tensor.device.type, "value": tensor}
+            )
+        if isinstance(value, list | tuple):
+            return type(value)(self._plain(f"{place}[{index}]", item) for index, item in enumerate(value))
+        if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
+            return {key: self._plain(f"{place}[{key!r}]", item) for key, item in value.items()}
+        marked = _marked_value(value)
+        if marked is None:
+            kind = type(self._object).__name__
+            raise TypeError(
+                f"{self._name!r} ({kind}) has no state_dict() and load_state_dict(), and its attribute {place[1:]} "
+                f"({type(value).__name__}) is neither a tensor nor a plain value"
+            )
+        return marked
+
+
+def _attributes(obj: object) -> dict[str, Any]:
+    """An object's attributes: the state that it returns itself, if that is a dict; else all that are set."""
+    state = obj.__getstate__() if _tells_its_state(obj) else None
+    if isinstance(state, dict):
+        return state
+    slots = [name for each in type(obj).__mro__ for name in getattr(each, "__slots__", ())]
+    return {**getattr(obj, "__dict__", {}), **{name: getattr(obj, name) for name in slots if hasattr(obj, name)}}
+
+
+def _tells_its_state(obj: object) -> bool:
+    """Whether the object has a method for that; torch's own warn about process groups each time."""
+    return type(obj).__getstate__ is not object.__getstate__ and not type(obj).__module__.startswith("torch.")
+
+
+def _marked_value(value: Any) -> dict[str, Any] | None:
+    """A generator or an array of NumPy as plain values; None for anything else."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if kind == "numpy.random.mtrand.RandomState":
+        return {_MARK: _GENERATOR, "value": rng.numpy_state(value)}
+    if kind == "numpy.ndarray" and value.dtype.kind in "biufc":
+        return {_MARK: _ARRAY, "value": torch.from_numpy(value.copy())}
+    return None
+
+
+def _restored_value(plain: Any) -> Any:
+    """What was saved as ``plain``."""
+    if isinstance(plain, list | tuple):
+        return type(plain)(map(_restored_value, plain))
+    if not isinstance(plain, dict):
+        return plain
+    kind = plain.get(_MARK)
+    if kind == _DEVICE:
+        return plain["value"].to(plain["type"])
+    if kind == _ARRAY:
+        return plain["value"].numpy()
+    if kind == _GENERATOR:
+        import numpy
+
+        generator = numpy.random.RandomState()
+        rng.set_numpy_state(generator, plain["value"])
+        return generator
+    return {key: _restored_value(value) for key, value in plain.items()}
+
+
+def _skip_a_step(state: Any) -> None:
+    """Let a restored PowerSGDState compress nothing in its first step.
+
+    Its errors belong to buckets of gradients. Until its first backward pass, DistributedDataParallel has other buckets
+    than it had when these were saved, or has the parameters in another order in them.
+    """
+    if state.iter >= state.start_powerSGD_iter and (state.error_dict or state.p_memory_dict):
+        state.iter = state.start_powerSGD_iter - 1
+
+
+# Importing it compiles a dozen optimizers: only scripts that use it have done so.
+_MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
+
+
+def is_zero(optimizer: object) -> TypeGuard[ZeroRedundancyOptimizer]:
+    """Whether this is a ZeroRedundancyOptimizer."""
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
+def check_zero(name: str, optimizer: ZeroRedundancyOptimizer, *, registered: bool) -> None:
+    """Raise TypeError if the state of the ``optimizer`` called ``name`` cannot be saved.
+
+    ``registered``: whether all of its parameters are in registered modules.
+    """
+    if not registered:
+        raise TypeError(f"{name!r} (ZeroRedundancyOptimizer) needs names for its parameters: register the module too")
+    if overlaps_with_ddp(optimizer):
+        raise TypeError(
+            f"{name!r} (ZeroRedundancyOptimizer) cannot be restored with overlap_with_ddp=True, since "
+            "DistributedDataParallel then creates its state only after a few steps; leave that out"
+        )
+
+
+def zero_has_begun(optimizer: ZeroRedundancyOptimizer) -> bool:
+    """Whether it has a state, as far as this rank has any of its parameters."""
+    return bool(optimizer.optim.state) or not any(group["params"] for group in optimizer.optim.param_groups)
+
+
+def zero_states(optimizer: ZeroRedundancyOptimizer, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the state of each parameter of this rank's share. ``names``: of parameters, by id."""
+    for parameter, state in optimizer.optim.state.items():
+        yield names[id(parameter)], state
+
+
+def zero_groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """The options of the zero_groups of all parameters, with the names of these."""
+    return [
+        {**group_options(group), "params": [names[id(parameter)] for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+
+
+def zero_own_names(optimizer: ZeroRedundancyOptimizer, names: Mapping[int, str]) -> Iterable[str]:
+    """The names of the parameters of this rank's share."""
+    return (names[id(parameter)] for group in optimizer.optim.param_groups for parameter in group["params"])
+
+
+def load_zero(
+    optimizer: ZeroRedundancyOptimizer,
+    names: Mapping[int, str],
+    saved: Mapping[str, Mapping[str, Any]],
+    saved_groups: Sequence[Mapping[str, Any]],
+) -> None:
+    """Restore the ``optimizer``, whose parameters have these ``names``, by id.
+
+    It gets the ``saved`` zero_states, by parameter, and the options of ``saved_groups``.
+    Raises CheckpointError if a group of the script's is not in ``saved_groups``.
+    """
+    for group, inner in zip(optimizer.param_groups, optimizer.optim.param_groups, strict=True):
+        saved_options = find_options((names[id(parameter)] for parameter in group["params"]), saved_groups)
+        if saved_options is None:
+            raise CheckpointError("it has no parameter of one of the optimizer's zero_groups")
+        group.update(saved_options)
+        inner.update(saved_options)
+    # The positions of parameters in the state_dict of an optimizer: in their order in its zero_groups.
+    own = [names[id(parameter)] for group in optimizer.optim.param_groups for parameter in group["params"]]
+    plain = optimizer.optim.state_dict()
+    plain["state"] = {position: dict(saved[name]) for position, name in enumerate(own) if name in saved}
+    optimizer.optim.load_state_dict(plain)
+
 
 # Objects that are the same on all ranks, like modules: only rank 0's state is saved.
 _SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
@@ -95,8 +302,8 @@ class Objects:
             if isinstance(obj, torch.optim.Optimizer) and _is_of(obj, parameters)
         }
         for name, obj in self._all.items():
-            if zero_optimizer.is_zero(obj):
-                zero_optimizer.check_zero(name, obj, registered=name in self._optimizers)
+            if is_zero(obj):
+                check_zero(name, obj, registered=name in self._optimizers)
 
     def kinds(self) -> dict[str, dict[str, Any]]:
         """The kind of each object, and whether its state is saved per rank, for the manifest."""
@@ -118,7 +325,7 @@ class Objects:
     def have_begun(self) -> bool:
         """Whether all optimizers have a state, as they do after a step; a plain SGD never has one."""
         return all(
-            zero_optimizer.zero_has_begun(optimizer) if zero_optimizer.is_zero(optimizer) else optimizer.state
+            zero_has_begun(optimizer) if is_zero(optimizer) else optimizer.state
             for optimizer in self._optimizers.values()
         )
 
@@ -172,9 +379,9 @@ class Objects:
         for name, optimizer in self._optimizers.items():
             if OPTIONS in shared[name]:
                 continue
-            if zero_optimizer.is_zero(optimizer):
+            if is_zero(optimizer):
                 # The states of this rank's share of the parameters.
-                own = set(zero_optimizer.own_names(optimizer, self._names()))
+                own = set(zero_own_names(optimizer, self._names()))
                 state.tensors.update(index.empty(each for each in index.shapes() if _parameter_of(name, each) in own))
             else:
                 self._capture_state(state, name, optimizer)
@@ -186,17 +393,17 @@ class Objects:
                 self._put(state, name.partition(".")[0], name, value)
 
     def _capture_optimizer(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
-        if zero_optimizer.is_zero(optimizer):
+        if is_zero(optimizer):
             names = self._names()
-            state.shared[name] = {GROUPS: zero_optimizer.groups(optimizer, names)}
-            for parameter, values in zero_optimizer.states(optimizer, names):
+            state.shared[name] = {GROUPS: zero_groups(optimizer, names)}
+            for parameter, values in zero_states(optimizer, names):
                 self._put_state(state, name, parameter, values)
         elif optimizer.state:
             self._capture_state(state, name, optimizer)
         else:
             refuse_lost(name, optimizer, {})
             # To create the state, torch would make an optimizer step, which would then count as one.
-            state.shared[name] = {OPTIONS: zero_optimizer.groups(optimizer, self._names())}
+            state.shared[name] = {OPTIONS: zero_groups(optimizer, self._names())}
 
     def _capture_state(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
         with own_methods(optimizer):
@@ -248,8 +455,8 @@ class Objects:
     ) -> None:
         if OPTIONS in shared:
             self._set_options(name, optimizer, shared[OPTIONS])
-        elif zero_optimizer.is_zero(optimizer):
-            zero_optimizer.load_zero(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
+        elif is_zero(optimizer):
+            load_zero(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
         else:
             names = self._names()
             for group in optimizer.param_groups:

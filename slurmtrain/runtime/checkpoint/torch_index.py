@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.pickles import Global, Inert, as_step, read_plain
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import Global, Inert, as_step, read_plain
 from slurmtrain.runtime.job.torch_private import memory_formats, storage_info_class
 from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.owned_files import open_readable, read_readable
@@ -67,7 +67,7 @@ class Index:
     def __init__(self, directory: Path) -> None:
         """Read the index in ``directory``. Raises CheckpointError if it is missing or cannot be read safely."""
         self.directory = directory
-        self.metadata = _read(directory / INDEX)
+        self.metadata = _read_index(directory / INDEX)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors, by name."""
@@ -102,14 +102,14 @@ class Index:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             dcp.load(
                 tensors,
-                storage_reader=_Reader(self.directory, self.metadata),
+                storage_reader=_IndexedReader(self.directory, self.metadata),
                 planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=group,
                 no_dist=group is None,
             )
 
 
-class _Reader(FileSystemReader):
+class _IndexedReader(FileSystemReader):
     """Reads tensors using an index that has already been read."""
 
     def __init__(self, directory: Path, metadata: Metadata) -> None:
@@ -123,7 +123,7 @@ class _Reader(FileSystemReader):
         return self._metadata
 
 
-def _read(path: Path) -> Metadata:
+def _read_index(path: Path) -> Metadata:
     try:
         content = read_readable(path)
     except OSError as error:
@@ -159,7 +159,7 @@ def _attribute_of_torch(name: str) -> Any:
 
 def _index(plain: Any) -> Metadata:
     """The parts of an index that reading needs."""
-    state = _state(plain, Metadata)
+    state = _state_of(plain, Metadata)
     stored, placed = state["state_dict_metadata"], state["storage_data"]
     if not isinstance(stored, dict) or not isinstance(placed, dict):
         raise TypeError("it has something else than a dictionary")
@@ -190,7 +190,7 @@ def _is_whole(*numbers: Any) -> bool:
     return all(as_step(number) is not None for number in numbers)
 
 
-def _state(plain: Any, named: type) -> dict[str, Any]:
+def _state_of(plain: Any, named: type) -> dict[str, Any]:
     """The attributes of an instance of a dataclass."""
     if not isinstance(plain, Inert) or plain.made_by != _name_of(named) or plain.arguments:
         raise ValueError(f"it has something else than a {named.__name__}")
@@ -214,7 +214,7 @@ def _real(plain: Any) -> Any:
         return plain
     named = _DATACLASSES.get(plain.made_by)
     if named is not None:
-        return named(**{name: _real(value) for name, value in _state(plain, named).items()})
+        return named(**{name: _real(value) for name, value in _state_of(plain, named).items()})
     if plain.made_by == _PROPERTIES:
         properties: Any = TensorProperties()
         # Its own inverse of how it is pickled, since memory formats cannot be.

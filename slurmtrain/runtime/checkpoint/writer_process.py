@@ -40,7 +40,7 @@ FENCED = "another attempt has taken over this run; nothing was published"
 DELETED = "the run's directory was deleted; nothing was published"
 
 
-def main(arguments: list[str]) -> None:
+def serve_rank(arguments: list[str]) -> None:
     """Execute orders until the rank closes its end; ``arguments`` are the two file descriptors."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
         "populate": memory.populate,
         "write": memory.write,
         "publish": publish,
-        "prune": prune,
+        "prune": prune_as_ordered,
     }
     with socket.socket(fileno=int(arguments[1])) as rank, contextlib.suppress(BrokenPipeError, ConnectionError):
         for line in rank.makefile("rb"):
@@ -88,11 +88,11 @@ class _Memory:
         make_directory(path.parent)
         began = time.monotonic()
         with mmap.mmap(self._handle, size, prot=mmap.PROT_READ) as memory:
-            digest = _write(path, memory)
+            digest = _write_hashed(path, memory)
         return {"bytes": size, "xxh3_128": digest, "seconds": time.monotonic() - began}
 
 
-def _write(path: Path, content: mmap.mmap | bytes) -> str:
+def _write_hashed(path: Path, content: mmap.mmap | bytes) -> str:
     """Write a file, durably; returns its hash."""
     hasher = checkpoint_files.new_hasher()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -123,7 +123,7 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
         names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
         name, content = order["index"]
         index = base64.b64decode(content)
-        names[name] = len(index), _write(staging.path / name, index)
+        names[name] = len(index), _write_hashed(staging.path / name, index)
         manifest = checkpoint_files.Manifest(
             **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
         )
@@ -132,7 +132,7 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
         _call_oneself(_NAME)
 
 
-def prune(order: Mapping[str, Any]) -> dict[str, Any]:
+def prune_as_ordered(order: Mapping[str, Any]) -> dict[str, Any]:
     """If this attempt holds the lease, delete what the policy does not keep, and finish interrupted deletions.
 
     ``missing`` in the order: stop once this many bytes have been freed.
@@ -144,11 +144,11 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
     checkpoint_files.empty_trash(checkpoints)
     missing = order.get("missing")
     pruned = []
-    for checkpoint in checkpoint_files.disposable(checkpoints, keep_of(order["keep"])):
+    for checkpoint in checkpoint_files.disposable_checkpoints(checkpoints, keep_of(order["keep"])):
         if missing is not None and missing <= 0:
             break
         with contextlib.suppress(FileNotFoundError):
-            checkpoint_files.delete(checkpoint.path)
+            checkpoint_files.delete_checkpoint(checkpoint.path)
             pruned.append(
                 {
                     "path": checkpoint_files.relative_path(checkpoint.path),
@@ -173,4 +173,4 @@ def _call_oneself(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve_rank(sys.argv[1:])

@@ -1,6 +1,12 @@
 """The strategy of a session: it distributes models and their optimizers, and knows whether the script has done so.
 
-Whole replicas are here and in ``replicated``; what needs a mesh of ranks, such as shards, is a plug-in.
+Whole replicas are here: one in each process (torch's DistributedDataParallel), or one on each GPU of a single process
+(DataParallel); what needs a mesh of ranks, such as shards, is a plug-in.
+
+DistributedDataParallel begins with buckets of its own, and makes others after its first backward pass, by the order of
+its gradients. A run that goes on from a checkpoint would then reduce its first step in other buckets than a run that
+has never stopped, so that with three ranks or more sums differ in the last place. Hence the final buckets are made at
+once, by the reverse of the order of the model's parameters, which is about the order of the backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from slurmtrain.errors import DataError, StrategyError
 from slurmtrain.model.experiment.strategy import (
+    BF16,
     DDP,
     DP,
     FP16,
@@ -33,10 +42,133 @@ from slurmtrain.model.experiment.strategy import (
 from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
-from slurmtrain.runtime.strategies import replicated
-from slurmtrain.runtime.strategies.forward import DTYPES, compute_in, hardware_of, recompute
-from slurmtrain.runtime.strategies.gradients import Gradients, LossOf, LossScaler, clip_grad_norm_
+from slurmtrain.runtime.strategies.passes import (
+    DTYPES,
+    Gradients,
+    LossOf,
+    LossScaler,
+    clip_grad_norm_,
+    compute_in,
+    hardware_of,
+    recompute,
+)
 from slurmtrain.system.plugins import STRATEGIES, load_plugin
+
+
+class CommHook(ABC):
+    """A communication hook that a plug-in has: how DistributedDataParallel reduces gradients."""
+
+    is_settled = False
+    """Whether the replica has its final buckets; before that, nothing is reduced."""
+
+    @abstractmethod
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The future mean over ranks of the gradients in a ``bucket``."""
+
+
+def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int) -> tuple[nn.Module, CommHook | None]:
+    """The ``model`` on the device of these ``ranks``, in DistributedDataParallel with the options of ``spec``.
+
+    With a single process, or without a parameter to train, there is nothing to reduce, and it stays as it is. This rank
+    is on the given ``node``.
+
+    Returns:
+        The model, and its communication hook if a plug-in has that.
+
+    Raises:
+        StrategyError: The hook cannot compress the gradients of the model, or does not suit the nodes.
+    """
+    model = model.to(ranks.device)
+    if ranks.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+        return model, None
+    hook: CommHook | None = None
+    if spec.hook is not None and spec.hook not in _CASTS:
+        hook = load_plugin(STRATEGIES, spec.hook)(model, spec, ranks, node)
+    replica = DistributedDataParallel(
+        model,
+        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        bucket_cap_mb=spec.bucket_cap_mb,
+        static_graph=spec.static_graph,
+        gradient_as_bucket_view=spec.gradient_as_bucket_view,
+        find_unused_parameters=spec.find_unused_parameters,
+    )
+    if hook is not None:
+        replica.register_comm_hook(hook, _reduce)
+    elif spec.hook in _CASTS:
+        replica.register_comm_hook(None, _CASTS[spec.hook])
+    # With the former it keeps its first buckets, which depend on the model alone; with the latter it takes the first
+    # step as the example of all others, so that there cannot be another one before it.
+    if not (spec.find_unused_parameters or spec.static_graph):
+        _make_buckets(replica)
+    if hook is not None:
+        hook.is_settled = True
+    return replica, hook
+
+
+def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
+    """The ``model``, in DataParallel over the GPUs of these ``ranks``, which must be a single one.
+
+    With a single GPU, and on a CPU, it stays as it is. Raises StrategyError if there are several ranks.
+    """
+    if ranks.world_size > 1:
+        raise StrategyError(f"'strategy: dp' is a single process, and there are {ranks.world_size}: use 'ddp'")
+    model = model.to(ranks.device)
+    if ranks.device.type != "cuda" or torch.cuda.device_count() == 1:
+        return model
+    return DataParallel(model)
+
+
+def completed(value: Tensor) -> Future[Tensor]:
+    """A future that already has its ``value``."""
+    future: Future[Tensor] = Future(devices=[value.device] if value.device.type == "cuda" else None)
+    future.set_result(value)
+    return future
+
+
+# DistributedDataParallel refuses annotations that are texts, as in this module; and torch's own bf16_compress_hook, by
+# its name, where there is no NCCL, though gloo can reduce bfloat16.
+def _reduce(hook, bucket):  # type: ignore[no-untyped-def]
+    return hook.reduce(bucket) if hook.is_settled else completed(bucket.buffer())
+
+
+def _compress_by(name):  # type: ignore[no-untyped-def]
+    def compress(state, bucket):  # type: ignore[no-untyped-def]
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        return getattr(default_hooks, name)(state, bucket)
+
+    return compress
+
+
+_CASTS = {BF16: _compress_by("bf16_compress_hook"), FP16: _compress_by("fp16_compress_hook")}  # type: ignore[no-untyped-call]
+
+
+def _make_buckets(replica: DistributedDataParallel) -> None:
+    """Let a ``replica`` make its final buckets, by a backward pass that has all gradients in reverse order.
+
+    Call it on all ranks.
+    """
+    module = replica.module
+    replica.module = _Sum(module)
+    try:
+        replica().backward()
+    finally:
+        replica.module = module
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+class _Sum(nn.Module):
+    """The sum of all parameters of a module. Autograd goes through its terms in reverse order."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = module
+
+    def forward(self) -> Tensor:
+        """The sum."""
+        terms = [parameter.sum().float() for parameter in self.inner.parameters() if parameter.requires_grad]
+        return torch.stack(terms).sum()
 
 
 class Pipeline(ABC):
@@ -112,7 +244,7 @@ class Strategy:
         # The parameters of the models, whose gradients a step computes.
         self._parameters: list[weakref.ref[nn.Parameter]] = []
         # Communication hooks with a state.
-        self._hooks: list[replicated.CommHook] = []
+        self._hooks: list[CommHook] = []
         self._optimizers = 0
         precision, (name, has_bf16) = self._spec.mixed_precision, hardware or hardware_of(ranks.device)
         self._precision = precision_on(precision, name, has_bf16=has_bf16)
@@ -147,15 +279,15 @@ class Strategy:
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """The ``model``, distributed. Call it on all ranks. Raises StrategyError."""
-        _check(model)
+        _check_plain(model)
         self._models += 1
         if self._spec.name == DP:
-            return replicated.on_all_gpus(model, self._ranks)
+            return on_all_gpus(model, self._ranks)
         if not self._spec.is_sharded:
             recompute(model, self._spec.activation_checkpointing)
             if self._precision != FP32:
                 compute_in(model, DTYPES[self._precision], self._ranks.device)
-            replica, hook = replicated.replicate(model, self._spec, self._ranks, self._node)
+            replica, hook = replicate(model, self._spec, self._ranks, self._node)
             if hook is not None and hasattr(hook, "state_dict"):
                 self._hooks.append(hook)
             self._parameters += map(weakref.ref, replica.parameters())
@@ -344,7 +476,7 @@ def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
                 module.reshard()  # type: ignore[operator]
 
 
-def _check(model: nn.Module) -> None:
+def _check_plain(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
         raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")

@@ -57,7 +57,7 @@ class ChildGuard:
         util.register_after_fork(self, ChildGuard._guard_fork)
         _guards.add(self)
         _watch_starts()
-        _config()[_CONFIG_KEY] = _PickledGuard(self._rank, loaders_only=loaders_only)
+        _inherited_config()[_CONFIG_KEY] = _PickledGuard(self._rank, loaders_only=loaders_only)
 
     def _guard_fork(self) -> None:
         """Guard a child, in its only thread, which has the signals blocked; so will all that it starts later."""
@@ -65,7 +65,7 @@ class ChildGuard:
             if not all(guard._loaders_only for guard in _guards):
                 return  # another guard of this process is for all children
             if not _is_loader():
-                _unblock_child()
+                _unblock(always=True)
                 return
         _mask.before = None
         self.guard_process(os.getppid())
@@ -78,15 +78,14 @@ class ChildGuard:
         if signal.getsignal(_POKE) == signal.SIG_DFL:
             signal.signal(_POKE, lambda *_: None)
         senders = (parent, self._rank, os.getpid())
-        threading.Thread(target=_take, args=(senders,), name="slurmtrain-guard", daemon=True).start()
 
+        def take() -> None:
+            while True:
+                info = signal.sigwaitinfo(GUARDED)
+                if info.si_pid in senders:
+                    _act(signal.Signals(info.si_signo))
 
-def _take(senders: tuple[int, ...]) -> None:
-    """Receive the signals of this process, and act on signals that one of these ``senders`` has sent."""
-    while True:
-        info = signal.sigwaitinfo(GUARDED)
-        if info.si_pid in senders:
-            _act(signal.Signals(info.si_signo))
+        threading.Thread(target=take, name="slurmtrain-guard", daemon=True).start()
 
 
 def _act(number: signal.Signals) -> None:
@@ -145,7 +144,7 @@ def _received(parent: int, rank: int, loaders_only: bool = False) -> _PickledGua
     return _PickledGuard(rank, loaders_only=loaders_only)
 
 
-def _config() -> dict[str, Any]:
+def _inherited_config() -> dict[str, Any]:
     """What multiprocessing copies to every process that this one starts (BaseProcess._config, as in Python 3.11)."""
     config: dict[str, Any] = vars(current_process()).get("_config", {})
     return config
@@ -193,16 +192,10 @@ def _block() -> None:
         _mask.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED))
 
 
-def _unblock_child() -> None:
-    """Let a child that is not guarded have the signals again, as they were before it was started."""
+def _unblock(*, always: bool = False) -> None:
+    """Let this thread have the signals again as before the fork, or ``always`` if it did not block them then."""
     before, _mask.before = _mask.before, None
     if before is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    else:
+    elif always:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED)
-
-
-def _unblock() -> None:
-    before, _mask.before = _mask.before, None
-    if before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

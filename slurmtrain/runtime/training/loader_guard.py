@@ -30,7 +30,14 @@ def guard_loaders() -> None:
     if "SLURMTRAIN_ATTEMPT_DIR" not in os.environ:
         return
     if "SLURMTRAIN_SEED" in os.environ or "SLURMTRAIN_DETERMINISTIC" in os.environ:
-        _make_repeatable()
+        # As the session does for the spec's 'seed' and 'deterministic'.
+        try:
+            from slurmtrain.runtime.checkpoint.rng import make_repeatable
+            from slurmtrain.runtime.environment.node import this_worker
+
+            make_repeatable(this_worker())
+        except Exception as error:  # noqa: BLE001 (the script's import of torch would fail)
+            print(f"slurmtrain: the script is not repeatable: {error!r}", file=sys.stderr, flush=True)
     # Even a child that is still importing the main module.
     is_child = parent_process() is not None or hasattr(current_process(), "_inheriting")
     if _kept or is_child:
@@ -40,14 +47,3 @@ def guard_loaders() -> None:
         from slurmtrain.runtime.training.child_signals import ChildGuard
 
         _kept.append(ChildGuard(loaders_only=True))
-
-
-def _make_repeatable() -> None:
-    """Do what the session would do for the spec's ``seed`` and ``deterministic``. Never raises."""
-    try:
-        from slurmtrain.runtime.environment.node import this_worker
-        from slurmtrain.runtime.training.repeatable import make_repeatable
-
-        make_repeatable(this_worker())
-    except Exception as error:  # noqa: BLE001 (the script's import of torch would fail)
-        print(f"slurmtrain: the script is not repeatable: {error!r}", file=sys.stderr, flush=True)

@@ -13,11 +13,11 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.run.events.rank_events import RankMeasured, SharesChosen, TrainingStarted
 from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.rng import share_random_numbers
 from slurmtrain.runtime.environment.node import Worker
-from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, log
+from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, logger
+from slurmtrain.runtime.training.module_watch import StepTime, SynchronyWatch
 from slurmtrain.runtime.training.parallel import ParallelTraining
-from slurmtrain.runtime.training.repeatable import share_random_numbers
-from slurmtrain.runtime.training.step_time import StepTime
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.training.loader import Loader
-    from slurmtrain.runtime.training.synchrony import SynchronyWatch
 
 T = TypeVar("T")
 
@@ -101,7 +100,9 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         if self._balancer is not None:
             self._balancer.watch(self._strategy.replicated_parameters())
             self._balancer.repeat(self.step)
-        self._watch_synchrony()
+        if self._ranks.world_size > 1 and self._registered:
+            journal = self._journal if self.rank == 0 else None
+            self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
         self._beat(Phase.FIRST)
         self._shares.begin_steps(are_loaded=loader is not None)
         try:
@@ -221,13 +222,6 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         if agreed.stop and self.step < self._total:
             self._stop()
 
-    def _watch_synchrony(self) -> None:
-        if self._ranks.world_size > 1 and self._registered:
-            from slurmtrain.runtime.training.synchrony import SynchronyWatch
-
-            journal = self._journal if self.rank == 0 else None
-            self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
-
     def _note_shares(self, chosen: SharesChosen | None) -> None:
         if chosen is not None:
             self._write_first(chosen)
@@ -262,7 +256,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         self._samples = self._shares.samples
         self._journal_stop()
         if self.rank == 0 and reason is None:
-            log.info("stopped after step %d", self.step)
+            logger.info("stopped after step %d", self.step)
         raise SystemExit(STOPPED)
 
     def _measured(self) -> RankMeasured:

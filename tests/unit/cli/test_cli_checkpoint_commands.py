@@ -191,7 +191,7 @@ def test_what_cannot_be_deleted_makes_a_one(run: RunDir, monkeypatch: pytest.Mon
     def refuse(_: Path) -> None:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(checkpoint_files, "delete", refuse)
+    monkeypatch.setattr(checkpoint_files, "delete_checkpoint", refuse)
     result = call(prune, run)
     assert result.return_value == 1
     assert f"warning: {run.checkpoints / 'step-10'} cannot be deleted: permission denied\n" in result.stderr

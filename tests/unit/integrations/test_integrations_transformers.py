@@ -112,9 +112,9 @@ def test_a_trainer_that_does_not_train_on_all_ranks_is_refused(rank: OneRank) ->
 
 
 def test_outside_a_job_the_callback_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from slurmtrain.runtime.training import progress
+    from slurmtrain.runtime.training import loop
 
-    progress.current.cache_clear()
+    loop.current.cache_clear()
     monkeypatch.chdir(tmp_path)
     trainer = Caller(world_size=2, jit=True)
     assert trainer.callback.resume_from is None
@@ -122,4 +122,4 @@ def test_outside_a_job_the_callback_does_nothing(monkeypatch: pytest.MonkeyPatch
         trainer.call(event)
     assert not trainer.control.should_save
     assert list(tmp_path.iterdir()) == []
-    progress.current.cache_clear()
+    loop.current.cache_clear()

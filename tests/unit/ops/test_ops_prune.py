@@ -82,7 +82,7 @@ def test_damaged_ones_go_when_there_is_a_newer_one(workspace: Workspace, trainin
 def test_one_that_the_run_deletes_first_is_left_to_it(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act_before(monkeypatch, "delete", lambda: delete_first(training, 10))
+    act_before(monkeypatch, "delete_checkpoint", lambda: delete_first(training, 10))
     pruned = prune(workspace, training.id)
     assert (steps_of(pruned), pruned.problems) == ([20], [])
     assert sorted(checkpoint_states(workspace, training)) == [10, 30, 40], "the run journals what it has deleted"
@@ -91,14 +91,14 @@ def test_one_that_the_run_deletes_first_is_left_to_it(
 def test_what_cannot_be_deleted_is_reported_and_stays_listed(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = checkpoint_files.delete
+    delete = checkpoint_files.delete_checkpoint
 
     def refuse(path: Path) -> None:
         if path.name == "step-10":
             raise OSError(errno.EACCES, "Permission denied")
         delete(path)
 
-    monkeypatch.setattr(checkpoint_files, "delete", refuse)
+    monkeypatch.setattr(checkpoint_files, "delete_checkpoint", refuse)
     pruned = prune(workspace, training.id)
     assert pruned.problems == [f"{training.checkpoints / 'step-10'} cannot be deleted: permission denied"]
     assert steps_of(pruned) == [20]
@@ -122,14 +122,14 @@ class Killed(BaseException):
 def test_the_next_prune_journals_what_a_killed_one_could_not(
     workspace: Workspace, ended: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delete = checkpoint_files.delete
+    delete = checkpoint_files.delete_checkpoint
 
     def deadly(path: Path) -> None:
         delete(path)
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "delete", deadly)
+        patch.setattr(checkpoint_files, "delete_checkpoint", deadly)
         with pytest.raises(Killed):
             prune(workspace, ended.id)
     assert on_disk(ended) == ["step-20", "step-30", "step-40"]
@@ -168,7 +168,7 @@ def test_one_that_only_lacks_its_name_is_published_and_known_then(workspace: Wor
 def test_what_a_run_that_trains_is_building_is_left_alone(workspace: Workspace, training: RunDir) -> None:
     (training.checkpoints / ".1.0-step-50").mkdir()
     (training.checkpoints / ".0.9-step-45").mkdir()
-    checkpoint_files.delete(training.checkpoints / "step-10")
+    checkpoint_files.delete_checkpoint(training.checkpoints / "step-10")
     pruned = prune(workspace, training.id)
     assert (pruned.leftovers, steps_of(pruned)) == ([], [20])
     assert on_disk(training) == [".0.9-step-45", ".1.0-step-50", "step-30", "step-40"]

@@ -105,7 +105,7 @@ def test_those_put_aside_are_listed_with_the_reason_and_do_not_count(workspace: 
 def test_one_that_the_run_deletes_meanwhile_is_not_bad(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act_before(monkeypatch, "verify", lambda: delete_first(training, 10))
+    act_before(monkeypatch, "verify_files", lambda: delete_first(training, 10))
     verified = verify(workspace, training.id)
     assert results(verified) == {10: "gone", 20: "good", 30: "good", 40: "good"}
     assert verified.all_good
@@ -120,7 +120,7 @@ def test_one_that_the_run_saves_anew_meanwhile_is_not_bad(
         write_json(path / MANIFEST, replace(checkpoint_files.read_manifest(path), saved_at=5.0).to_json())
         cut(path / FILES[0])
 
-    act_before(monkeypatch, "verify", save_anew)
+    act_before(monkeypatch, "verify_files", save_anew)
     verified = verify(workspace, training.id, step=10)
     assert results(verified) == {10: "gone"}
     assert not verified.all_good, "nothing that is there was found to be good"

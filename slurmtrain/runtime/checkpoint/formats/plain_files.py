@@ -14,17 +14,21 @@ from typing import Any, ClassVar, NamedTuple
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.experiment.checkpoint import step_in_name
 from slurmtrain.runtime.checkpoint.checkpoint_files import hash_file
-from slurmtrain.runtime.checkpoint.formats.pickles import STEP_NAMES, as_step, member, read_plain, step_of
-from slurmtrain.runtime.checkpoint.formats.trees import (
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
     METADATA,
+    STEP_NAMES,
     TORCH_SUFFIXES,
     Contents,
     FileTree,
+    as_step,
     file_problem,
     is_archive,
+    member,
     read_archive,
     read_header,
     read_json_file,
+    read_plain,
+    step_of,
 )
 from slurmtrain.system.owned_files import open_readable, read_readable
 

@@ -13,8 +13,7 @@ from typing import IO, Any, Self
 import torch
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.pickles import Inert
-from slurmtrain.runtime.checkpoint.formats.trees import Contents, is_archive
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, Inert, is_archive
 
 # Lists and dictionaries inside each other: states have a handful.
 _DEEPEST = 64
@@ -107,12 +106,12 @@ def leaves(value: Any, name: str = "", *, tensors_only: bool = False) -> Content
     """
     return {
         at: lambda leaf=leaf: leaf  # type: ignore[misc]
-        for at, leaf in _leaves(value, name)
+        for at, leaf in _walk_values(value, name)
         if isinstance(leaf, torch.Tensor) or not tensors_only
     }
 
 
-def _leaves(value: Any, at: str, depth: int = _DEEPEST) -> Iterator[tuple[str, Any]]:
+def _walk_values(value: Any, at: str, depth: int = _DEEPEST) -> Iterator[tuple[str, Any]]:
     """The tensors and values in ``value``. Raises CheckpointError if it is nested deeper, or contains itself."""
     if depth == 0:
         raise CheckpointError(f"{at[:_SHOWN]}... is nested more than {_DEEPEST} levels deep")
@@ -123,10 +122,10 @@ def _leaves(value: Any, at: str, depth: int = _DEEPEST) -> Iterator[tuple[str, A
         yield at, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{at}.{key}" if at else str(key), depth - 1)
+            yield from _walk_values(item, f"{at}.{key}" if at else str(key), depth - 1)
     elif isinstance(value, list | tuple) and not all(isinstance(item, _PLAIN) for item in value):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{at}.{index}" if at else str(index), depth - 1)
+            yield from _walk_values(item, f"{at}.{index}" if at else str(index), depth - 1)
     elif not _is_volatile(last, value):
         yield at, value
 

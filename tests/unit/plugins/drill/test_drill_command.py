@@ -53,7 +53,7 @@ def call(
             options.append(drill_options)
         return report
 
-    monkeypatch.setattr(module, "drill", drill)
+    monkeypatch.setattr(module, "run_drill", drill)
     # This process goes on afterwards, with other tests.
     monkeypatch.setattr(cli, "collect_rarely", lambda: None)
     monkeypatch.setattr(cli, "leave_quickly", lambda: None)

@@ -12,7 +12,7 @@ from helpers.checkpoints import end_run, make_checkpoints, make_run, small_objec
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.differences import _differing, compare_checkpoints
+from slurmtrain.plugins.drill.differences import _differing_paths, compare_checkpoints
 
 
 def two_runs(workspace: Workspace, tmp_path: Path, change: float = 0.0, step: int = 10) -> tuple[Run, Run]:
@@ -132,8 +132,8 @@ def test_a_checkpoint_with_whole_objects_cannot_be_compared(workspace: Workspace
 
 def test_a_difference_in_the_objects_of_a_rank_is_given_with_its_path() -> None:
     state = {"cursor": [1, float("nan")], "mean": torch.zeros(2)}
-    assert list(_differing(state, {"cursor": [1, float("nan")], "mean": torch.zeros(2)}, "x")) == []
-    assert list(_differing(state, {"cursor": [2, float("nan")], "mean": torch.ones(2)}, "x")) == [
+    assert list(_differing_paths(state, {"cursor": [1, float("nan")], "mean": torch.zeros(2)}, "x")) == []
+    assert list(_differing_paths(state, {"cursor": [2, float("nan")], "mean": torch.ones(2)}, "x")) == [
         "x.cursor.0",
         "x.mean",
     ]

@@ -21,7 +21,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill import faults
-from slurmtrain.plugins.drill.saves import SaveWatch
+from slurmtrain.plugins.drill.faults import SaveWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process, identify
 

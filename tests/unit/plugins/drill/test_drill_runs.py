@@ -12,7 +12,7 @@ import yaml
 from slurmtrain.errors import UserError
 from slurmtrain.model.experiment.values import NAME_LIMIT
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.drill_runs import DrillOptions, _DrillPlan, drill
+from slurmtrain.plugins.drill.drill_runs import DrillOptions, _DrillPlan, run_drill
 
 
 def options(tmp_path: Path, **keys: Any) -> DrillOptions:
@@ -32,7 +32,7 @@ def test_a_spec_that_cannot_be_drilled_is_refused_and_nothing_is_created(
     workspace: Workspace, tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        drill(workspace, options(tmp_path, **keys), lambda _: None, lambda _: None)
+        run_drill(workspace, options(tmp_path, **keys), lambda _: None, lambda _: None)
     assert message in str(refused.value)
     assert not workspace.root.path.exists()
 

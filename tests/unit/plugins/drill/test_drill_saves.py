@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.plugins.drill.saves import OwnCheckpoints, SaveWatch
+from slurmtrain.plugins.drill.faults import OwnCheckpoints, SaveWatch
 from slurmtrain.runtime.checkpoint.external import Search
 
 

@@ -19,11 +19,10 @@ from slurmtrain.model.batches import equal_shares
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.model.interruption.recorded_shares import RecordedShares
 from slurmtrain.model.run.events.rank_events import SharesChosen
-from slurmtrain.plugins.mixed.balancer import Balancer, ComputeTime, SampleMemory
+from slurmtrain.plugins.mixed import Balancer, ComputeTime, SampleMemory
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy_interface import Strategy
-from slurmtrain.runtime.training.parallel import ParallelTraining
-from slurmtrain.runtime.training.shares import Shares
+from slurmtrain.runtime.training.parallel import ParallelTraining, Shares
 
 BATCH = 24
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.plugins.mixed.speeds import (
+from slurmtrain.plugins.mixed import (
     LEAST_TIMES,
     Pace,
     ShareAdvice,

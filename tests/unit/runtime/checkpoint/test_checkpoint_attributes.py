@@ -18,7 +18,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.attributes import Attributes
+from slurmtrain.runtime.checkpoint.state_dicts import Attributes
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # Together the two layers take more than the first bucket of gradients may have, in MB.

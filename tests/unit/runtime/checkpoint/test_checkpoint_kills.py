@@ -240,4 +240,4 @@ def test_what_two_ranks_leave_when_one_is_killed_is_whole(
     assert step == (2 if effect == "os.rename" else 1)
     for path in checkpoint_files.published(tmp_path / "checkpoints"):
         manifest = checkpoint_files.read_manifest(path)
-        checkpoint_files.verify(path, manifest, manifest.files)
+        checkpoint_files.verify_files(path, manifest, manifest.files)

@@ -43,7 +43,7 @@ def index_of(directory: Path) -> Metadata:
 @pytest.fixture
 def target(run: Path) -> Path:
     """A checkpoint, with no other to fall back to."""
-    checkpoint_files.delete(run / "checkpoints" / "step-1")
+    checkpoint_files.delete_checkpoint(run / "checkpoints" / "step-1")
     return run / "checkpoints" / "step-2"
 
 

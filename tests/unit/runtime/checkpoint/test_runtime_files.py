@@ -79,7 +79,7 @@ def test_a_manifest_says_what_was_written(checkpoints: Path) -> None:
     described = manifest.describe(path)
     assert (described["step"], described["path"], described["bytes"]) == (5, "checkpoints/step-5", 31)
     assert (described["seconds"], described["stall_s"]) == (1.5, 0.25)
-    checkpoint_files.verify(path, manifest, manifest.files)
+    checkpoint_files.verify_files(path, manifest, manifest.files)
 
 
 def test_until_it_is_published_a_checkpoint_is_not_there(checkpoints: Path) -> None:
@@ -131,7 +131,7 @@ def test_publishing_a_step_again_replaces_it(checkpoints: Path) -> None:
     path = publish(checkpoints, 5, b"new", attempt="4711.1")
     assert (path / "__0_0.distcp").read_bytes() == b"new__0_0.distcp"
     manifest = checkpoint_files.read_manifest(path)
-    checkpoint_files.verify(path, manifest, manifest.files)
+    checkpoint_files.verify_files(path, manifest, manifest.files)
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
 
 
@@ -149,7 +149,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(
         staging.publish(manifest_of(5, {}))
     staging.discard()
     [path] = checkpoint_files.published(checkpoints)
-    checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
+    checkpoint_files.verify_files(path, checkpoint_files.read_manifest(path), NAMES)
     assert (path / "__0_0.distcp").read_bytes() == b"old__0_0.distcp"
 
 
@@ -159,16 +159,16 @@ def test_a_changed_byte_is_found_by_its_hash_alone(checkpoints: Path) -> None:
     content = bytearray((path / NAMES[0]).read_bytes())
     content[2] ^= 1
     (path / NAMES[0]).write_bytes(content)
-    checkpoint_files.verify(path, manifest, [NAMES[1]])
-    checkpoint_files.verify(path, manifest, NAMES, hashes=False)
+    checkpoint_files.verify_files(path, manifest, [NAMES[1]])
+    checkpoint_files.verify_files(path, manifest, NAMES, hashes=False)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is not what was written"):
-        checkpoint_files.verify(path, manifest, NAMES)
+        checkpoint_files.verify_files(path, manifest, NAMES)
     os.truncate(path / NAMES[0], 4)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, its manifest says 17"):
-        checkpoint_files.verify(path, manifest, NAMES, hashes=False)
+        checkpoint_files.verify_files(path, manifest, NAMES, hashes=False)
     (path / NAMES[0]).unlink()
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):
-        checkpoint_files.verify(path, manifest, NAMES, hashes=False)
+        checkpoint_files.verify_files(path, manifest, NAMES, hashes=False)
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(
@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(
 
     monkeypatch.setattr(checkpoint_files, "hash_file", fail)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
-        checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
+        checkpoint_files.verify_files(path, checkpoint_files.read_manifest(path), NAMES)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\x00" * 64])
@@ -228,7 +228,7 @@ def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, m
 
 
 def gone(checkpoints: Path, keep: KeepSpec) -> list[str]:
-    return [each.path.name for each in checkpoint_files.disposable(checkpoints, keep)]
+    return [each.path.name for each in checkpoint_files.disposable_checkpoints(checkpoints, keep)]
 
 
 def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: Path) -> None:
@@ -239,7 +239,7 @@ def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: P
     assert gone(checkpoints, KeepSpec(last=1, every_steps=10)) == ["step-1", "step-2"]
     assert gone(checkpoints, KeepSpec(last=9)) == []
     assert gone(checkpoints, KeepSpec(last=1))[-1] == "step-10"
-    assert [each.bytes for each in checkpoint_files.disposable(checkpoints, KeepSpec(last=3))] == [35]
+    assert [each.bytes for each in checkpoint_files.disposable_checkpoints(checkpoints, KeepSpec(last=3))] == [35]
 
 
 def test_a_damaged_checkpoint_goes_first_once_there_is_a_newer_one(checkpoints: Path) -> None:
@@ -260,10 +260,10 @@ def test_two_damaged_checkpoints_of_one_step_are_both_put_aside(checkpoints: Pat
 
 def test_what_is_deleted_is_gone_and_deleting_it_again_says_so(checkpoints: Path) -> None:
     path = publish(checkpoints, 5)
-    checkpoint_files.delete(path)
+    checkpoint_files.delete_checkpoint(path)
     assert list(checkpoints.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        checkpoint_files.delete(path)
+        checkpoint_files.delete_checkpoint(path)
 
 
 def test_what_dead_attempts_left_is_swept_and_nothing_else(checkpoints: Path) -> None:
@@ -285,5 +285,5 @@ def test_sweeping_publishes_what_only_lacks_its_name(checkpoints: Path) -> None:
     checkpoint_files.sweep(checkpoints, "4711.1")
     assert sorted(entry.name for entry in checkpoints.iterdir()) == ["step-1", "step-2"]
     for path in checkpoint_files.published(checkpoints):
-        checkpoint_files.verify(path, checkpoint_files.read_manifest(path), NAMES)
+        checkpoint_files.verify_files(path, checkpoint_files.read_manifest(path), NAMES)
     assert (checkpoints / "step-1" / NAMES[0]).read_bytes().startswith(b"weights")

@@ -16,7 +16,7 @@ import pytest
 from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import checkpoint_files
-from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
+from slurmtrain.runtime.checkpoint.saver import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, keep_of
 from slurmtrain.system.files import make_directory, write_json

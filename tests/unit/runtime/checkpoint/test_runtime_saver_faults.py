@@ -253,7 +253,7 @@ def test_one_ranks_writer_that_is_killed_fails_at_most_one_save_on_both(
     assert listed(tmp_path) == expected
     for path in checkpoint_files.published(tmp_path / "checkpoints"):
         manifest = checkpoint_files.read_manifest(path)
-        checkpoint_files.verify(path, manifest, manifest.files)
+        checkpoint_files.verify_files(path, manifest, manifest.files)
 
 
 def test_a_writer_works_in_a_process_with_many_open_files(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from slurmtrain.model.interruption.interval import InterruptionStats, SaveReason
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.checkpoint import checkpointer
 from slurmtrain.runtime.checkpoint.checkpointer import Schedule
-from slurmtrain.runtime.checkpoint.publisher import Save
+from slurmtrain.runtime.checkpoint.saver import Save
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
 

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 from slurmtrain.errors import CheckpointError, DataError
-from slurmtrain.runtime.training.loader import Loader, Loaders
-from slurmtrain.runtime.training.samples import OwnBatch, RepeatableDataset
-from slurmtrain.runtime.training.shares import Shares
+from slurmtrain.runtime.training.loader import Loader, Loaders, OwnBatch, RepeatableDataset
+from slurmtrain.runtime.training.parallel import Shares
 
 CPU = torch.device("cpu")
 LENGTH = 23

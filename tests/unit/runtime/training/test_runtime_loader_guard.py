@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[4]
 @pytest.fixture(autouse=True)
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loader_guard, "_kept", [])
-    monkeypatch.setattr("slurmtrain.runtime.training.child_signals._config", dict)
+    monkeypatch.setattr("slurmtrain.runtime.training.child_signals._inherited_config", dict)
     yield
     loader_guard._kept.clear()
 

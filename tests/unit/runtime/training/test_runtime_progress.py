@@ -25,9 +25,8 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.runtime.environment.node import Worker, this_worker
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training import loop, progress
-from slurmtrain.runtime.training.loop import this_ranked_worker
-from slurmtrain.runtime.training.progress import Loop
+from slurmtrain.runtime.training import loop
+from slurmtrain.runtime.training.loop import Loop, this_ranked_worker
 
 
 @pytest.fixture
@@ -39,9 +38,9 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
 @pytest.fixture
 def _outside() -> Iterator[None]:
     """Make this process forget the loop that an earlier test made."""
-    progress.current.cache_clear()
+    loop.current.cache_clear()
     yield
-    progress.current.cache_clear()
+    loop.current.cache_clear()
 
 
 @pytest.mark.usefixtures("_outside")
@@ -104,7 +103,7 @@ def test_what_is_no_number_of_steps_is_refused(rank: OneRank, step: Any) -> None
 
 
 def test_an_adapter_records_the_numbers_among_what_a_trainer_logs(rank: OneRank) -> None:
-    current = progress.current()
+    current = loop.current()
     current.progress(0)
     current.progress(1)
     current.record({"loss": torch.tensor(2.0), "name": "x", "histogram": torch.ones(3)})
@@ -137,7 +136,7 @@ def test_a_stop_signal_is_answered_once_asked_and_leaving_is_journaled(rank: One
 
 
 def test_handlers_that_a_trainer_has_replaced_are_taken_back(rank: OneRank) -> None:
-    current = progress.current()
+    current = loop.current()
     current.listen()
     own = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -170,7 +169,7 @@ def test_a_forked_child_reports_nothing(rank: OneRank) -> None:
 def test_the_time_of_a_save_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     now = [100.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    current = progress.current()
+    current = loop.current()
     current.progress(0)
     now[0] += 2
     current.progress(1)

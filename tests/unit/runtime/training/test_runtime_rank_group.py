@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from slurmtrain.model.environment.backend import ElectedBackend, RankHardware
 from slurmtrain.model.run.events.rank_events import HardwareCompared
-from slurmtrain.runtime.training.rank_group import describe_rank, exchange, with_backend
+from slurmtrain.runtime.training.session import describe_rank, exchange, with_backend
 
 
 def test_all_ranks_get_the_hardware_of_all_by_rank() -> None:

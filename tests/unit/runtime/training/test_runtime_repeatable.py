@@ -16,10 +16,10 @@ from helpers.ranks import Pair
 
 import slurmtrain
 from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.rng import make_repeatable, name_key, share_random_numbers
 from slurmtrain.runtime.environment.node import this_worker
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training.repeatable import make_repeatable, name_key, share_random_numbers
 
 
 @pytest.fixture(autouse=True)

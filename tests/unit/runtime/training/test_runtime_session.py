@@ -223,7 +223,7 @@ def test_a_seeded_run_that_was_stopped_draws_the_same_numbers_as_one_that_was_no
     start(from_start=True)
     whole = train(4)
     monkeypatch.delenv("SLURMTRAIN_FROM_START")
-    checkpoint_files.delete(checkpoint_files.newest_published(run.checkpoints))
+    checkpoint_files.delete_checkpoint(checkpoint_files.newest_published(run.checkpoints))
     start()
     first = train(2)
     start()

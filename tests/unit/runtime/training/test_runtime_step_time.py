@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from slurmtrain.runtime.training.step_time import StepTime, target_of
+from slurmtrain.runtime.training.module_watch import StepTime, target_of
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training.synchrony import SynchronyWatch
+from slurmtrain.runtime.training.module_watch import SynchronyWatch
 from slurmtrain.system.journal import Journal
 
 STEPS = 40

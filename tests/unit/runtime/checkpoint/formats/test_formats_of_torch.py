@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints
-from slurmtrain.runtime.checkpoint.formats.lookup import read_contents
-from slurmtrain.runtime.checkpoint.formats.pickles import read_plain
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints, read_contents
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import read_plain
 
 WEIGHTS = {"w": torch.arange(6.0), "b": torch.ones(2, 3)}
 

@@ -12,8 +12,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from helpers.rare import THOROUGH
 
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints
-from slurmtrain.runtime.checkpoint.formats.lookup import find_modules, read_contents
+from slurmtrain.runtime.checkpoint.external import (
+    ExternalCheckpoint,
+    Search,
+    find_checkpoints,
+    find_modules,
+    read_contents,
+)
 
 Saved = Callable[..., Path]
 

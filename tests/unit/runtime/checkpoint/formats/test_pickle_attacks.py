@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats import pickles
-from slurmtrain.runtime.checkpoint.formats.pickles import Global, Inert, read_plain
+from slurmtrain.runtime.checkpoint.formats import untrusted_files
+from slurmtrain.runtime.checkpoint.formats.untrusted_files import Global, Inert, read_plain
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -158,14 +158,18 @@ def test_deep_values_are_read_without_recursion() -> None:
 
 
 def test_a_pickle_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "_LIMIT_BYTES", 10)
+    monkeypatch.setattr(untrusted_files, "_MOST_PICKLED", 10)
     with pytest.raises(CheckpointError, match="it has 11 bytes"):
         read_plain(b"N" * 11, "x")
 
 
 def test_every_operation_that_picklers_write_is_known() -> None:
     # Operations of Python 2's own text, of registered extensions, of calls with a mark, and of buffers outside.
-    unknown = {opcode.name for opcode in pickletools.opcodes if ord(opcode.code) not in pickles._Reader.dispatch}
+    unknown = {
+        opcode.name
+        for opcode in pickletools.opcodes
+        if ord(opcode.code) not in untrusted_files._InertUnpickler.dispatch
+    }
     assert unknown == {"STRING", "BINSTRING", "SHORT_BINSTRING", "EXT1", "EXT2", "EXT4", "INST", "OBJ", "LONG4",
                        "NEXT_BUFFER", "READONLY_BUFFER"}  # fmt: skip
 
@@ -174,6 +178,6 @@ def test_no_operation_of_python_that_could_call_or_change_something_is_left() ->
     """Operations that a later Python adds, or changes, must be looked at."""
     own = {pickle.REDUCE, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.BUILD, pickle.DICT, pickle.SETITEM, pickle.SETITEMS,
            pickle.EMPTY_SET, pickle.FROZENSET, pickle.ADDITEMS, pickle.BYTEARRAY8}  # fmt: skip
-    assert pickles._Reader.dispatch.keys() <= {ord(opcode.code) for opcode in pickletools.opcodes}
+    assert untrusted_files._InertUnpickler.dispatch.keys() <= {ord(opcode.code) for opcode in pickletools.opcodes}
     python: Any = pickle._Unpickler  # type: ignore[attr-defined]
-    assert all(pickles._Reader.dispatch[code[0]] is not python.dispatch[code[0]] for code in own)
+    assert all(untrusted_files._InertUnpickler.dispatch[code[0]] is not python.dispatch[code[0]] for code in own)

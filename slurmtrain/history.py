@@ -23,8 +23,7 @@ from zipfile import ZipFile
 from slurmtrain.errors import PathError
 from slurmtrain.model.metrics.columns import Block, MetricColumn
 from slurmtrain.model.metrics.curves import Curve, Segment, SurvivingLine, curves_of, start_of
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_bytes, read_metric_lines
@@ -124,11 +123,16 @@ def read_blocks(
         target = _open_for_writing(stack, path, size, is_new=not any(ends.values())) if is_enough else None
         for each, begin in unread:
             for lines in read_metric_lines(each, begin, length=_PIECE_BYTES):
+                # The last line may not be complete yet.
                 if lines.end <= begin:
                     continue
                 if target is not None:
                     target = _append(target, each, (begin, lines.end), lines.block)
-                result[str(each.metrics_of)].append(_only(lines.block, names))
+                block = lines.block
+                chosen_columns = {
+                    name: column for name, column in block.columns.items() if names is None or name in names
+                }
+                result[str(each.metrics_of)].append(Block(block.steps, block.times, chosen_columns))
                 begin = lines.end
     return result
 
@@ -165,6 +169,7 @@ def _stored(archive: ZipFile) -> dict[str, list[_Stored]]:
 def _fits(blocks: Sequence[_Stored], file: JournalFile) -> bool:
     """Whether the blocks of a metrics file are its lines, without gaps."""
     ends = [0, *(block.end for block in blocks)]
+    # A writer may have been killed between two blocks, and a metrics file may have been replaced.
     if [block.begin for block in blocks] != ends[:-1] or ends[-1] > file.size:
         return False
     return not blocks or _tail(file, ends[-1]) == blocks[-1].tail
@@ -195,12 +200,6 @@ def _load(archive: ZipFile, stored: _Stored, names: Collection[str] | None) -> B
     return Block(steps, read("d", "times"), columns)
 
 
-def _only(block: Block, names: Collection[str] | None) -> Block:
-    if names is None or not block.columns.keys() - set(names):
-        return block
-    return Block(block.steps, block.times, {name: each for name, each in block.columns.items() if name in names})
-
-
 def _open_for_writing(stack: contextlib.ExitStack, path: Path, size: int, *, is_new: bool) -> ZipFile | None:
     """The archive, to append to; None if that is not possible now, for example since another process does.
 
@@ -213,6 +212,7 @@ def _open_for_writing(stack: contextlib.ExitStack, path: Path, size: int, *, is_
         # What cannot be written completely, as it shows when it is closed, is made anew by the next command.
         stack.enter_context(contextlib.suppress(OSError))
         file = stack.enter_context(os.fdopen(open_checked(path, os.O_RDWR | os.O_CREAT), "r+b"))
+        # Another process has appended since it was read: these lines would be there twice.
         if os.fstat(file.fileno()).st_size != size:
             return None
         if is_new:
@@ -238,6 +238,7 @@ def _append(archive: ZipFile, file: JournalFile, span: tuple[int, int], block: B
     try:
         for name, values in arrays.items():
             archive.writestr(f"{number}.{name}", values.tobytes())
+        # The description last: the arrays of a writer that was killed are nobody's.
         archive.writestr(f"{number}.json", json.dumps([_VERSION, *stored]))
     except OSError:
         return None

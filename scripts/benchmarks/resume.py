@@ -20,8 +20,7 @@ from typing import Any
 
 from _measure import ROOT, Report, command, run_quietly, say
 
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, sweep
 from slurmtrain.system.process import Process, descendants
 

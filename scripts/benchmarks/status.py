@@ -20,7 +20,7 @@ from _cluster import Cluster, NoCluster, Recorder, cluster
 from _measure import Report, command, in_turns, run_quietly, say, seconds_of
 from _runs import make_runs
 
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.registry.store import Store
 
 SIZES = (10, 1000, 10_000)

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from slurmtrain.cli.output import printable
 from slurmtrain.config import Config, load_config
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.run.root import is_run_id
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.system.inherited import current_directory, expand_home
 
 if TYPE_CHECKING:

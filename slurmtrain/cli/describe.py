@@ -9,7 +9,7 @@ from typing import Any
 
 from slurmtrain.cli import formatting
 from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.accounting import KINDS
 
 # The findings by host, each with check, status and summary.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import complete, formatting, options, output, tables
-from slurmtrain.model.environment.surroundings import describe
+from slurmtrain.model.environment import describe_variables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     end = f"{attempt.cause or attempt.state}{reason}"
     output.paragraph(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  ")
     if attempt.inherited:
-        output.paragraph(f"from the shell that submitted it: {describe(attempt.inherited)}", "  ")
+        output.paragraph(f"from the shell that submitted it: {describe_variables(attempt.inherited)}", "  ")
     if diagnosis.root is not None:
         output.echo("", "root cause")
         _print_match(diagnosis.root)
@@ -222,7 +222,7 @@ def _print_match(match: PatternMatch) -> None:
 
 
 def _when(match: PatternMatch) -> str:
-    from slurmtrain.model.query.quantities import iso
+    from slurmtrain.model.query.fields import iso
 
     if match.first.at is None:
         return ""

@@ -62,7 +62,7 @@ def _choice(*, lines: int | None, since: str | None, grep: str | None, rank: int
 def _moment(text: str | None) -> float | None:
     """The time that a person has typed, in seconds since 1970. Raises UserError."""
     from slurmtrain.errors import UserError
-    from slurmtrain.model.query.quantities import read_span
+    from slurmtrain.model.query.fields import read_span
 
     try:
         return None if text is None else read_span(text, time.time()).begin

@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.views import run_json, runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 # Without a terminal, print the progress of a training run this often.
 _LINE_EVERY_S = 10.0

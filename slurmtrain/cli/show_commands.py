@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from slurmtrain.cli import describe, formatting, options, output, tables
-from slurmtrain.model.environment import surroundings
+from slurmtrain.model.environment import describe_variables
 from slurmtrain.model.run.lineage import AFTER, Parent
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -248,7 +248,7 @@ def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, line
     yield "evidence", describe.describe_evidence(attempt["evidence"])
     yield "pack", f"{attempt['pack']} runs share its job" if attempt["pack"] > 1 else ""
-    yield "shell", surroundings.describe(attempt.get("inherited", {}))
+    yield "shell", describe_variables(attempt.get("inherited", {}))
     yield "without", formatting.describe_nodes(attempt["without"])
     yield "overrides", " ".join(attempt["overrides"])
 

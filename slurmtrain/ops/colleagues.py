@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import RunUnreadable, UntrustedPath
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot, is_run_id
+from slurmtrain.model.run.layout import RunDir, RunsRoot, is_run_id
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.listed import Listed
-from slurmtrain.registry.rows import RUNS, run_row
+from slurmtrain.registry.rows import RUNS, Listed, run_row
 from slurmtrain.runtime.job.run_reader import read_run_of
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import check_owned, open_directory, user_name

@@ -35,14 +35,14 @@ def copy_registry(workspace: Workspace, source: str, target: str, cwd: Path) -> 
         cwd: The directory that paths of files are relative to.
 
     Raises:
-        UserError: Both are the same, or one cannot be used; what registry.copying raises.
+        UserError: Both are the same, or one cannot be used; what registry.store.copy_rows raises.
     """
-    from slurmtrain.registry import copying
+    from slurmtrain.registry.store import copy_rows
 
     places = [_address(each, workspace.config.runs, cwd) for each in (source, target)]
     if places[0] == places[1]:
         raise UserError(f"{places[0]} cannot be copied to itself")
-    return Copied(str(places[0]), str(places[1]), copying.copy_registry(*places))
+    return Copied(str(places[0]), str(places[1]), copy_rows(*places))
 
 
 def _address(text: str, runs: Path, cwd: Path) -> Path | DatabaseUrl:

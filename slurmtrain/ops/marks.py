@@ -9,11 +9,11 @@ from slurmtrain.errors import RunUnreadable, UserError
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.command_events import NoteWritten, RunArchived, TagsChanged
-from slurmtrain.model.run.root import is_run_id
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.find import LAST, find, find_all
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 
 # Characters of a tag.
 TAG_LIMIT = 64

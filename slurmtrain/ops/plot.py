@@ -16,9 +16,8 @@ from slurmtrain.history import History, read_history
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.metrics.chart import Chart, Series, View, make_chart, tick_text
 from slurmtrain.model.metrics.curves import Curve, MeanCurve, Points, mean_curve
-from slurmtrain.model.query.fields import differing, repetition_key, write_settings
+from slurmtrain.model.query.fields import differing, iso, repetition_key, write_settings
 from slurmtrain.model.query.measures import check_field
-from slurmtrain.model.query.quantities import iso
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.find import choose, find_all

@@ -11,12 +11,11 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.experiment.checkpoint import KeepSpec
+from slurmtrain.model.run.checkpoints import Saved, reasons_to_keep
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import JobObserved
-from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, staged_step
-from slurmtrain.model.run.layout import MANIFEST, RunDir
-from slurmtrain.model.run.retention import Saved, reasons
+from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.run import PUBLISHED, Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive
@@ -168,7 +167,7 @@ def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[checkpoint_
         return disposable
     if not good:
         return []
-    kept = reasons([Saved(step, metrics) for step, metrics in map(_step_and_metrics, good)], keep)
+    kept = reasons_to_keep([Saved(step, metrics) for step, metrics in map(_step_and_metrics, good)], keep)
     return [each for each in disposable if each.step not in kept or checkpoint_step(each.path.name) is None]
 
 

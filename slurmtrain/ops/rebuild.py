@@ -33,9 +33,9 @@ def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -
         workspace.store.check()
         garbage = _read_again(workspace, show)
     except RegistryUnusable as error:
-        from slurmtrain.registry.store import put_aside
+        from slurmtrain.registry.store import put_registry_aside
 
-        kept = put_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
+        kept = put_registry_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
         if kept is not None and workspace.note is not None:
             workspace.note(f"{address} could not be used ({error.__cause__ or error}): it is kept as {kept}")
         workspace.store = Store(address)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RunBusy, UserError
-from slurmtrain.model.environment.attempt_environment import Environment, compare
-from slurmtrain.model.environment.changes import describe
+from slurmtrain.model.environment import Environment, changes_in_words, compare_environments
 from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sweep import Pack, packing_problem
@@ -223,9 +222,9 @@ def _on_software(original: _Original) -> Iterator[str]:
     now = read_software(Path(python))
     if earlier.version != now.version:
         yield f"run {run_id} had Python {earlier.version}, and this has {now.version}"
-    changes = compare(Environment(software=earlier), Environment(software=now))
+    changes = compare_environments(Environment(software=earlier), Environment(software=now))
     if "packages" in changes:
-        yield f"other packages than run {run_id} had: {describe(changes['packages'])}"
+        yield f"other packages than run {run_id} had: {changes_in_words(changes['packages'])}"
 
 
 def _text(directory: RunDir) -> str:

@@ -30,11 +30,9 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import CancelRequested
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.job_state import is_final
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.run.run import Run, is_final
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive

@@ -14,10 +14,9 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent_events import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command_events import JobReplaced
-from slurmtrain.model.run.job_state import WAITING, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.run import WAITING, Attempt, Run, base, is_final
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
 from slurmtrain.ops.shared.local_jobs import alive
@@ -41,7 +40,7 @@ from slurmtrain.slurm.jobs import second_jobs
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
     from slurmtrain.specfile import PlannedRun
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRejected, CheckpointVerified
-from slurmtrain.model.run.file_names import checkpoint_step, damaged_step
-from slurmtrain.model.run.layout import MANIFEST
+from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own

@@ -9,7 +9,7 @@ from typing import Protocol
 from slurmtrain.ops.shared.family import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 
 # A run that could not be read for this many seconds is no longer waited for: a file server that does not answer for a
 # moment must not end the wait.

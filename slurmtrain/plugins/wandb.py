@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from slurmtrain.errors import PathError, TrackingError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.tracking.names import MARK_LENGTH, is_marked, marked
 from slurmtrain.tracking.step_file import StepFile, files_named

@@ -1,14 +1,19 @@
-"""What the cells of a registry hold: JSON as text, and maybe values that slurmtrain has not written."""
+"""What the cells of a registry hold: JSON as text, and maybe values that slurmtrain has not written.
+
+Also what trackers have of runs: in the directory of each, and from there in the registry.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-from slurmtrain.errors import RegistryDamaged
+from slurmtrain.errors import PathError, RegistryDamaged, UntrustedPath
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
+from slurmtrain.system.files import read_json, write_json
 
 T = TypeVar("T")
 
@@ -22,7 +27,7 @@ _SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "bool": bool, "in
 _CHECKPOINT_TYPES = {each.name: str(each.type) for each in fields(Checkpoint)}
 
 
-def encode(value: Any) -> str | None:
+def as_cell(value: Any) -> str | None:
     """``value`` as JSON text; None for NULL."""
     if value is None:
         return None
@@ -30,7 +35,7 @@ def encode(value: Any) -> str | None:
 
 
 def decode_as(text: str | None, annotation: str) -> Any:
-    """The value of a field that :func:`encode` was given. Raises ValueError if it has another shape.
+    """The value of a field that :func:`as_cell` was given. Raises ValueError if it has another shape.
 
     Args:
         text: The cell. Rows of earlier versions may contain ``null`` instead of NULL.
@@ -39,6 +44,7 @@ def decode_as(text: str | None, annotation: str) -> Any:
     if text in _EMPTY:
         return _EMPTY[text]()
     value = None if text is None else json.loads(text)
+    # SQLite stores any value in any column, so that damage shows only here.
     if value and not fits(value, annotation):
         raise ValueError(f"JSON of another shape than {annotation}")
     return value
@@ -86,3 +92,57 @@ def read_cell(read: Callable[[Any], T], cell: Any) -> T:
         return read(cell)
     except NOT_OURS as error:
         raise damaged_value(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How much of a run a tracker has."""
+
+    tracker: str
+    """The tracker's name."""
+    uri: str
+    """Where it keeps runs."""
+    remote_id: str | None = None
+    """Its id of the run; None: unknown."""
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """How far each metrics file was sent, in bytes."""
+    step: int | None = None
+    """The largest step of the surviving line that was sent."""
+    sending: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of the place that was reached in sending; empty for rows of versions before 8."""
+    revision: int = -1
+    """The run's revision when everything that could be sent had been sent."""
+    refused: Sequence[str] = field(default_factory=list)
+    """The names of metrics that it does not take."""
+    problem: str = ""
+    """Why nothing can be sent; empty if that went well the last time."""
+    since: float | None = None
+    """Since when there has been a problem, in seconds since 1970."""
+
+
+_SENT_TYPES = {each.name: str(each.type) for each in fields(Sent)}
+
+
+def write_sent(run: RunDir, sent: Mapping[str, Sent]) -> None:
+    """Write what trackers have of a run into its directory: a registry that is lost or made anew reads it there.
+
+    Args:
+        run: The run.
+        sent: What each has, by its name.
+    """
+    write_json(run.sent, {"trackers": [asdict(each) for each in sent.values()]}, private=True)
+
+
+def read_sent(run: RunDir) -> list[Sent]:
+    """What trackers have of a run, by its directory; nothing that cannot be read, which is then sent again."""
+    try:
+        trackers = (read_json(run.sent) or {}).get("trackers")
+    except (PathError, UntrustedPath):
+        return []
+    return [
+        Sent(**each)
+        for each in (trackers if isinstance(trackers, list) else ())
+        if isinstance(each, dict)
+        and {"tracker", "uri"} <= each.keys() <= _SENT_TYPES.keys()
+        and all(fits(value, _SENT_TYPES[name]) for name, value in each.items())
+    ]

@@ -41,19 +41,15 @@ def glance(registry: Path | DatabaseUrl) -> list[Glimpse]:
     columns = ", ".join(Glimpse._fields)
     query = f"SELECT {columns} FROM run ORDER BY id DESC LIMIT {_MOST}"  # noqa: S608
     with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
-        return [
-            Glimpse(run_id, name, state, sweep, _names(tags), _names(params), _names(metrics))
-            for run_id, name, state, sweep, tags, params, metrics in (
-                _ask_file(registry, query) if isinstance(registry, Path) else _ask_server(registry, query)
-            )
-        ]
+        if isinstance(registry, Path):
+            uri = f"file:{quote(str(registry))}?mode=ro"
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE_S)) as connection:
+                rows = connection.execute(query).fetchall()
+        else:
+            rows = _ask_server(registry, query)
+        # Of a JSON array its texts, of an object its keys.
+        return [Glimpse(*row[:4], *(tuple(map(str, json.loads(each or "[]"))) for each in row[4:])) for row in rows]
     return []
-
-
-def _ask_file(registry: Path, query: str) -> list[Any]:
-    uri = f"file:{quote(str(registry))}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE_S)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def _ask_server(registry: DatabaseUrl, query: str) -> list[Any]:
@@ -73,8 +69,3 @@ def _ask_server(registry: DatabaseUrl, query: str) -> list[Any]:
     thread.start()
     thread.join(_SERVER_PATIENCE_S)
     return [] if thread.is_alive() else rows
-
-
-def _names(text: Any) -> tuple[str, ...]:
-    """The texts in a JSON array, or the keys of a JSON object."""
-    return tuple(map(str, json.loads(text or "[]")))

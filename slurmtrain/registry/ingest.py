@@ -7,29 +7,25 @@ import gc
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.metrics.columns import Block
-from slurmtrain.model.metrics.curves import start_of
-from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
+from slurmtrain.model.metrics.curves import AttemptLines, LineSummary, extend, start_of
 from slurmtrain.model.preflight.node_ledger import ledger_entries
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
-from slurmtrain.model.run.journal_lines import Garbage, events_of
+from slurmtrain.model.run.journal_lines import Garbage, Progress, events_of
 from slurmtrain.model.run.layout import JOURNALS, RunDir
 from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry import queries
-from slurmtrain.registry.sent import read_sent
+from slurmtrain.registry.cells import read_sent
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import (
     JournalFile,
-    MetricLines,
-    Piece,
     folder_times,
     is_quiet,
     journal_files,
@@ -70,8 +66,23 @@ def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> I
     """
     ingested = Ingested()
     for first in range(0, len(runs), _RUNS_AT_ONCE):
-        with _collector_paused():
-            _ingest_batch(transaction, runs[first : first + _RUNS_AT_ONCE], dead=dead, ingested=ingested)
+        # Records have no cycles, and looking for garbage in cycles takes a fifth of the time of reading them.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            batch = _read_runs(transaction, runs[first : first + _RUNS_AT_ONCE], ingested)
+            try:
+                with transaction.savepoint(*_UNEXPECTED):
+                    _store_runs(transaction, batch, dead=dead, ingested=ingested)
+            except _UNEXPECTED:
+                # One after the other, to learn which ones cannot be stored. None of them should fail: the types of
+                # events only allow values that can be stored.
+                for reader in batch:
+                    with _isolated(reader.run.id, ingested), transaction.savepoint(*_UNEXPECTED):
+                        _store_runs(transaction, [reader], dead=dead, ingested=ingested)
+        finally:
+            if was_enabled:
+                gc.enable()
     for run_id, reason in ingested.unreadable.items():
         transaction.set_unreadable(run_id, reason)
     return ingested
@@ -97,36 +108,14 @@ def ingest_all(
     return garbage
 
 
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Do not look for garbage in cycles: records have none, and looking takes a fifth of the time of reading them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _ingest_batch(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool, ingested: Ingested) -> None:
-    """Read what is new in these runs, all at once if possible."""
-    batch = _read(transaction, runs, ingested)
-    try:
-        with transaction.savepoint(*_UNEXPECTED):
-            _store(transaction, batch, dead=dead, ingested=ingested)
-    except _UNEXPECTED:
-        _store_each(transaction, batch, dead=dead, ingested=ingested)
-
-
-def _read(transaction: Transaction, runs: Sequence[RunDir], ingested: Ingested) -> list[_RunReader]:
+def _read_runs(transaction: Transaction, runs: Sequence[RunDir], ingested: Ingested) -> list[_RunReader]:
     """A reader for each of these runs that has read what is new in it; notes why the others cannot be read."""
     offsets = transaction.ask(lambda db: queries.offsets(db, [run.id for run in runs]))
     readers = []
     for run in runs:
         with _isolated(run.id, ingested):
             readers.append(_RunReader(run, offsets.get(run.id, {})))
-    _look_up(transaction, readers)
+    _look_up_known(transaction, readers)
     completed = []
     for reader in readers:
         with _isolated(reader.run.id, ingested):
@@ -135,14 +124,14 @@ def _read(transaction: Transaction, runs: Sequence[RunDir], ingested: Ingested) 
     return completed
 
 
-def _look_up(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
+def _look_up_known(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
     """Give the readers everything that the registry knows about their runs."""
     for reader in readers:
         reader.forget_shrunk(transaction)
     # The registry has nothing on a run that is seen for the first time.
     read_before = {reader.run.id: reader for reader in readers if reader.offsets}
     if read_before:
-        progress = transaction.ask(lambda db: queries.progress(db, read_before))
+        progress = transaction.ask(lambda db: queries.progress_of(db, read_before))
         lines = transaction.ask(lambda db: queries.lines(db, read_before))
         facts = transaction.ask(lambda db: queries.builder_facts(db, read_before))
         ended = read_before.keys() - facts.keys()
@@ -154,22 +143,12 @@ def _look_up(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
             reader.earlier = events.get(run_id, ())
 
 
-def _store(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
+def _store_runs(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
     """Write what the readers have read."""
     runs = {reader.run.id: reader.store(transaction, dead=dead) for reader in readers}
     transaction.flush()
     ingested.runs.update(runs)
     ingested.garbage += [(reader.run.id, garbage) for reader in readers for garbage in reader.garbage]
-
-
-def _store_each(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
-    """Write the readers' results one after the other, to learn which ones cannot be stored.
-
-    None of them should fail: the types of events only allow values that can be stored.
-    """
-    for reader in readers:
-        with _isolated(reader.run.id, ingested), transaction.savepoint(*_UNEXPECTED):
-            _store(transaction, [reader], dead=dead, ingested=ingested)
 
 
 @contextlib.contextmanager
@@ -230,6 +209,7 @@ class _RunReader:
         """Read what is new, and build the run. Raises RunUnreadable if a file cannot be read."""
         begins = dict(self.offsets)
         for file in self.files:
+            # A file whose size is known has nothing new: journals and metrics only grow.
             if file.size != self.offsets.get(file.name, 0):
                 self._read_file(file)
 
@@ -246,13 +226,16 @@ class _RunReader:
             self.builder = RunBuilder(self.run.id)
             self.builder.add(self.earlier)
         self.builder.add(self.new_events)
+        # Without it, a run that trains would look like one that nobody has submitted.
         if not any(event.source.startswith(f"{JOURNALS}/") for event in self.builder.events):
             raise RunUnreadable(f"there is no event in {JOURNALS}/, where the command that made it has written")
         result = with_next_start(self.builder.build(self.progress))
         read = [file._replace(size=self.offsets.get(file.name, 0)) for file in self.files]
         self.line = _summarise_line(self.line_before, result, read, begins, self.blocks)
         self.blocks.clear()
-        self.result = replace(result, metrics=_newest(result.metrics, self.line.metrics))
+        surviving = ((name, self.line.metrics.get(name)) for name in result.metrics)
+        newest = {name: math.nan if each.last is None else each.last for name, each in surviving if each is not None}
+        self.result = replace(result, metrics=newest)
 
     def store(self, transaction: Transaction, *, dead: bool) -> Run:
         """Write what was read; returns the run."""
@@ -273,6 +256,7 @@ class _RunReader:
         transaction.put(run, findings, settled=settled, scanned=self.scanned, revision=sum(self.offsets.values()))
         for sent in read_sent(self.run) if self.is_new else ():
             transaction.set_sent(run.id, sent)
+        # A run that has ended is seldom read again: its events are in the registry anyway.
         if not run.ended:
             transaction.set_builder_facts(run.id, self.builder.to_dict())
         return run
@@ -282,35 +266,23 @@ class _RunReader:
         begin = self.offsets.get(file.name, 0)
         if file.metrics_of is None:
             for piece in read_pieces(file, begin):
-                self._add_events(piece)
+                events, garbage = events_of(piece.reading, piece.name)
+                self.new_events += events
+                # The unmodified lines: serializing their JSON again would take as long as parsing it.
+                self.lines += [piece.line(event.offset) for event in events]
+                self.garbage += garbage
                 self._note_end(file, piece.end)
         else:
             for lines in read_metric_lines(file, begin):
-                self._add_points(file.metrics_of, lines)
+                self.garbage += lines.garbage
+                self.blocks[file.metrics_of].append(lines.block)
+                before = self.progress.get(file.metrics_of, Progress())
+                self.progress[file.metrics_of] = before.advance(() if lines.newest is None else (lines.newest,))
                 self._note_end(file, lines.end)
 
     def _note_end(self, file: JournalFile, end: int) -> None:
         self.offsets[file.name] = end
         self.changed.add(file.name)
-
-    def _add_events(self, piece: Piece) -> None:
-        events, garbage = events_of(piece.reading, piece.name)
-        self.new_events += events
-        # The unmodified lines: serializing their JSON again would take as long as parsing it.
-        self.lines += [piece.line(event.offset) for event in events]
-        self.garbage += garbage
-
-    def _add_points(self, attempt_key: str, lines: MetricLines) -> None:
-        self.garbage += lines.garbage
-        self.blocks[attempt_key].append(lines.block)
-        newest = () if lines.newest is None else (lines.newest,)
-        self.progress[attempt_key] = self.progress.get(attempt_key, Progress()).advance(newest)
-
-
-def _newest(logged: Iterable[str], surviving: Mapping[str, MetricSummary]) -> dict[str, float]:
-    """The newest values of the ``surviving`` metrics, in the order of ``logged``."""
-    values = {name: surviving[name].last for name in logged if name in surviving}
-    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
 def _summarise_line(
@@ -341,13 +313,13 @@ def _summarise_line(
     starts = [(attempt.key, start_of(attempt)) for attempt in run.attempts]
     extended = extend(before, [AttemptLines(key, start, *lines(key)) for key, start in starts])
     if extended is None:
-        again = [AttemptLines(key, start, 0, lines(key)[1], _read_again(by_key.get(key))) for key, start in starts]
+        again = [AttemptLines(key, start, 0, lines(key)[1], _read_all_again(by_key.get(key))) for key, start in starts]
         extended = extend(LineSummary(), again)
         assert extended is not None
     return extended
 
 
-def _read_again(file: JournalFile | None) -> list[Block]:
+def _read_all_again(file: JournalFile | None) -> list[Block]:
     if file is None:
         return []
     return [lines.block for lines in read_metric_lines(file, length=_PIECE_BYTES)]

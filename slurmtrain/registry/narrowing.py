@@ -6,16 +6,15 @@ condition itself judges the remaining runs.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.model.query.conditions import Comparison, Condition, Literal
+from slurmtrain.model.query.conditions import ORDERS, Comparison, Condition
 from slurmtrain.model.query.measures import Measure, read_measure
-from slurmtrain.model.run.events.event_values import is_text
+from slurmtrain.model.run.events.base import is_text
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import schema
 from slurmtrain.registry.queries import fetch
@@ -28,9 +27,6 @@ _TIMES = frozenset({"submitted_at", "started_at", "ended_at", "deleted_at"})
 _SECTIONS = frozenset({"params", "metrics"})
 # In front of a key that needs no escape in a path of JSON, and that is no path in itself.
 _KEY = re.compile(r"[A-Za-z0-9_/-]+")
-_ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
 # Times are shown, and so compared, without what is below a millisecond.
 _SLACK_S = 0.01
 
@@ -43,7 +39,11 @@ def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, ar
         conditions: The conditions.
         archived: Whether archived runs that have ended are among them.
     """
-    query = sa.select(schema.run.c.id).where(*_clauses(connection, conditions, archived=archived))
+    # PostgreSQL fails at a JSON document with NaN, for the whole query.
+    json = connection.dialect.name == "sqlite"
+    clauses = [] if archived else [~(schema.run.c.archived & schema.run.c.state.in_(sorted(ENDED)))]
+    clauses += [clause for each in conditions if (clause := _may_hold(each, json=json)) is not None]
+    query = sa.select(schema.run.c.id).where(*clauses)
     return [row[0] for row in fetch(connection, query.order_by(schema.run.c.id))]
 
 
@@ -75,17 +75,6 @@ def best_candidates(connection: sa.Connection, measure: Measure, *, larger: bool
     return sorted(row[0] for row in ids), (runs - hidden) - (valued - hidden_valued)
 
 
-def _clauses(connection: sa.Connection, conditions: Sequence[Condition], *, archived: bool) -> list[Clause]:
-    json = _can_look_into_json(connection)
-    clauses = [] if archived else [~(schema.run.c.archived & schema.run.c.state.in_(sorted(ENDED)))]
-    return [*clauses, *(clause for each in conditions if (clause := _may_hold(each, json=json)) is not None)]
-
-
-def _can_look_into_json(connection: sa.Connection) -> bool:
-    # PostgreSQL fails at a document with NaN, for the whole query.
-    return connection.dialect.name == "sqlite"
-
-
 def _may_hold(condition: Condition, *, json: bool) -> Clause | None:
     """A clause that is true of every run that meets a condition; None: nothing that SQL could tell."""
     if isinstance(condition, Comparison):
@@ -103,41 +92,39 @@ def _comparison(comparison: Comparison, *, json: bool) -> Clause | None:
         return None
     if name in _TEXTS and comparison.operator in ("=", "in"):
         texts = [literal.text for literal in literals if literal.is_text and is_text(literal.text)]
+        # A value that no database takes as text is in no run either, but the condition itself has to say so.
         return schema.run.c[name].in_(texts) if len(texts) == len(literals) else None
     if not comparison.is_order:
         return None
     if name in _TIMES:
-        return _time(name, comparison.operator, literals[0])
+        span, column = literals[0].span, schema.run.c[name]
+        if span is None:
+            return None
+        is_after = comparison.operator[0] == ">"
+        return column >= span.begin - _SLACK_S if is_after else column <= span.end + _SLACK_S
     section, _, key = name.partition(".")
     number = literals[0].number
     # Python compares whole numbers of any length, databases do not.
     if number is None or not -(2**53) < number < 2**53:
         return None
     if name in _NUMBERS:
-        return _order(schema.run.c[name], comparison.operator, number)
+        return _order_clause(schema.run.c[name], comparison.operator, number)
     if (measure := read_measure(name)) is not None and measure.is_summarised and is_text(measure.metric):
         table = schema.metric.c
-        holds = _order(table[measure.kind], comparison.operator, float(number))
+        holds = _order_clause(table[measure.kind], comparison.operator, float(number))
         return schema.run.c.id.in_(sa.select(table.run_id).where(table.name == measure.metric, holds))
     if json and section in _SECTIONS and _KEY.fullmatch(key):
-        value = _number(schema.run.c[section], key)
-        return sa.or_(_order(value, comparison.operator, float(number)), sa.func.typeof(value) == "text")
+        # A text if it is no number, or if the document is not JSON to SQLite.
+        document = schema.run.c[section]
+        value: sa.ColumnElement[float] = sa.case(
+            (sa.func.json_valid(document) == 1, sa.func.json_extract(document, f'$."{key}"', type_=sa.Float())),
+            else_=sa.literal_column("'?'", sa.Float()),
+        )
+        return sa.or_(_order_clause(value, comparison.operator, float(number)), sa.func.typeof(value) == "text")
     return None
 
 
-def _time(name: str, relation: str, literal: Literal) -> Clause | None:
-    if literal.span is None:
-        return None
-    column: sa.ColumnElement[float] = schema.run.c[name]
-    return column >= literal.span.begin - _SLACK_S if relation[0] == ">" else column <= literal.span.end + _SLACK_S
-
-
-def _order(value: sa.ColumnElement[Any], relation: str, number: float) -> Clause:
-    clause: Clause = _ORDERS[relation](value, number)
+def _order_clause(value: sa.ColumnElement[Any], relation: str, number: float) -> Clause:
+    compare: Callable[[Any, Any], Any] = ORDERS[relation]
+    clause: Clause = compare(value, number)
     return clause
-
-
-def _number(document: sa.ColumnElement[str], key: str) -> sa.ColumnElement[float]:
-    """The number in a JSON object under a key; a text if it is none, or if the document is not JSON to SQLite."""
-    value = sa.func.json_extract(document, f'$."{key}"', type_=sa.Float())
-    return sa.case((sa.func.json_valid(document) == 1, value), else_=sa.literal_column("'?'", sa.Float()))

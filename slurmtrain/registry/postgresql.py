@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import ConnectionLost, LockHeld, RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.registry.dialects import TEXT
+from slurmtrain.registry.schema import TEXT
 from slurmtrain.system.locks import Waiting
 
 try:
@@ -88,7 +88,7 @@ def make_engine(url: DatabaseUrl) -> sa.Engine:
     def _failed(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
         if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.errors.LockNotAvailable):
-            raise _translated(url, error, is_lost=context.is_disconnect) from error
+            raise _server_error(url, error, is_lost=context.is_disconnect) from error
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -124,16 +124,17 @@ def _wait_for_writers(connection: sa.Connection, url: DatabaseUrl) -> None:
     assert isinstance(driver, psycopg.Connection)
     while True:
         try:
+            # The server would wait without saying for whom, and Ctrl-C would only end the process after the wait.
             connection.exec_driver_sql("SELECT version FROM registry FOR UPDATE NOWAIT")
             return
         except sa.exc.OperationalError as error:  # only that the row is locked: other errors are translated
             driver.rollback()
-            waiting = waiting or Waiting(LIMIT_S, lambda: f"the registry {url}, {_holder(driver)}")
+            waiting = waiting or Waiting(LIMIT_S, lambda: f"the registry {url}, {_writer(driver)}")
             if not waiting.pause():
-                raise RegistryFailed(str(LockHeld(f"the registry {url}", _holder(driver), LIMIT_S))) from error
+                raise RegistryFailed(str(LockHeld(f"the registry {url}", _writer(driver), LIMIT_S))) from error
 
 
-def _holder(driver: psycopg.Connection[Any]) -> str:
+def _writer(driver: psycopg.Connection[Any]) -> str:
     """Who writes to the registry now."""
     holders = driver.execute(
         "SELECT DISTINCT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)"
@@ -143,9 +144,10 @@ def _holder(driver: psycopg.Connection[Any]) -> str:
     return "held by " + (", ".join(sorted(name for (name,) in holders if name)) or "another session of the server")
 
 
-def _translated(url: DatabaseUrl, error: psycopg.Error, *, is_lost: bool) -> Exception:
+def _server_error(url: DatabaseUrl, error: psycopg.Error, *, is_lost: bool) -> Exception:
     """An error of the server or its driver as one of ours, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
+    # libpq repeats the address in some of its messages.
     if url.password:
         text = text.replace(url.password, "***")
     if isinstance(error, psycopg.DataError):
@@ -188,16 +190,28 @@ def open_server(url: DatabaseUrl, *, create: bool = True) -> sa.Engine:
     """
     engine = make_engine(url)
     with engine.connect().execution_options(**READS) as connection:
-        _check_server(connection, url)
-        present = _read(connection, url)
+        server = connection.connection.driver_connection
+        assert isinstance(server, psycopg.Connection)
+        if server.info.server_version < OLDEST:
+            of_server = server.info.parameter_status("server_version")
+            raise RegistryFailed(
+                f"the registry {url} is on PostgreSQL {of_server}; it needs {OLDEST // 10_000} or newer"
+            )
+        # Its database must hold every text.
+        if (encoding := server.info.parameter_status("server_encoding")) != "UTF8":
+            raise RegistryFailed(
+                f"the database of the registry {url} has the encoding {encoding}; make one with CREATE DATABASE ... "
+                "ENCODING 'UTF8' TEMPLATE template0"
+            )
+        present = _read_schema(connection, url)
     if present is not None:
-        _check(present, url)
+        _check_schema(present, url)
     version = None if present is None else present.version
     if version == schema.VERSION:
         return engine
     if not create:
         raise schema.not_of_this_version(f"{url}, in the schema {url.schema}", version)
-    _make(engine, url)
+    _make_schema(engine, url)
     return engine
 
 
@@ -208,27 +222,12 @@ def start_anew(url: DatabaseUrl) -> None:
     """
     engine = make_engine(url)
     try:
-        _make(engine, url, always=True)
+        _make_schema(engine, url, always=True)
     finally:
         engine.dispose()
 
 
-def _check_server(connection: sa.Connection, url: DatabaseUrl) -> None:
-    """Raise RegistryFailed if the server is too old, or its database cannot hold every text."""
-    server = connection.connection.driver_connection
-    assert server is not None
-    if server.info.server_version < OLDEST:
-        version = server.info.parameter_status("server_version")
-        raise RegistryFailed(f"the registry {url} is on PostgreSQL {version}; it needs {OLDEST // 10_000} or newer")
-    encoding = server.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
-        raise RegistryFailed(
-            f"the database of the registry {url} has the encoding {encoding}; make one with CREATE DATABASE ... "
-            "ENCODING 'UTF8' TEMPLATE template0"
-        )
-
-
-def _read(connection: sa.Connection, url: DatabaseUrl) -> _Schema | None:
+def _read_schema(connection: sa.Connection, url: DatabaseUrl) -> _Schema | None:
     """What is in the schema; None if it does not exist. Raises RegistryFailed if it is somebody else's."""
     # What a registry says decides which processes and jobs are ended, so that its owner must be as trustworthy as the
     # owner of a file (slurmtrain.system.owned_files).
@@ -255,7 +254,7 @@ def _read(connection: sa.Connection, url: DatabaseUrl) -> _Schema | None:
     return _Schema(tables, version, Path(root))
 
 
-def _check(present: _Schema, url: DatabaseUrl) -> None:
+def _check_schema(present: _Schema, url: DatabaseUrl) -> None:
     """Raise RegistryUnusable unless the schema is empty, or a registry of the runs root that can be used."""
     other_schema = "name another one with '?options=-csearch_path=NAME'"
     if present.version is None:
@@ -274,7 +273,7 @@ def _check(present: _Schema, url: DatabaseUrl) -> None:
         )
 
 
-def _make(engine: sa.Engine, url: DatabaseUrl, *, always: bool = False) -> None:
+def _make_schema(engine: sa.Engine, url: DatabaseUrl, *, always: bool = False) -> None:
     """Make the tables, in one transaction: a kill leaves either the old or the new ones.
 
     Args:
@@ -285,12 +284,13 @@ def _make(engine: sa.Engine, url: DatabaseUrl, *, always: bool = False) -> None:
     with engine.connect().execution_options(makes_tables=True) as connection, connection.begin():
         # Another command may do the same, and CREATE SCHEMA would fail where it has not committed.
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext(:schema))"), {"schema": url.schema})
-        present = _read(connection, url)
+        present = _read_schema(connection, url)
         if present is None:
             connection.execute(sa.schema.CreateSchema(url.schema))
             present = _Schema((), None, None)
         if not always or present.version is None:
-            _check(present, url)
+            _check_schema(present, url)
+        # Another command may have made them while this one waited for the lock.
         if present.version != schema.VERSION or always:
             schema.replace_tables(connection, set(present.tables) - {_registry.name})
             _registry.create(connection, checkfirst=True)

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from slurmtrain.model.run.events.event_values import is_text
-from slurmtrain.model.run.root import RUN_ID
+from slurmtrain.model.run.events.base import is_text
+from slurmtrain.model.run.layout import RUN_ID
 from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
 
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.statistics import AttemptSpan
-    from slurmtrain.model.metrics.summary import LineSummary, MetricSummary
+    from slurmtrain.model.metrics.columns import MetricSummary
+    from slurmtrain.model.metrics.curves import LineSummary
     from slurmtrain.model.preflight.finding import LedgerEntry
-    from slurmtrain.model.run.attempt_progress import Progress
     from slurmtrain.model.run.events.base import AnyEvent
-    from slurmtrain.model.run.journal_lines import Garbage
+    from slurmtrain.model.run.journal_lines import Garbage, Progress
     from slurmtrain.model.run.run import Run
-    from slurmtrain.registry.sent import Sent
+    from slurmtrain.registry.cells import Sent
 
 _OPEN = tuple(state for state in RUN_STATES if state not in ENDED)
 # Follows every character of an id.
@@ -82,7 +82,7 @@ def rows(
     """
     names = table.columns.keys()
     # Plain dicts of plain tuples: SQLAlchemy's own mapping of a row takes three times as long.
-    return (dict(zip(names, row, strict=True)) for row in _execute(connection, table, run_ids, *where))
+    return (dict(zip(names, row, strict=True)) for row in _execute_rows(connection, table, run_ids, *where))
 
 
 def rows_by_run(
@@ -109,7 +109,7 @@ def offsets(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, di
     return by_run
 
 
-def progress(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
+def progress_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
     """The summary of each attempt's metrics: by run, then by the name of the attempt's directory."""
     from slurmtrain.registry.rows import PROGRESS
 
@@ -140,7 +140,7 @@ def events(connection: sa.Connection, run_ids: Collection[str], kind: str | None
     return by_run
 
 
-def load(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, Run]:
+def load_runs(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, Run]:
     """The known ones among these runs, with all attempts and checkpoints."""
     from slurmtrain.registry.rows import run_of
 
@@ -181,7 +181,7 @@ def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[t
     """What the time of attempts was spent on, in seconds by kind, for each run and number of the attempt."""
     spent: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     # Eight rows for each attempt: this is by far the largest table, so no dict is made of each row.
-    for run_id, attempt, kind, seconds in _execute(connection, schema.attempt_seconds, run_ids):
+    for run_id, attempt, kind, seconds in _execute_rows(connection, schema.attempt_seconds, run_ids):
         spent[run_id, attempt][kind] = seconds
     return spent
 
@@ -204,18 +204,19 @@ def fetch(
 
 def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
     """The condition that a row belongs to one of the runs in the parameter ``ids``, a JSON array of their ids."""
-    ids = sa.func.texts_in(sa.bindparam("ids")).table_valued("value")
+    # One parameter: databases limit how many a statement may have.
+    ids = sa.func.json_texts(sa.bindparam("ids")).table_valued("value")
     key = table.c.id if table is schema.run else table.c.run_id
     return key.in_(sa.select(ids.c.value))
 
 
-def _execute(
+def _execute_rows(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
 ) -> Sequence[Any]:
     if run_ids is None:
         rows = connection.execute(_all(table).where(*where)).all()
     else:
-        rows = connection.execute(_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
+        rows = connection.execute(_all_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
     types = types_of(table)
     # SQLite stores any value in any column.
     if not all(all(map(isinstance, row, types)) for row in rows):
@@ -242,7 +243,7 @@ def _all(table: sa.Table) -> sa.Select[Any]:
 
 
 @cache
-def _of_runs(table: sa.Table) -> sa.Select[Any]:
+def _all_of_runs(table: sa.Table) -> sa.Select[Any]:
     return _all(table).where(of_runs(table))
 
 
@@ -259,21 +260,22 @@ def all_ids(connection: sa.Connection) -> frozenset[str]:
 def index_rows(connection: sa.Connection, run_ids: Collection[str] | None = None) -> dict[str, IndexRow]:
     """These runs, or all, by id, oldest first."""
     if run_ids is None:
-        return _fetch(connection, _rows().order_by(schema.run.c.id))
+        return _fetch_index(connection, _index_rows().order_by(schema.run.c.id))
     if not run_ids:
         return {}
-    return _fetch(connection, _rows_of_runs(), {"ids": json.dumps(sorted(run_ids))})
+    query = _index_rows().where(of_runs(schema.run)).order_by(schema.run.c.id)
+    return _fetch_index(connection, query, {"ids": json.dumps(sorted(run_ids))})
 
 
 def unsettled(connection: sa.Connection) -> dict[str, IndexRow]:
     """The runs that have not settled, by id."""
-    return _fetch(connection, _rows().where(~schema.run.c.settled))
+    return _fetch_index(connection, _index_rows().where(~schema.run.c.settled))
 
 
 def ended_last(connection: sa.Connection, limit: int) -> dict[str, IndexRow]:
     """The settled runs that ended last, by id; at most ``limit``."""
-    last = _rows().where(schema.run.c.settled, schema.run.c.ended_at.is_not(None))
-    return _fetch(connection, last.order_by(schema.run.c.ended_at.desc()).limit(limit))
+    last = _index_rows().where(schema.run.c.settled, schema.run.c.ended_at.is_not(None))
+    return _fetch_index(connection, last.order_by(schema.run.c.ended_at.desc()).limit(limit))
 
 
 def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexRow]:
@@ -281,17 +283,20 @@ def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexR
     run = schema.run.c
     newest = sa.select(sa.func.max(run.id)).scalar_subquery()
     # Not BETWEEN, beside which PostgreSQL allows no collation.
-    begun = [sa.and_(run.id >= name.lower(), run.id <= name.lower() + _AFTER) for name in names if _may_begin_id(name)]
+    prefixes = [name.lower() for name in names if 0 < len(name) <= 10]
+    prefixes = [prefix for prefix in prefixes if RUN_ID.fullmatch(prefix.ljust(10, "0"))]
+    begun = [sa.and_(run.id >= prefix, run.id <= prefix + _AFTER) for prefix in prefixes]
     # No run has a name that is not text, which no database takes.
     listed = [name for name in names if is_text(name)]
     where = sa.or_(run.id == newest, run.name.in_(listed), run.sweep.in_(listed), run.id.in_(listed), *begun)
-    return _fetch(connection, _rows().where(where).order_by(run.id))
+    return _fetch_index(connection, _index_rows().where(where).order_by(run.id))
 
 
 def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
     """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
     run = schema.run.c
     is_open = run.state.in_(_OPEN)
+    # Two statements, each with an index: a single one would read all rows.
     shown = sa.select(run.id).where(~run.archived).order_by(run.id.desc()).limit(newest)
     ids = {*connection.execute(sa.select(run.id).where(is_open)).scalars(), *connection.execute(shown).scalars()}
     return sorted(ids)
@@ -315,24 +320,15 @@ def behind(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(run.id).where(may_be_sent, is_behind).order_by(run.id)).scalars())
 
 
-def _may_begin_id(name: str) -> bool:
-    return bool(name) and RUN_ID.fullmatch((name.lower() + "0" * 10)[:10]) is not None and len(name) <= 10
-
-
-def _fetch(
+def _fetch_index(
     connection: sa.Connection, query: sa.Select[Any], parameters: dict[str, str] | None = None
 ) -> dict[str, IndexRow]:
     return {row[0]: IndexRow._make(row) for row in fetch(connection, query, parameters)}
 
 
 @cache
-def _rows() -> sa.Select[Any]:
+def _index_rows() -> sa.Select[Any]:
     return sa.select(*(schema.run.c[name] for name in IndexRow._fields))
-
-
-@cache
-def _rows_of_runs() -> sa.Select[Any]:
-    return _rows().where(of_runs(schema.run)).order_by(schema.run.c.id)
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
@@ -359,7 +355,7 @@ def surviving_metrics(
 
 def lines(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, LineSummary]:
     """The summaries of these runs' surviving lines, by run, with the record of the lines that they summarise."""
-    from slurmtrain.model.metrics.summary import LineSummary
+    from slurmtrain.model.metrics.curves import LineSummary
 
     metrics = surviving_metrics(connection, run_ids)
     return {

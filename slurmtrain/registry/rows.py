@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.metrics.columns import MetricSummary
 from slurmtrain.model.preflight.finding import LedgerEntry
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.journal_lines import Garbage, read_event
-from slurmtrain.model.run.run import Attempt, Checkpoint, Run, replace
+from slurmtrain.model.run.journal_lines import Garbage, Progress, read_event
+from slurmtrain.model.run.run import ENDED, UNREADABLE, Attempt, Checkpoint, Run, replace
 from slurmtrain.model.written import remembering
 from slurmtrain.registry import schema
-from slurmtrain.registry.cells import decode_as, encode
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent, as_cell, decode_as, read_cell, read_checkpoint
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from slurmtrain.model.run.run import Live
+
 
 Row = tuple[Any, ...]
 T = TypeVar("T", bound="DataclassInstance")
@@ -46,9 +48,10 @@ class RowFormat(Generic[T]):
 
     def row(self, record: Any, *leading: Any) -> Row:
         """The row of a record; ``leading`` are the values of the columns that are no fields of it, such as its run."""
+        # All fields in one call of C: a run may have thousands of checkpoints.
         values = list(self._values(record))
         for i in self._json:
-            values[i] = encode(values[i])
+            values[i] = as_cell(values[i])
         return (*leading, *values)
 
     def json_of(self, record: Any) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
     shown = CHECKPOINTS.json_of(checkpoint) if checkpoint else None
     of_newest = (newest.job_id or None, newest.number, newest.cause, newest.nodes) if newest else (None, 0, None, [])
     *facts, nodes = of_newest
-    return RUNS.row(run, *facts, encode(nodes), encode(shown), settled, *(scanned or (0, 0)), revision)
+    return RUNS.row(run, *facts, as_cell(nodes), as_cell(shown), settled, *(scanned or (0, 0)), revision)
 
 
 def run_of(
@@ -104,10 +107,17 @@ def run_of(
         checkpoints: The rows of its checkpoints.
         spent: What the time of attempts was spent on, in seconds by kind, for each run and number of the attempt.
     """
-    ordered = sorted(attempts, key=lambda attempt: int(attempt["number"]))
+    # Databases return rows in no order.
+    ordered = [
+        ATTEMPTS.read(attempt, spent=spent.get((row["id"], attempt["number"]), {}))
+        for attempt in sorted(attempts, key=lambda attempt: int(attempt["number"]))
+    ]
+    # Whoever sorts nodes by their numbers must not be the first to notice.
+    if not all(node.isdigit() for attempt in ordered for node in attempt.hosts):
+        raise ValueError("hosts without the numbers of their nodes")
     run = RUNS.read(
         row,
-        attempts=[ATTEMPTS.read(attempt, spent=spent.get((row["id"], attempt["number"]), {})) for attempt in ordered],
+        attempts=ordered,
         checkpoints=sorted(map(CHECKPOINTS.read, checkpoints), key=lambda checkpoint: checkpoint.order),
     )
     return replace(run, params=remembering(run.params, run.written)) if run.written else run
@@ -117,3 +127,87 @@ def event_of(row: Mapping[str, Any]) -> AnyEvent | None:
     """An event from its row, whose data is the line of the journal, or what an earlier version kept of it."""
     record = {**json.loads(row["data"]), "t": row["time"], "kind": row["kind"]}
     return read_event(record, row["source"], row["offset"])
+
+
+_LISTED = {
+    column.name: {**schema.stored_fields(Run), **schema.OF_NEWEST}[column.name] if schema.is_json(column) else ""
+    for column in schema.run.columns
+}
+
+
+class _Columns:
+    """The columns of a run's row as attributes; JSON is decoded only when it is accessed. Raises RegistryDamaged."""
+
+    row: Mapping[str, Any]
+    id: str
+    name: str
+    state: str
+    reason: str
+    revision: int
+    job_id: str | None
+    attempt: int
+    nodes: list[str]
+    checkpoint: Checkpoint | None
+    metrics: dict[str, float]
+    params: dict[str, Any]
+    resources: dict[str, Any]
+    sweep: str | None
+    parents: list[dict[str, Any]]
+    tags: list[str]
+    git: dict[str, Any] | None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LISTED:
+            raise AttributeError(f"a run in a list has no {name!r}")
+        cell = self.row[name]
+        if name == "checkpoint":
+            return read_cell(read_checkpoint, cell)
+        if not _LISTED[name]:
+            return cell
+        value = decode_cell(cell, _LISTED[name])
+        # JSON has numbers only: how a person wrote them is in a column of its own.
+        if name == "params":
+            return read_cell(lambda rows: remembering(value, rows), decode_cell(self.row["written"], "Sequence[Any]"))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(_Columns):
+    """A run as lists show it. ``row`` is the registry's.
+
+    ``live`` is what the scheduler reports right now, which is not stored. ``mirrored``: whether trackers have all that
+    they can be sent of it; None: none is to have it, or that is unknown.
+    """
+
+    row: Mapping[str, Any]
+    live: Live | None = None
+    mirrored: bool | None = None
+    trackers: Sequence[Mapping[str, Any]] = ()
+    """The rows of what trackers have of it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended; it may still be started again."""
+        return self.state in ENDED
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its journals cannot be read."""
+        return self.state == UNREADABLE
+
+
+def decode_cell(cell: str | None, annotation: str) -> Any:
+    """What a cell holds, of the shape of an ``annotation``. Raises RegistryDamaged."""
+    return read_cell(lambda text: decode_as(text, annotation), cell)
+
+
+def is_mirrored(row: Mapping[str, Any], sent: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Whether trackers have all that they can be sent of a run; None: none is to have it, or that is unknown.
+
+    Args:
+        row: The run's.
+        sent: What its trackers have: the rows.
+    """
+    if not row["attempt"] or row["tracked"] is False or (row["tracked"] is None and not sent):
+        return None
+    return bool(sent) and all(each["revision"] == row["revision"] for each in sent)

@@ -1,23 +1,138 @@
-"""The tables, made from the fields of the records that they hold, and their version."""
+"""The tables, made from the fields of their records, and their version; where the SQL of SQLite and PostgreSQL differs.
+
+Everything that this package asks of a database is the same statement for both, except for types of columns, inserts,
+and looking into JSON, which are here. What is a matter of files, servers and connections is in
+:mod:`slurmtrain.registry.sqlite` and :mod:`slurmtrain.registry.postgresql`.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import GenericFunction
 
 from slurmtrain.errors import RegistryUnusable
-from slurmtrain.model.run.attempt_progress import Progress
-from slurmtrain.model.run.journal_lines import Garbage
+from slurmtrain.model.run.journal_lines import Garbage, Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
-from slurmtrain.registry.dialects import TEXT, Json
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+Conflict = Literal["fail", "ignore", "replace"]
+"""What becomes of a new row whose key exists: an error, nothing, or it replaces the old row's values."""
+
+_PLACEHOLDERS = {"sqlite": "?", "postgresql": "%s"}
+
+
+class Text(sa.String):
+    """A column with text, which is compared byte by byte.
+
+    PostgreSQL would compare by the rules of a language, which pass over "/" and "-". A collation of SQLAlchemy's type
+    would be repeated at every value, which PostgreSQL refuses in some places (BETWEEN).
+    """
+
+
+TEXT = Text()
+
+
+class Json(sa.String):
+    """A column with JSON as text, which is decoded only when it is needed.
+
+    It is no JSON type of a database: PostgreSQL refuses lines with NaN, and its driver would decode every value.
+    """
+
+
+@cache
+def insert(dialect: str, conflict: Conflict, table: sa.Table, columns: tuple[str, ...] = ()) -> str:
+    """An INSERT in the driver's own SQL, to be executed with tuples of the values of ``columns``.
+
+    SQLAlchemy's takes dicts, whose making and ordering would take longer than SQLite itself.
+
+    Args:
+        dialect: ``sqlite`` or ``postgresql``.
+        conflict: What becomes of an existing row with the same key.
+        table: The table.
+        columns: Its columns, in the order of the values; others are NULL, or keep their values. By default all.
+    """
+    names = [f'"{name}"' for name in columns or table.columns.keys()]
+    places = ", ".join([_PLACEHOLDERS[dialect]] * len(names))
+    # Safe, since every name comes from the schema.
+    statement = f'INSERT INTO "{table.name}" ({", ".join(names)}) VALUES ({places})'  # noqa: S608
+    if conflict == "fail":
+        return statement
+    keys = [f'"{column.name}"' for column in table.primary_key]
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in keys)
+    if conflict == "ignore" or not changes:
+        return f"{statement} ON CONFLICT DO NOTHING"
+    return f"{statement} ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changes}"
+
+
+class json_texts(GenericFunction[str]):  # noqa: N801 (used like a function)
+    """The texts in a JSON array, one in each row of the column ``value``."""
+
+    inherit_cache = True
+
+
+class keys_in(GenericFunction[int]):  # noqa: N801
+    """The number of keys of a JSON object."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+class text_at(GenericFunction[str]):  # noqa: N801
+    """The value of a key of a JSON object, as text; NULL if it has no such key."""
+
+    type = sa.String()
+    inherit_cache = True
+
+
+@compiles(Text, "postgresql")
+def _(_type: Text, _compiler: Any, **_options: Any) -> str:
+    return 'VARCHAR COLLATE "C"'
+
+
+@compiles(json_texts, "sqlite")
+def _(function: json_texts, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_each({compiler.process(function.clauses, **options)})"
+
+
+@compiles(json_texts, "postgresql")
+def _(function: json_texts, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_array_elements_text(CAST({compiler.process(function.clauses, **options)} AS json))"
+
+
+@compiles(keys_in, "sqlite")
+def _(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT count(*) FROM json_each({compiler.process(function.clauses, **options)}))"  # noqa: S608
+
+
+@compiles(keys_in, "postgresql")
+def _(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
+    document = compiler.process(function.clauses, **options)
+    return f"(SELECT count(*) FROM json_object_keys(CAST({document} AS json)))"  # noqa: S608
+
+
+@compiles(text_at, "sqlite")
+def _(function: text_at, compiler: SQLCompiler, **options: Any) -> str:
+    document, key = function.clauses.clauses
+    path = compiler.process(sa.literal("$.") + key, **options)
+    return f"CAST(json_extract({compiler.process(document, **options)}, {path}) AS VARCHAR)"
+
+
+@compiles(text_at, "postgresql")
+def _(function: text_at, compiler: SQLCompiler, **options: Any) -> str:
+    document, key = (compiler.process(clause, **options) for clause in function.clauses.clauses)
+    return f"CAST({document} AS json) ->> {key}"
+
 
 # Increase this with every change to the tables or to the meaning of their values: a registry of an earlier version is
 # rebuilt from the run directories. A test knows the tables of each version.
@@ -46,17 +161,19 @@ def _table(name: str, key: str, columns: Mapping[str, str], *indexes: sa.Index) 
     """
     keys = key.split()
     types = {**dict.fromkeys(keys, "str"), **columns}
-    return sa.Table(name, metadata, *(_column(each, types[each], is_key=each in keys) for each in types), *indexes)
+    return sa.Table(
+        name, metadata, *(_table_column(each, types[each], is_key=each in keys) for each in types), *indexes
+    )
 
 
-def _column(name: str, annotation: str, *, is_key: bool) -> sa.Column[Any]:
+def _table_column(name: str, annotation: str, *, is_key: bool) -> sa.Column[Any]:
     bare = annotation.removesuffix(" | None")
     return sa.Column(name, _TYPES.get(bare, Json), primary_key=is_key, nullable=bare != annotation)
 
 
 # A list shows the newest attempt and checkpoint of each run, and commands ask whether it has ended for good, when its
 # folders (ns) were last seen to change, and how many bytes of its journals and metrics were read: all in one table.
-_OF_NEWEST = {
+OF_NEWEST = {
     "job_id": "str | None", "attempt": "int", "cause": "str | None", "nodes": "Sequence[str]",
     "checkpoint": "Mapping[str, Any] | None",
     "settled": "bool", "journals_at": "int", "attempts_at": "int", "revision": "int",
@@ -64,7 +181,7 @@ _OF_NEWEST = {
 run = _table(
     "run",
     "id",
-    {**stored_fields(Run), **_OF_NEWEST},
+    {**stored_fields(Run), **OF_NEWEST},
     # For commands that look at few of many runs (:mod:`slurmtrain.registry.queries`).
     *(sa.Index(f"run_{name}", name) for name in ("name", "state", "sweep", "ended_at")),
     sa.Index("run_archived", "archived", "id"),
@@ -101,20 +218,18 @@ _SUMMARY = {
     "max": "float | None", "max_step": "int | None",
 }  # fmt: skip
 metric = _table("metric", "run_id name", _SUMMARY, sa.Index("metric_last", "name", "last", "run_id"))
-# What a run's rows in ``metric`` were made of (``model/metrics/summary.py``), so that the next reading adds to them.
+# What a run's rows in ``metric`` were made of (``model/metrics/curves.py``), so that the next reading adds to them.
 line = _table("line", "run_id", {"made_of": "Mapping[str, Any]"})
 # Lines of journals that are not records, kept for inspection.
 garbage = _table("garbage", "run_id source offset", stored_fields(Garbage))
 # How much of a run each tracker has. Directories of runs that earlier versions have sent do not have this, so the table
 # survives a change of the version.
 sent = _table("sent", "run_id tracker", stored_fields(Sent))
-# What stood in its place in versions before 8.
-_EARLIER_SENT = "mirror"
 
 
 def is_registry(tables: Collection[str]) -> bool:
     """Whether a database with these ``tables`` is a registry, of any version."""
-    return {run.name, event.name} <= set(tables) and bool({sent.name, _EARLIER_SENT} & set(tables))
+    return {run.name, event.name} <= set(tables)
 
 
 def is_json(column: sa.Column[Any]) -> bool:
@@ -124,24 +239,9 @@ def is_json(column: sa.Column[Any]) -> bool:
 
 def replace_tables(connection: sa.Connection, present: Collection[str]) -> None:
     """Make the tables, and delete ``present`` ones of an earlier version, except for tables that must survive."""
-    for name in set(present) - {sent.name, _EARLIER_SENT}:
+    for name in set(present) - {sent.name}:
         connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
     metadata.create_all(connection)
-    if _EARLIER_SENT in present:
-        _carry_over(connection)
-
-
-def _carry_over(connection: sa.Connection) -> None:
-    """Move what is known of MLflow, then the only tracker, to its new table."""
-    names = ("run_id", "uri", "offsets", "revision")
-    earlier = sa.Table(_EARLIER_SENT, sa.MetaData(), *(sa.Column(name) for name in names))
-    for row in connection.execute(sa.select(earlier)).mappings().all():
-        offsets = json.loads(row["offsets"])
-        # The names of refused metrics were among the offsets.
-        refused = offsets.pop("refused", [])
-        values = {"tracker": "mlflow", "sending": "{}", "problem": "", **row}
-        connection.execute(sent.insert(), {**values, "offsets": json.dumps(offsets), "refused": json.dumps(refused)})
-    connection.execute(sa.schema.DropTable(earlier))
 
 
 def not_of_this_version(registry: str, version: int | None) -> RegistryUnusable:

@@ -93,8 +93,12 @@ class _PatientConnection(sqlite3.Connection):
                 if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
                     raise
                 # SQLite takes ENOLCK for a lock that another process has, and other errors for a failing disk.
-                if waiting is None and not _can_lock(self.registry):
-                    raise NoFileLocks from error
+                if waiting is None:
+                    # Another file shows whether there are locks: this process may have locked the registry. Without
+                    # another one, in a directory that cannot be written to, the registry is only read.
+                    with contextlib.suppress(PathError):
+                        if not has_record_locks(lock_beside(self.registry)):
+                            raise NoFileLocks from error
                 if code != sqlite3.SQLITE_BUSY:
                     raise
                 waiting = waiting or Waiting(LIMIT_S, lambda: f"the registry {self.registry}, {self._holder()}")
@@ -104,14 +108,6 @@ class _PatientConnection(sqlite3.Connection):
 
     def _holder(self) -> str:
         return f"held by {describe_lockers(self.registry) or 'another process, which cannot be seen from here'}"
-
-
-def _can_lock(registry: Path) -> bool:
-    """Whether SQLite can lock the registry, tried with another file: this process may have locked the registry."""
-    try:
-        return has_record_locks(lock_beside(registry))
-    except PathError:
-        return True  # a directory that cannot be written to: its registry is only read
 
 
 def lock_beside(registry: Path) -> Path:
@@ -202,8 +198,7 @@ def open_file(path: Path, *, create: bool = True) -> sa.Engine:
 
     Args:
         path: The file.
-        create: Create it if there is none. One of an earlier version is copied to a backup and emptied: the next
-            command reads all runs again.
+        create: Create it if there is none. One of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
         RegistryUnusable: The file is not a registry or, without ``create``, not one of this version.
@@ -212,18 +207,26 @@ def open_file(path: Path, *, create: bool = True) -> sa.Engine:
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
-        return _open(_with_events(patient_engine(path), path), path, create=create)
+        return _open_with(_with_events(patient_engine(path), path), path, create=create)
     except NoFileLocks:
-        return _open(_with_events(exclusive_engine(path), path), path, create=create)
+        return _open_with(_with_events(exclusive_engine(path), path), path, create=create)
 
 
-def _open(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
+def _open_with(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
     version = _version_if_registry(engine, path) if _exists(path) else None
     if version == schema.VERSION:
         return engine
     if not create:
         raise schema.not_of_this_version(str(path), version)
-    _bring_up_to_date(engine, path)
+    make_directory(path.parent)
+    with held(lock_beside(path)):
+        try:
+            create_private(path)
+        except OSError as error:
+            raise RegistryFailed(f"cannot write the registry {path}: {describe_os_error(error)}") from error
+        # Another command may have made the tables since.
+        if _tables_version(engine, path) != schema.VERSION:
+            _make_tables(engine)
     return engine
 
 
@@ -258,19 +261,19 @@ def _with_events(engine: sa.Engine, path: Path) -> sa.Engine:
     def _failed(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
         if isinstance(error, sqlite3.DatabaseError):
-            raise _translated(path, error) from error
+            raise _sqlite_error(path, error) from error
 
     return engine
 
 
-def _translated(path: Path, error: sqlite3.DatabaseError) -> Exception:
+def _sqlite_error(path: Path, error: sqlite3.DatabaseError) -> Exception:
     """An error of SQLite or its driver as one of ours."""
     # The driver reports text that is not UTF-8 like a failing disk, but without a code of SQLite.
     if not isinstance(error, sqlite3.OperationalError) or str(error).startswith("Could not decode to UTF-8"):
         return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry rebuild' replaces it")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
         return ConnectionLost(f"the registry {path} was replaced or deleted")
-    return RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}")
+    return RegistryFailed(f"the registry {path} cannot be used: {error}; {_disk_advice(path, error)}")
 
 
 def _begin_explicitly(engine: sa.Engine) -> None:
@@ -295,12 +298,12 @@ def _begin_explicitly(engine: sa.Engine) -> None:
 def _version_if_registry(engine: sa.Engine, path: Path) -> int | None:
     """The version of the tables; RegistryUnusable also if what cannot be read was never a registry."""
     try:
-        return _version(engine, path)
+        return _tables_version(engine, path)
     except RegistryDamaged as error:
         if _was_registry(path):
             raise
         cause = error.__cause__
-        raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_advice(path)}") from cause
+        raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_rebuild_advice(path)}") from cause
 
 
 def _was_registry(path: Path) -> bool:
@@ -319,7 +322,7 @@ def _was_registry(path: Path) -> bool:
     return schema.is_registry(tables) if tables else lock_beside(path).is_file()
 
 
-def _version(engine: sa.Engine, path: Path) -> int | None:
+def _tables_version(engine: sa.Engine, path: Path) -> int | None:
     """The version of the tables; None for an empty file. Raises RegistryUnusable if newer, or not a registry."""
     with engine.connect().execution_options(**READS) as connection:
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
@@ -328,7 +331,7 @@ def _version(engine: sa.Engine, path: Path) -> int | None:
     if not tables:
         return None
     if not schema.is_registry(tables):
-        raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
+        raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_rebuild_advice(path)}")
     if version > schema.VERSION:
         raise RegistryNewer(
             f"{path} was made by a newer slurmtrain (schema {version}); upgrade slurmtrain, or use another --runs"
@@ -336,28 +339,14 @@ def _version(engine: sa.Engine, path: Path) -> int | None:
     return version
 
 
-def _advice(path: Path) -> str:
+def _rebuild_advice(path: Path) -> str:
     return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
 
 
-def _cure(path: Path, error: sqlite3.OperationalError) -> str:
+def _disk_advice(path: Path, error: sqlite3.OperationalError) -> str:
     if "full" in str(error):
         return f"free some space in {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
     return f"look at {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
-
-
-def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
-    make_directory(path.parent)
-    with held(lock_beside(path)):
-        try:
-            create_private(path)
-        except OSError as error:
-            raise RegistryFailed(f"cannot write the registry {path}: {describe_os_error(error)}") from error
-        version = _version(engine, path)
-        if version is not None and version != schema.VERSION:
-            _back_up(engine, path, version)
-        if version != schema.VERSION:
-            _make_tables(engine)
 
 
 def _make_tables(engine: sa.Engine) -> None:
@@ -368,26 +357,7 @@ def _make_tables(engine: sa.Engine) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version = {schema.VERSION}")
 
 
-def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
-    """Copy the file consistently, using SQLite: it may contain runs whose directories have since been deleted."""
-    backup = path.with_name(f"{path.name}.{version}.bak")
-    try:
-        backup.unlink(missing_ok=True)
-        create_private(backup)
-        # Nobody else has the new file, and its file system may have no locks.
-        target_uri = f"file:{quote(str(backup))}?vfs={SQLITE_WITHOUT_LOCKS}"
-        with engine.connect() as source, contextlib.closing(sqlite3.connect(target_uri, uri=True)) as target:
-            registry = source.connection.driver_connection
-            assert isinstance(registry, sqlite3.Connection)
-            registry.backup(target)
-        fsync_directory(path.parent)
-    except (OSError, sqlite3.Error) as error:
-        raise RegistryFailed(
-            f"cannot copy the registry {path}, which is of an earlier version, to {backup}: {error}"
-        ) from error
-
-
-def identity(path: Path) -> FileIdentity | None:
+def file_identity(path: Path) -> FileIdentity | None:
     """Which file has this name now; None: none that can be seen."""
     try:
         status = path.lstat()
@@ -396,7 +366,7 @@ def identity(path: Path) -> FileIdentity | None:
     return status.st_dev, status.st_ino
 
 
-def put_aside(path: Path, suffix: str, only: FileIdentity | None = None) -> Path | None:
+def put_file_aside(path: Path, suffix: str, only: FileIdentity | None = None) -> Path | None:
     """Rename a file and its journal, so that a new one can take its place; returns the new name.
 
     Args:
@@ -408,7 +378,7 @@ def put_aside(path: Path, suffix: str, only: FileIdentity | None = None) -> Path
         RegistryFailed: It cannot be renamed, or another process holds its lock.
     """
     with held(lock_beside(path)):
-        if only not in (None, identity(path)):
+        if only not in (None, file_identity(path)):
             return None
         names = (path.with_name(f"{path.name}.{suffix}{number or ''}") for number in itertools.count())
         kept = next(name for name in names if not os.path.lexists(name))

@@ -5,8 +5,9 @@ Only this package uses SQL. One in memory replaces a registry that fails, or a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +25,12 @@ from slurmtrain.errors import (
 from slurmtrain.model.run.layout import METRICS
 from slurmtrain.registry import queries, schema, sqlite
 from slurmtrain.registry.cells import NOT_OURS, damaged_value
-from slurmtrain.registry.listed import Listed, decode_cell, is_mirrored
+from slurmtrain.registry.rows import Listed, decode_cell, is_mirrored
+from slurmtrain.registry.schema import insert
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.summary import MetricSummary
+    from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.base import P as E
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Run
     from slurmtrain.model.urls import DatabaseUrl
+    from slurmtrain.registry.cells import Sent
     from slurmtrain.registry.queries import IndexRow
-    from slurmtrain.registry.sent import Sent
     from slurmtrain.registry.sqlite import FileIdentity
     from slurmtrain.registry.transaction import Transaction
+
 
 T = TypeVar("T")
 
@@ -73,7 +76,7 @@ def reading(engine: sa.Engine) -> sa.Connection:
     return engine.connect().execution_options(**options)
 
 
-def put_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileIdentity | None = None) -> Path | None:
+def put_registry_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileIdentity | None = None) -> Path | None:
     """Make room for a new registry where one cannot be used: a file is renamed, a schema emptied.
 
     Args:
@@ -88,7 +91,7 @@ def put_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileIdentity | 
         RegistryUnusable: A schema holds tables of others; RegistryFailed, PathError.
     """
     if isinstance(address, Path):
-        return sqlite.put_aside(address, suffix, only)
+        return sqlite.put_file_aside(address, suffix, only)
     from slurmtrain.registry.postgresql import start_anew
 
     start_anew(address)
@@ -142,17 +145,9 @@ class Store:
         except (PathError, RegistryUnusable) as error:
             self._replace(error)
 
-    @classmethod
-    def in_memory_only(cls) -> Store:
-        """A registry of this process alone, which holds nothing yet."""
-        store = cls.__new__(cls)
-        store.address, store._spare, store.in_memory = Path(":memory:"), None, True
-        store._was_damaged, store._file = False, None
-        store._engine = sqlite.engine_in_memory()
-        return store
-
     def close(self) -> None:
         """Close the database. What replaces it stays readable: a database in memory is lost with its connection."""
+        # A watch closes the registry before it reports what it has read.
         if not self.in_memory:
             self._engine.dispose()
 
@@ -208,7 +203,7 @@ class Store:
 
     def load_all(self, run_ids: Collection[str]) -> dict[str, Run]:
         """The known ones among these runs, with all attempts and checkpoints."""
-        return self.ask(lambda db: queries.load(db, run_ids))
+        return self.ask(lambda db: queries.load_runs(db, run_ids))
 
     def events(self, run_id: str, cls: type[E]) -> list[Event[E]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
@@ -250,7 +245,15 @@ class Store:
         if not directories:
             return []
         offsets = self.ask(lambda db: queries.offsets(db, [directory.id for directory in directories]))
-        return [run for run in directories if _has_news(run, offsets.get(run.id, {}))]
+        news = []
+        for run in directories:
+            try:
+                has_news = has_unread(journal_files(run), offsets.get(run.id, {}))
+            except RunUnreadable:
+                has_news = True
+            if has_news:
+                news.append(run)
+        return news
 
     def sent(self, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:
         """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
@@ -312,7 +315,8 @@ class Store:
             except ConnectionLost:
                 # With a new connection: the server may only have been restarted, or the file replaced.
                 if isinstance(self.address, Path):
-                    self._reopen()
+                    self._engine.dispose()
+                    self._open()
                 return action()
         except (RegistryFailed, RegistryUnusable) as error:
             self._replace(error)
@@ -320,27 +324,20 @@ class Store:
             # In memory nothing is damaged: there it is a bug.
             if self.in_memory or self._spare is None:
                 raise
-            self._try_in_memory(action, self._spare)
+            # What the action raises with what the run directories hold is no fault of the file's.
+            engine, self._engine = self._engine, sqlite.engine_in_memory()
+            try:
+                with self.begin() as transaction:
+                    self._spare.fill(transaction)
+                action()
+            finally:
+                self._engine = engine
             self._replace(damaged_value(error, self.address))
         return self._try(action)
 
-    def _try_in_memory(self, action: Callable[[], object], spare: Spare) -> None:
-        """Raise what the action raises with what the run directories hold: then no file is to blame."""
-        engine, self._engine = self._engine, sqlite.engine_in_memory()
-        try:
-            with self.begin() as transaction:
-                spare.fill(transaction)
-            action()
-        finally:
-            self._engine = engine
-
-    def _reopen(self) -> None:
-        self._engine.dispose()
-        self._open()
-
     def _open(self) -> None:
         # Before it is opened: only this file may be put aside if it is damaged.
-        self._file = sqlite.identity(self.address) if isinstance(self.address, Path) else None
+        self._file = sqlite.file_identity(self.address) if isinstance(self.address, Path) else None
         self._engine = open_engine(self.address)
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:
@@ -364,12 +361,14 @@ class Store:
 
         A kill leaves the damaged file, none or a new one; the next command reads whatever that does not have.
         """
+        # Once: a file that is damaged again at once lies on a failing disk.
         if self._was_damaged or spare.note is None or not isinstance(self.address, Path):
             return False
         self._was_damaged = True
+        # Opening may have failed before there was any.
         if "_engine" in vars(self):
             self._engine.dispose()
-        kept = put_aside(self.address, "damaged", only=self._file)
+        kept = put_registry_aside(self.address, "damaged", only=self._file)
         if kept is not None:
             spare.note(
                 f"the registry {self.address} was damaged ({error.__cause__ or error}): it is kept as {kept}, and a "
@@ -382,9 +381,88 @@ class Store:
         return True
 
 
-def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
-    """Whether there is more to read in a run than up to these ``offsets``, or something that cannot be read."""
+# So many rows are in memory at once.
+_BATCH = 5_000
+
+
+def copy_rows(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[str, int]:
+    """Copy the rows of ``source`` into ``target``, and remove all others; returns the number of rows of each table.
+
+    A kill leaves the target as it was. Nobody else may write to either meanwhile, except to a source on a server: its
+    rows at the beginning are copied.
+
+    Args:
+        source: A registry of this version.
+        target: Where none is, an empty one, or one that has only runs of the source.
+
+    Raises:
+        RegistryUnusable: There is no registry to copy, or the target has other runs.
+        RegistryFailed: A database cannot be used now, or what was written is not what was read.
+    """
+    old, new = open_engine(source, create=False), open_engine(target)
     try:
-        return has_unread(journal_files(run), offsets)
-    except RunUnreadable:
-        return True
+        with reading(old) as reader, new.begin() as writer:
+            _check_runs(reader, writer, target)
+            return {table.name: _copy_table(reader, writer, table) for table in schema.metadata.sorted_tables}
+    except ValueError as error:  # SQLite stores any value in any column, PostgreSQL does not
+        raise RegistryUnusable(
+            f"{source} holds what slurmtrain has not written ({error}): run 'slurmtrain registry rebuild' with it first"
+        ) from error
+    finally:
+        old.dispose()
+        new.dispose()
+
+
+def _check_runs(reader: sa.Connection, writer: sa.Connection, target: Path | DatabaseUrl) -> None:
+    """Raise RegistryUnusable if the target has runs that the source does not have."""
+    of_source, of_target = (
+        {run_id for (run_id,) in each.execute(sa.select(schema.run.c.id))} for each in (reader, writer)
+    )
+    others = sorted(of_target - of_source)
+    if others:
+        raise RegistryUnusable(
+            f"{target} has {len(others)} runs that are not in the registry to be copied, such as {others[-1]}: choose "
+            "an empty database"
+        )
+
+
+def _copy_table(reader: sa.Connection, writer: sa.Connection, table: sa.Table) -> int:
+    """Replace a table's rows; returns their number. Raises RegistryFailed if the database has others afterwards."""
+    read, written = _Rows(), _Rows()
+    statement = insert(writer.dialect.name, "fail", table, tuple(table.columns.keys()))
+    writer.execute(table.delete())
+    for rows in _batches(reader, table):
+        read.add(rows)
+        writer.exec_driver_sql(statement, rows)
+    for rows in _batches(writer, table):
+        written.add(rows)
+    if (read.count, read.digest()) != (written.count, written.digest()):
+        raise RegistryFailed(
+            f"the copy of the table {table.name!r} is not what was read ({written.count} rows of {read.count}); "
+            "nothing was stored: try again, and copy to another database if that does not help"
+        )
+    return read.count
+
+
+def _batches(connection: sa.Connection, table: sa.Table) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a table in the order of their keys, which is the same in every database."""
+    query = sa.select(*table.columns).order_by(*table.primary_key)
+    with connection.execute(query, execution_options={"stream_results": True}) as result:
+        for rows in result.partitions(_BATCH):
+            yield [tuple(row) for row in rows]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The number of rows, and a hash of their values."""
+
+    count: int = 0
+    _hash: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, rows: list[tuple[Any, ...]]) -> None:
+        self.count += len(rows)
+        # PostgreSQL has this character in place of NUL (slurmtrain.registry.postgresql).
+        self._hash.update(repr(rows).replace("\\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="surrogatepass"))
+
+    def digest(self) -> str:
+        return str(self._hash.hexdigest())

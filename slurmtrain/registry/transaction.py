@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 
 from slurmtrain.model.preflight.finding import LedgerEntry
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.journal_lines import Garbage
+from slurmtrain.model.run.journal_lines import Garbage, Progress
 from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
-from slurmtrain.registry.dialects import Conflict, insert
 from slurmtrain.registry.rows import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -35,10 +33,11 @@ from slurmtrain.registry.rows import (
     RowFormat,
     run_row,
 )
+from slurmtrain.registry.schema import Conflict, insert
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.summary import LineSummary
-    from slurmtrain.registry.sent import Sent
+    from slurmtrain.model.metrics.curves import LineSummary
+    from slurmtrain.registry.cells import Sent
 
 T = TypeVar("T")
 
@@ -76,8 +75,9 @@ class Transaction:
         """Write the rows collected so far."""
         if self._put:
             ids = {"ids": json.dumps(sorted(self._put))}
+            # Attempts and checkpoints may have become fewer, as after a rebuild: they are not just replaced.
             for table in _OF_A_RUN:
-                self._connection.execute(_delete(table), ids)
+                self._connection.execute(_deletion(table), ids)
             self._put.clear()
         for statement, rows in self._rows.items():
             if rows:
@@ -182,6 +182,7 @@ class Transaction:
             scanned: Times (ns) of its folders when its files were listed; empty if they are gone.
             revision: How many bytes of its journals and metrics have been read.
         """
+        # The rows that are to be replaced must be written before they can be deleted.
         if run.id in self._put:
             self.flush()
         self._put.add(run.id)
@@ -202,7 +203,11 @@ class Transaction:
         storable = reason.encode(errors="backslashreplace").decode()
         run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=storable, executor="")
         row = run_row(run, settled=False, scanned=(), revision=0)
-        self._connection.exec_driver_sql(_mark_unreadable(self.dialect), row)
+        # Of a run that is known, only what concerns that is changed.
+        changes = "state = excluded.state, reason = excluded.reason, settled = excluded.settled"
+        differs = "run.state <> excluded.state OR run.reason <> excluded.reason OR run.settled <> excluded.settled"
+        statement = insert(self.dialect, "fail", RUNS.table, RUNS.columns)
+        self._connection.exec_driver_sql(f"{statement} ON CONFLICT (id) DO UPDATE SET {changes} WHERE {differs}", row)
 
     def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
         """Record that these runs are settled. ``scanned``: their folders' times (ns), by run."""
@@ -234,7 +239,7 @@ class Transaction:
         self.flush()
         ids = {"ids": json.dumps(list(run_ids))}
         for table in schema.metadata.tables.values():
-            self._connection.execute(_delete(table), ids)
+            self._connection.execute(_deletion(table), ids)
 
     def set_sent(self, run_id: str, sent: Sent) -> None:
         """Record how much of a run a tracker has."""
@@ -242,25 +247,10 @@ class Transaction:
 
     def _add(self, conflict: Conflict, into: RowFormat[Any] | sa.Table, rows: Iterable[Row]) -> None:
         """Note rows for a table, to be written with all others of their kind; they have all of its columns."""
-        self._rows[_insert(self.dialect, conflict, into)] += rows
+        table_columns = (into,) if isinstance(into, sa.Table) else (into.table, into.columns)
+        self._rows[insert(self.dialect, conflict, *table_columns)] += rows
 
 
 @cache
-def _insert(dialect: str, conflict: Conflict, into: RowFormat[Any] | sa.Table) -> str:
-    if isinstance(into, RowFormat):
-        return insert(dialect, conflict, into.table, into.columns)
-    return insert(dialect, conflict, into, tuple(column.name for column in into.columns))
-
-
-@cache
-def _delete(table: sa.Table) -> sa.Delete:
+def _deletion(table: sa.Table) -> sa.Delete:
     return table.delete().where(queries.of_runs(table))
-
-
-@cache
-def _mark_unreadable(dialect: str) -> str:
-    """Inserts the row of a run that cannot be read; of one that is known, it changes only what that concerns."""
-    changes = "state = excluded.state, reason = excluded.reason, settled = excluded.settled"
-    differs = "run.state <> excluded.state OR run.reason <> excluded.reason OR run.settled <> excluded.settled"
-    row = insert(dialect, "fail", RUNS.table, RUNS.columns)
-    return f"{row} ON CONFLICT (id) DO UPDATE SET {changes} WHERE {differs}"

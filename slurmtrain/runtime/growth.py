@@ -24,9 +24,8 @@ from slurmtrain.model.interruption.growth_policy import (
     pause_before_request,
 )
 from slurmtrain.model.run.events.agent_events import NodesLeft, NodesRequested, RanksRestarted
-from slurmtrain.model.run.job_state import base
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
-from slurmtrain.model.run.run import GROW
+from slurmtrain.model.run.run import GROW, base
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import EXTENDS, take_variable
 from slurmtrain.runtime.job import lease

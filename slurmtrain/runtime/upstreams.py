@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NoCheckpoint, PathError, SlurmtrainError
-from slurmtrain.model.run.file_names import checkpoint_name
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, RunsRoot, checkpoint_name, run_ids_among
 from slurmtrain.model.run.lineage import EARLY, Standing, Upstream, standing
-from slurmtrain.model.run.root import RunsRoot, run_ids_among
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_new_directory, read_json, write_json
 
 # Commands that only list runs import this module too, and nothing of specs and checkpoints.

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from slurmtrain.model.environment import surroundings
-from slurmtrain.model.environment.surroundings import GPU_VARIABLES
+from slurmtrain.model.environment import (
+    GPU_VARIABLES,
+    SBATCH_PREFIX,
+    describe_variables,
+    place_options,
+    places,
+    telling,
+    without_effect,
+)
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import OPTIONS, named_options
 from slurmtrain.runtime.environment.variables import scrubbed
@@ -24,17 +31,17 @@ def counting_variables(
         environ: the result of :func:`of_sbatch`, if the plans of a whole sweep are asked for.
     """
     environ = of_sbatch() if environ is None else environ
-    return surroundings.places({**(earlier or {}), **environ}, named_options(plan.spec.slurm))
+    return places({**(earlier or {}), **environ}, named_options(plan.spec.slurm))
 
 
 def of_sbatch() -> dict[str, str]:
     """The variables of this environment that sbatch follows."""
-    return {name: value for name, value in os.environ.items() if name.startswith(surroundings.PREFIX)}
+    return {name: value for name, value in os.environ.items() if name.startswith(SBATCH_PREFIX)}
 
 
 def telling_variables(plan: Plan) -> dict[str, str]:
     """The variables of this environment that decide what the ranks of a plan run, or how, by name."""
-    return surroundings.telling(os.environ, plan.spec.env)
+    return telling(os.environ, plan.spec.env)
 
 
 def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
@@ -44,7 +51,7 @@ def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
         plan: the plan.
         variables: the variables of :func:`counting_variables`, by default this environment's.
     """
-    options = surroundings.options(counting_variables(plan) if variables is None else variables)
+    options = place_options(counting_variables(plan) if variables is None else variables)
     if not options:
         return plan
     return plan.asking({**options, **plan.spec.slurm})
@@ -65,7 +72,7 @@ def _set_by(plan: Plan) -> frozenset[str]:
 
 def notes_on_ranks(plans: Sequence[Plan]) -> list[str]:
     """A line at most with the variables of this environment that decide what ranks run, or how."""
-    reach = surroundings.describe({name: value for plan in plans for name, value in telling_variables(plan).items()})
+    reach = describe_variables({name: value for plan in plans for name, value in telling_variables(plan).items()})
     return [f"ranks get from this environment: {reach}"] if reach else []
 
 
@@ -73,8 +80,8 @@ def notes(plans: Sequence[Plan]) -> list[str]:
     """What a person should know who submits these plans from here: a line at most for what counts and what does not."""
     environ = of_sbatch()
     places = (counting_variables(plan, environ=environ) for plan in plans)
-    counts = surroundings.describe({name: value for each in places for name, value in each.items()})
+    counts = describe_variables({name: value for each in places for name, value in each.items()})
     owns = dict.fromkeys(map(_set_by, plans))
-    lost = dict.fromkeys(text for own in owns for text in surroundings.without_effect(os.environ, own, OPTIONS))
+    lost = dict.fromkeys(text for own in owns for text in without_effect(os.environ, own, OPTIONS))
     parts = [f"from this environment: {counts}"] if counts else []
     return [*parts, *([f"without effect in this environment: {', '.join(lost)}"] if lost else [])]

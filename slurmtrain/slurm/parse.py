@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from slurmtrain.model.run.job_state import base
+from slurmtrain.model.run.run import base
 
 # squeue's fields and their requested widths: with fixed widths a field may contain any character, even separators.
 # Longer fields are cut; the name comes last, since the user chooses it.

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.model.run.job_state import ABSENT, GONE, base, is_final
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.run import ABSENT, GONE, Attempt, Run, base, is_final
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.scheduler import Accounting, Queue
 

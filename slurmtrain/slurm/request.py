@@ -25,8 +25,7 @@ from slurmtrain.model.experiment.slurm_options import SRUN, named_options
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.experiment.values import write_node_memory
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
-from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.run.root import ArrayDir
+from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.runtime.environment.ranks import load_profile
 from slurmtrain.runtime.setup.setup_script import setup_values, shell_templates
 from slurmtrain.runtime.task import task_command

@@ -12,8 +12,7 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sweep import Pack
-from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.run.root import ArrayDir
+from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.slurm.outer_variables import counting_variables, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.request import Request

@@ -19,8 +19,7 @@ from typing import IO
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.code import FILE, LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
-from slurmtrain.model.run.layout import SnapshotDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot, SnapshotDir
 from slurmtrain.runtime.code.packages import find_editable
 from slurmtrain.snapshots import listings
 from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select_code

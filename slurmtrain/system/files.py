@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.run.events.event_values import UNUSABLE, is_within, reader_of
+from slurmtrain.model.run.events.base import UNUSABLE, is_within, reader_of_type
 from slurmtrain.system.owned_files import Check, check_entry, check_owned, open_checked, read_checked
 
 DIRECTORY_MODE = 0o700
@@ -260,7 +260,7 @@ def read_json(
     Args:
         path: The file.
         check: Who may own the file and its directory, or write to them.
-        types: The types of keys that it may have, as annotations that ``model/run/events/event_values`` reads.
+        types: The types of keys that it may have, as annotations that ``model/run/events/base`` reads.
 
     Raises:
         PathError: It cannot be read, or is not such an object.
@@ -290,7 +290,7 @@ def _what_is_wrong(data: object, types: Mapping[str, str]) -> str:
     # Our files nest a few levels deep; what reads them later would exceed the recursion limit.
     if not is_within(data, _DEEPEST):
         return f"it is nested more than {_DEEPEST} levels deep"
-    wrong = [key for key, type_ in types.items() if key in data and reader_of(type_)(data[key], []) is UNUSABLE]
+    wrong = [key for key, type_ in types.items() if key in data and reader_of_type(type_)(data[key], []) is UNUSABLE]
     return f"its {wrong[0]!r} cannot be {json.dumps(data[wrong[0]])[:_SHOWN]}" if wrong else ""
 
 

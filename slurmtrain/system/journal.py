@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from slurmtrain.model.run.events.base import Payload, encode
-from slurmtrain.model.run.root import base32
+from slurmtrain.model.run.layout import base32
 from slurmtrain.system.files import fsync, share_file
 from slurmtrain.system.owned_files import open_checked
 

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from slurmtrain.errors import PathError, RunUnreadable, UntrustedPath
 from slurmtrain.model.metrics.columns import Block, block_of, read_plain_lines
-from slurmtrain.model.run.attempt_progress import Point, points_of, read_point
-from slurmtrain.model.run.events.event_values import is_text
-from slurmtrain.model.run.journal_lines import Garbage, Reading, garbage_of, read_lines
+from slurmtrain.model.run.events.base import is_text
+from slurmtrain.model.run.journal_lines import Garbage, Point, Reading, garbage_of, points_of, read_lines, read_point
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import Check, check_directory, check_owned, kind_of, open_regular

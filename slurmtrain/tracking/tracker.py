@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.metrics.settled import Fate, Place
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.files import describe_os_error
 

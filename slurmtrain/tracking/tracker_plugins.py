@@ -13,7 +13,7 @@ from slurmtrain.model.experiment.kinds import suggestion
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from slurmtrain.model.run.root import RunsRoot
+    from slurmtrain.model.run.layout import RunsRoot
     from slurmtrain.tracking.tracker import FileTracker, Tracker, WrittenFiles
 
 GROUP = "slurmtrain.trackers"

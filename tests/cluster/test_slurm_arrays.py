@@ -20,7 +20,7 @@ from test_slurm_asking import Recorder
 from test_slurm_kills import Killing, _launchers
 
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.run.root import is_run_id
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.slurm.reconcile import GIVEN_UP_S
 
 # What does not change the weights.

@@ -15,7 +15,7 @@ import pytest
 from helpers.cluster import REPOSITORY, Cluster, ClusterSite
 from helpers.site import until
 
-from slurmtrain.model.run.root import RunsRoot, is_run_id, is_unborn
+from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 
 COMMAND = "slurmtrain"
 LAUNCHER = "slurmtrain.slurm.sbatch_process"

@@ -17,7 +17,7 @@ from helpers.rare import rare
 from helpers.site import until
 from test_slurm_kills import Killing, _launchers
 
-from slurmtrain.model.run.root import is_run_id
+from slurmtrain.model.run.layout import is_run_id
 
 # How many runs share a job, of twice as many.
 PACK = 4 if int(os.environ.get("TEST_PREEMPTIONS", "1")) > 1 else 2

@@ -21,10 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.experiment.checkpoint import KeepSpec
 from slurmtrain.model.run.events.agent_events import NodeEnded
-from slurmtrain.model.run.events.event_kinds import read_payload
-from slurmtrain.model.run.file_names import checkpoint_name
-from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.root import RunsRoot, run_id
+from slurmtrain.model.run.journal_lines import payload_classes
+from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name, run_id
 from slurmtrain.runtime.checkpoint.saver import PublishPolicy, Save, Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -73,7 +71,7 @@ def end_run(run: RunDir, cause: str = "crash", *, reason: str = "", attempt: str
 def write_rank_event(run: RunDir, kind: str, *, attempt: str = ATTEMPT, **fields: Any) -> None:
     """Write an event into rank 0's journal."""
     with Journal(AttemptDir(run.attempts / attempt).rank_journal(0)) as journal:
-        event = read_payload(kind, fields)
+        event = payload_classes()[kind].from_json(fields)
         assert event is not None
         journal.write(event)
 

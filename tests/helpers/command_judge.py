@@ -13,9 +13,16 @@ from pathlib import Path, PurePath
 
 from helpers.forked_commands import Ended
 from helpers.sample_home import LIVE, SAVED, STATES, SampleHome, id_of
-from slurmtrain.model.run.file_names import checkpoint_name, is_log, is_of_submitit, put_aside
-from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS
-from slurmtrain.model.run.root import is_run_id, is_unborn
+from slurmtrain.model.run.layout import (
+    ATTEMPTS,
+    JOURNALS,
+    checkpoint_name,
+    is_log,
+    is_of_submitit,
+    is_run_id,
+    is_unborn,
+    put_aside,
+)
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})

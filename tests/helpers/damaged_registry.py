@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from click.testing import CliRunner
@@ -14,12 +15,12 @@ from click.testing import CliRunner
 from slurmtrain.cli.show_commands import show
 from slurmtrain.cli.status_commands import status
 from slurmtrain.config import Config
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Store
 
 IDS = [run_id(1_700_000_000_000 + number, number) for number in range(12)]
@@ -62,7 +63,7 @@ class Root:
 
     def check(self) -> None:
         """Assert that the registry's file is sound, and holds what the run directories say."""
-        with Store(self.registry) as store, Store.in_memory_only() as fresh:
+        with TemporaryDirectory() as elsewhere, Store(self.registry) as store, Store(Path(elsewhere) / "r.db") as fresh:
             store.check()
             with fresh.begin() as transaction:
                 ingest(transaction, [self.open().root.run(each) for each in IDS], dead=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from helpers.command_judge import EXIT_CODES, Snapshot, judge, snapshot
 from helpers.forked_commands import CommandLine, Ended, run_forked
 from helpers.sample_home import SampleHome, copy_home
-from slurmtrain.model.run.root import is_run_id, is_unborn
+from slurmtrain.model.run.layout import is_run_id, is_unborn
 
 _ALIVE = frozenset({"pending", "running"})
 

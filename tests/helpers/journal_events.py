@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurmtrain.model.interruption.next_start import with_next_start
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
-from slurmtrain.model.run.journal_lines import read_event
+from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.run import Run
 
 

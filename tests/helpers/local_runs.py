@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from helpers.journal_events import read_run
 from helpers.simulated_run import SimulatedRun
-from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.run import Run
 
 PROCESS = {"host": "n0", "boot": "b", "pid": 5, "start": 9}

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from slurmtrain.model.metrics.columns import MetricSummary
 from slurmtrain.model.metrics.curves import AttemptStart, Restart
-from slurmtrain.model.metrics.summary import MetricSummary
-from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.run.journal_lines import Point
 
 Row = tuple[int, int, float, float]
 """Attempt, step, time, value."""

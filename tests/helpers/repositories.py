@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.experiment.code import CodeSnapshot, CodeSpec
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.runtime.code.code_copy import make_tree, read_code_manifest
 from slurmtrain.snapshots.selection import CodeSource
 from slurmtrain.snapshots.snapshot_store import take

@@ -19,7 +19,7 @@ from helpers.checkpoints import gone, make_checkpoints
 from helpers.fakeslurm import PARTITIONS, squeue_line
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.experiment.checkpoint import KeepSpec
-from slurmtrain.model.run.root import RunsRoot, run_id
+from slurmtrain.model.run.layout import RunsRoot, run_id
 from slurmtrain.system.files import write_json
 
 # The states of the sample's runs; a run's name is its state.

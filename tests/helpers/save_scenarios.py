@@ -22,9 +22,8 @@ from typing import Any
 
 from helpers.killpoints import kill_at, watch
 from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
-from slurmtrain.model.run import retention
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.checkpoints import Saved, reasons_to_keep
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.runtime.checkpoint import checkpoint_files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 
@@ -385,8 +384,8 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], s
     metrics = {save.step: save.metrics for save in scenario.before}
     metrics |= {step: checkpoint_files.read_manifest(run.checkpoints / f"step-{step}").metrics for step in now}
     spoiled = [step for step in scenario.spoiled if (run.checkpoints / f"step-{step}").exists()]
-    candidates = [retention.Saved(step, metrics.get(step, {})) for step in {*published, after.step, *spoiled}]
-    kept = retention.reasons(candidates, after.keep)
+    candidates = [Saved(step, metrics.get(step, {})) for step in {*published, after.step, *spoiled}]
+    kept = reasons_to_keep(candidates, after.keep)
     left = sorted(entry.name for entry in run.checkpoints.iterdir())
     assert left == sorted(f"step-{step}" for step in kept), f"{left} instead of {sorted(kept)}"
 

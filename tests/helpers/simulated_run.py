@@ -23,9 +23,9 @@ from helpers.journal_events import event, read_run
 from slurmtrain.model.experiment.plan import Plan, make_plan
 from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.spec import read_spec
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent, encode
 from slurmtrain.model.run.events.command_events import JobObserved
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.runtime.environment.node import Launch

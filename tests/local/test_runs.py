@@ -394,7 +394,7 @@ def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) 
 
 
 def _iso(seconds: float) -> str:
-    from slurmtrain.model.query.quantities import iso
+    from slurmtrain.model.query.fields import iso
 
     return str(iso(seconds))
 

@@ -21,7 +21,7 @@ from helpers.accounts import BOB, people
 from helpers.simulated_run import SimulatedRun
 from helpers.site import Site, until
 
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 OLDER, NEWER = "0aaaaaaaaa", "0aaaaaaaab"
 

@@ -20,8 +20,7 @@ import pytest
 from helpers.accounts import ALICE, Person, needs_accounts, people
 
 from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.system.process import this_process
 
 pytestmark = needs_accounts

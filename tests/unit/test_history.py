@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from slurmtrain import history as cache
 from slurmtrain.history import read_blocks
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.system import journal_files as files_module
 from slurmtrain.system.files import DIRECTORY_MODE
 from slurmtrain.system.journal_files import journal_files, read_metric_lines
@@ -179,12 +178,6 @@ def test_a_history_of_another_version_is_replaced(metrics: Metrics, monkeypatch:
     monkeypatch.setattr(cache, "_VERSION", [3, "middle"])
     metrics.check()
     no_parsing(monkeypatch)
-    metrics.check()
-
-
-def test_what_cannot_be_stored_is_read_all_the_same(metrics: Metrics) -> None:
-    metrics.log("1.0", (1, {"loss": 1.0}))
-    metrics.history.parent.write_text("no directory")
     metrics.check()
 
 

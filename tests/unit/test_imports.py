@@ -77,7 +77,7 @@ def modules_loaded_by(program: str, cwd: Path, *arguments: str) -> tuple[str, se
 def one_run(tmp_path: Path) -> Path:
     """A directory with a run, as submit leaves it before it hands the job over, in its runs root."""
     from slurmtrain.model.run.events.command_events import RunCreated
-    from slurmtrain.model.run.root import RunsRoot, run_id
+    from slurmtrain.model.run.layout import RunsRoot, run_id
     from slurmtrain.system.journal import Journal
 
     run = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))

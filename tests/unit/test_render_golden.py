@@ -14,7 +14,7 @@ import pytest
 from slurmtrain.config import Config
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sweep import Pack
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import specs

@@ -27,8 +27,8 @@ from slurmtrain.system.files import describe_os_error
 if TYPE_CHECKING:
     from slurmtrain.config import Config
     from slurmtrain.model.run.run import Run
-    from slurmtrain.registry.listed import Listed
     from slurmtrain.registry.queries import IndexRow
+    from slurmtrain.registry.rows import Listed
 
 # A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.
 _REGISTRY_AGAIN_S = 60.0

@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Any
 
 from slurmtrain.model.experiment.checkpoint import Every, EveryAuto
-from slurmtrain.model.run.events.event_values import is_number
+from slurmtrain.model.run.events.base import is_number
 
 # Assumed mean time between unnoticed interruptions of one node: six hours, as for spot instances. It weighs as much as
 # one observed interruption, so a hundred undisturbed nodes outweigh it within minutes.

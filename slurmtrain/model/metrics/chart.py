@@ -90,45 +90,39 @@ def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
     unit, seconds = next((name, size) for name, size, least in _UNITS if span >= least or size == 1.0)
     divisor = seconds if view.by_time else 0.0
     traces = [
-        Trace(each.label, _lines(each.curve.kept, each, view, divisor), list(_faint(each, view, divisor)))
+        Trace(each.label, _lines_of(each.curve.kept, each, view, divisor), list(_faint(each, view, divisor)))
         for each in series
     ]
-    marks = list(_marks(series[0], divisor)) if len(series) == 1 else []
+    marks: list[float] = []
+    for step, time in series[0].starts if len(series) == 1 else ():
+        if divisor and time is not None:
+            marks.append((time - series[0].since) / divisor)
+        elif not divisor and step is not None:
+            marks.append(float(step))
     return Chart(metric, unit if view.by_time else "step", traces, marks, view.log)
 
 
-def _lines(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
+def _lines_of(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
     """The lines of some ``points``; ``divisor``: seconds of the time axis' unit, 0 for steps."""
     values: Sequence[float] = points.values
     if view.log:
         values = [math.log10(value) if value > 0 else math.nan for value in values]
-    return outline(_xs(points, series.since, divisor), values, view.columns)
-
-
-def _xs(points: Points, since: float, divisor: float) -> Sequence[float]:
-    return [(time - since) / divisor for time in points.times] if divisor else points.steps
+    xs: Sequence[float] = [(time - series.since) / divisor for time in points.times] if divisor else points.steps
+    return outline(xs, values, view.columns)
 
 
 def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
     """The lines of bounds, and of what was superseded: one for each time that the run was rolled back."""
     for bound in series.bounds:
-        yield from _lines(bound, series, view, divisor)
+        yield from _lines_of(bound, series, view, divisor)
     part = Points()
     for row in series.curve.superseded.rows():
         if len(part) and row[1] <= part.steps[-1]:
-            yield from _lines(part, series, view, divisor)
+            yield from _lines_of(part, series, view, divisor)
             part = Points()
         part.append(*row)
     if len(part):
-        yield from _lines(part, series, view, divisor)
-
-
-def _marks(series: Series, divisor: float) -> Iterator[float]:
-    for step, time in series.starts:
-        if divisor and time is not None:
-            yield (time - series.since) / divisor
-        elif not divisor and step is not None:
-            yield float(step)
+        yield from _lines_of(part, series, view, divisor)
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -162,6 +156,7 @@ def outline(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Line
     the highest and the last in each column remain: drawn, that looks the same, spikes included.
     """
     points = list(zip(xs, ys, strict=True))
+    # More could not be told apart, and would take seconds to draw.
     if len(points) > 4 * columns:
         points = list(_thinned(points, columns))
     lines: list[Line] = [[]]

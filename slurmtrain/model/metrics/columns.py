@@ -1,7 +1,8 @@
-"""Lines of a metrics file in columns: a small part of the memory that points take, and of the time to walk them."""
+"""Lines of a metrics file in columns, which take a small part of the memory of points, and a summary of a metric."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from array import array
@@ -12,9 +13,8 @@ from itertools import chain
 from operator import ge, gt
 from typing import Any
 
-from slurmtrain.model.run.attempt_progress import Point
-from slurmtrain.model.run.events.event_values import is_whole
-from slurmtrain.model.run.journal_lines import is_time
+from slurmtrain.model.run.events.base import is_whole
+from slurmtrain.model.run.journal_lines import Point, is_timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Block:
     def descents(self) -> list[int]:
         """The rows whose step is smaller than the step of the row before."""
         steps = self.steps
+        # Without a loop in Python: most blocks have no descent.
         if self.increases or not any(map(gt, steps, steps[1:])):
             return []
         return [row for row in range(1, len(steps)) if steps[row] < steps[row - 1]]
@@ -58,6 +59,30 @@ def is_increasing(steps: Sequence[int]) -> bool:
     return not any(map(ge, steps, steps[1:]))
 
 
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """What survives of a metric: how many points, the newest one, and the smallest and largest finite values.
+
+    Of equal values, the earliest counts. ``last`` may be infinite; None: it is not a number.
+    """
+
+    points: int
+    last_step: int
+    last: float | None
+    min: float | None = None
+    min_step: int | None = None
+    max: float | None = None
+    max_step: int | None = None
+
+    def then(self, later: MetricSummary) -> MetricSummary:
+        """The summary of these points and ``later`` ones."""
+        low = later if self.min is None or (later.min is not None and later.min < self.min) else self
+        high = later if self.max is None or (later.max is not None and later.max > self.max) else self
+        return MetricSummary(
+            self.points + later.points, later.last_step, later.last, low.min, low.min_step, high.max, high.max_step
+        )
+
+
 def block_of(points: Iterable[Point]) -> Block:
     """A block of ``points``."""
     points = list(points)
@@ -68,21 +93,11 @@ def block_of(points: Iterable[Point]) -> Block:
 
 def columns_of_lines(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn]:
     """The metrics of ``lines`` as columns: a line becomes a row."""
-    return _uniform(lines) or _sparse(lines)
-
-
-def _uniform(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn] | None:
-    """The columns of lines that all have the same metrics, as most do; None if they differ."""
     names = list(lines[0]) if lines else []
-    if sum(map(len, lines)) != len(names) * len(lines):
-        return None
-    try:
-        return {name: MetricColumn(array("d", [line[name] for line in lines])) for name in names}
-    except KeyError:
-        return None
-
-
-def _sparse(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricColumn]:
+    # Most files have the same metrics in all lines.
+    if sum(map(len, lines)) == len(names) * len(lines):
+        with contextlib.suppress(KeyError):
+            return {name: MetricColumn(array("d", [line[name] for line in lines])) for name in names}
     columns: dict[str, tuple[array[float], array[int]]] = {}
     for row, line in enumerate(lines):
         for name, value in line.items():
@@ -112,6 +127,7 @@ def read_plain_lines(text: bytes) -> tuple[Block, Point] | None:
     """
     try:
         records = _parse(text)
+        # Other keys may be written by another version, or by hand: such lines are read one by one.
         if not records or {*map(len, records)} != {_KEYS}:
             return None
         steps = [record["step"] for record in records]
@@ -119,7 +135,12 @@ def read_plain_lines(text: bytes) -> tuple[Block, Point] | None:
         metrics = [record["metrics"] for record in records]
     except (KeyError, ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
-    if not (_are_steps(steps) and _are_times(times) and _are_metrics(metrics)):
+    if {*map(type, steps)} != {int} or not (is_whole(min(steps)) and is_whole(max(steps))):
+        return None
+    # The smallest and the largest time show nothing if one is NaN; the sum does.
+    if {*map(type, times)} != {float} or math.isnan(sum(times)):
+        return None
+    if not (is_timestamp(min(times)) and is_timestamp(max(times)) and _are_metrics(metrics)):
         return None
     newest: dict[str, float] = {}
     for each in metrics:
@@ -141,20 +162,6 @@ def _parse(text: bytes) -> list[Mapping[str, Any]] | None:
         return None
     records: list[Mapping[str, Any]] = json.loads("[" + text[:-1].decode().replace("\n", "\n,") + "]")
     return records if len(records) == count else None
-
-
-def _are_steps(values: Sequence[Any]) -> bool:
-    return {*map(type, values)} == {int} and is_whole(min(values)) and is_whole(max(values))
-
-
-def _are_times(values: Sequence[Any]) -> bool:
-    # The smallest and the largest show nothing if a value is NaN; the sum does.
-    return (
-        {*map(type, values)} == {float}
-        and is_time(min(values))
-        and is_time(max(values))
-        and not math.isnan(sum(values))
-    )
 
 
 def _are_metrics(values: Sequence[Any]) -> bool:

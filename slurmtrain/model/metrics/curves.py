@@ -4,6 +4,10 @@ An attempt, or the ranks restarted inside of one, resume from a checkpoint and t
 logged for these steps before is superseded: it belongs to a training that led nowhere. What survives are segments of
 rows: the line of training that the newest weights have seen. A rollback cuts segments off the end, and touches no row.
 A curve has each step once, in increasing order, as if the run had never been interrupted.
+
+A :class:`LineSummary` is what questions about many runs need, without their histories. It grows with the lines that are
+appended. Where a rollback has taken away summarised lines, or the known facts about the attempts have changed, it is
+made anew from all lines; both ways give the same.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import heapq
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from slurmtrain.model.metrics.columns import Block, is_increasing
+from slurmtrain.model.metrics.columns import Block, MetricSummary, is_increasing
 from slurmtrain.model.run.run import Attempt
 
 
@@ -125,6 +129,7 @@ class SurvivingLine:
         restarts = sorted(start.restarts, key=lambda restart: restart.at)[::-1]
         for block in blocks:
             self._add_block(start.number, block, restarts)
+        # Nothing has been logged since these, but what they go back behind is superseded already.
         while restarts:
             self.resume(restarts.pop().step)
 
@@ -143,6 +148,7 @@ class SurvivingLine:
         while restarts and row < len(block):
             at, times = restarts[-1].at, block.times
             first_after = next((i for i in range(row, len(block)) if times[i] >= at), None)
+            # The restart is behind this block, or between it and the next one.
             if first_after is None:
                 break
             self._add_rows(attempt, block, row, first_after)
@@ -168,6 +174,7 @@ class SurvivingLine:
         dropped = []
         while self.kept:
             last = self.kept[-1]
+            # Steps within a segment never decrease, so that the cut is found without walking its rows.
             cut = bisect_left(last.block.steps, step, last.start, last.stop)
             if cut == last.stop:
                 break
@@ -200,6 +207,7 @@ class Points:
 
     def extend(self, attempt: int, steps: Sequence[int], times: Sequence[float], values: Sequence[float]) -> None:
         """Add points of one ``attempt``: their ``steps``, ``times`` and ``values``."""
+        # Whole arrays at once: a curve may have millions of points.
         self.attempts.extend(array("i", [attempt]) * len(steps))
         self.steps.extend(steps)
         self.times.extend(times)
@@ -242,9 +250,9 @@ def _curve(line: SurvivingLine, name: str, *, keep_superseded: bool) -> Curve:
     superseded = curve.superseded if keep_superseded else None
     if superseded is not None:
         for segment in line.superseded:
-            superseded.extend(segment.attempt, *columns_of(segment, name))
+            superseded.extend(segment.attempt, *columns_of_metric(segment, name))
     for segment in line.kept:
-        steps, times, values = columns_of(segment, name)
+        steps, times, values = columns_of_metric(segment, name)
         if not len(steps):
             continue
         is_next = not curve.kept.steps or curve.kept.steps[-1] < steps[0]
@@ -256,7 +264,7 @@ def _curve(line: SurvivingLine, name: str, *, keep_superseded: bool) -> Curve:
     return curve
 
 
-def columns_of(segment: Segment, name: str) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
+def columns_of_metric(segment: Segment, name: str) -> tuple[Sequence[int], Sequence[float], Sequence[float]]:
     """The steps, times and values of the rows of a ``segment`` that have the metric ``name``."""
     block, start, stop = segment.block, segment.start, segment.stop
     column = block.columns.get(name)
@@ -306,6 +314,7 @@ def find_divergence(first: Points, second: Points) -> Divergence:
     steps = [step for step in first.steps if step in others]
     for step, value in zip(first.steps, first.values, strict=True):
         other = others.get(step)
+        # NaN is unequal to itself, though both runs have logged the same.
         if other is not None and value != other and not (math.isnan(value) and math.isnan(other)):
             return Divergence(len(steps), step, (value, other))
     return Divergence(len(steps))
@@ -333,7 +342,8 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
         curves: The points of each run that survive, and when it started, in seconds since 1970.
     """
     result = MeanCurve()
-    rows = heapq.merge(*(_rows(points, since) for points, since in curves))
+    # Merged, not collected: the curves of all runs need not fit into memory twice.
+    rows = heapq.merge(*(_rows_since(points, since) for points, since in curves))
     for step, group in groupby(rows, key=lambda row: row[0]):
         at_step = list(group)
         time = math.fsum(time for _, time, _ in at_step) / len(at_step)
@@ -345,6 +355,143 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
     return result
 
 
-def _rows(points: Points, since: float) -> Iterator[tuple[int, float, float]]:
+def _rows_since(points: Points, since: float) -> Iterator[tuple[int, float, float]]:
     """Each point: step, seconds since the start, value."""
     return ((step, time - since, value) for _, step, time, value in points.rows())
+
+
+class AttemptLines(NamedTuple):
+    """Lines of an attempt, in the order of logging.
+
+    ``key``: the name of its directory; ``blocks``: its lines from byte ``begin`` of its metrics up to ``end``.
+    """
+
+    key: str
+    start: AttemptStart
+    begin: int
+    end: int
+    blocks: Sequence[Block] = ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it has neither lines nor a known step that it resumed from, so that it can be left out for now."""
+        return not self.end and not self.start.step and not self.start.restarts
+
+
+@dataclass(frozen=True, slots=True)
+class LineSummary:
+    """The summaries of a run's metrics, and the ``attempts`` that they were made from, without their lines."""
+
+    metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    attempts: Sequence[AttemptLines] = ()
+    position: Position = Position()
+
+    def to_json(self) -> list[Any]:
+        """What :meth:`from_json` needs besides ``metrics``."""
+        return [list(self.position), [[each.key, each.end, *each.start] for each in self.attempts]]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any], metrics: Mapping[str, MetricSummary]) -> LineSummary:
+        """The summary that :meth:`to_json` gave ``data`` of, with its ``metrics``."""
+        position, attempts = data
+        lines = [
+            AttemptLines(key, AttemptStart(number, step, tuple(Restart(*each) for each in restarts)), end, end)
+            for key, end, number, step, restarts in attempts
+        ]
+        return cls(metrics, lines, Position(*position))
+
+
+def extend(summary: LineSummary, attempts: Sequence[AttemptLines]) -> LineSummary | None:
+    """A summary with further lines.
+
+    Args:
+        summary: The summary so far.
+        attempts: All attempts of the run, in order, with the lines that are new.
+
+    Returns:
+        The summary; None if it has to be made anew, from an empty one and all lines.
+    """
+    attempts = list(attempts)
+    # An attempt that is only in the queue would keep its summary from being continued once it logs.
+    while attempts and attempts[-1].changes_nothing:
+        attempts.pop()
+    if not _is_continued(summary.attempts, attempts):
+        return None
+    line, count = SurvivingLine(summary.position), len(summary.attempts)
+    for newest in attempts[:count][-1:]:
+        line.add_blocks(newest.start.number, newest.blocks)
+    for each in attempts[count:]:
+        line.add_attempt(each.start, each.blocks)
+    metrics = None if line.reaches_behind else _with_segments(summary.metrics, line.kept)
+    if metrics is None:
+        return None
+    read = [each._replace(begin=each.end, blocks=()) for each in attempts]
+    return LineSummary(metrics, read, line.position)
+
+
+def _is_continued(before: Sequence[AttemptLines], attempts: Sequence[AttemptLines]) -> bool:
+    """Whether, of the attempts ``before``, at most the newest has grown, and all others are new."""
+    earlier, added = attempts[: len(before)], attempts[len(before) :]
+    if any(each.begin for each in added):
+        return False
+    if [(each.key, each.start, each.end) for each in before] != [
+        (each.key, each.start, each.begin) for each in earlier
+    ]:
+        return False
+    if any(each.begin != each.end for each in earlier[:-1]):
+        return False
+    for newest in earlier[-1:]:
+        # Its restarts have been added behind all lines so far: a line from before one of them comes too late.
+        restarted = max((restart.at for restart in newest.start.restarts), default=-math.inf)
+        if newest.start.restarts and any(time < restarted for block in newest.blocks for time in block.times):
+            return False
+    return True
+
+
+def _with_segments(
+    metrics: Mapping[str, MetricSummary], segments: Iterable[Segment]
+) -> Mapping[str, MetricSummary] | None:
+    """Summaries with further ``segments``; None if a value that ``metrics`` summarise is logged again for its step."""
+    summaries = dict(metrics)
+    # The newest points of each metric; another point of the same step replaces the last of them.
+    newest: dict[str, tuple[Sequence[int], Sequence[float]]] = {}
+    for segment in segments:
+        for name in segment.block.columns:
+            steps, _, values = columns_of_metric(segment, name)
+            if not len(steps):
+                continue
+            if not (segment.block.increases or is_increasing(steps)):
+                # The last value of each step counts.
+                last_values = dict(zip(steps, values, strict=True))
+                steps, values = list(last_values), list(last_values.values())
+            # The last point of the segment before is only added now: a point of the same step would have replaced it.
+            if name in newest:
+                before, earlier = newest[name]
+                count = len(before) - (before[-1] == steps[0])
+                _add_to_summary(summaries, name, before[:count], earlier[:count])
+            # The value to be replaced is one of those that were summarised: it cannot be taken out again.
+            elif name in summaries and summaries[name].last_step == steps[0]:
+                return None
+            newest[name] = (steps, values)
+    for name, points in newest.items():
+        _add_to_summary(summaries, name, *points)
+    return summaries
+
+
+def _add_to_summary(
+    summaries: dict[str, MetricSummary], name: str, steps: Sequence[int], values: Sequence[float]
+) -> None:
+    """Add points of the metric ``name`` to its summary, at increasing ``steps``."""
+    if not len(steps):
+        return
+    at, finite, last = steps, values, None if math.isnan(values[-1]) else values[-1]
+    # A sum shows whether all are finite, faster than looking at each; if it overflows, each is looked at.
+    if not math.isfinite(sum(values)):
+        places = [place for place, value in enumerate(values) if math.isfinite(value)]
+        at, finite = [steps[place] for place in places], [values[place] for place in places]
+    later = MetricSummary(len(values), steps[-1], last)
+    if len(finite):
+        low, high = min(finite), max(finite)
+        low_at, high_at = at[finite.index(low)], at[finite.index(high)]
+        later = MetricSummary(len(values), steps[-1], last, low, low_at, high, high_at)
+    summaries[name] = summaries[name].then(later) if name in summaries else later

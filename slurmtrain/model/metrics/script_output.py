@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from slurmtrain.model.experiment.sections import JSON_SUFFIXES, STEP, TOTAL, ScriptMetricsSpec
-from slurmtrain.model.run.events.event_values import is_text
+from slurmtrain.model.run.events.base import is_text
 
 LONGEST_LINE = 4096
 """Of longer lines of a log, only so many characters are searched."""
@@ -104,20 +104,19 @@ class CsvReader:
         """As :meth:`LineReader.read` with its ``line``."""
         if not line.strip():
             return None
-        cells = self._cells(line.lstrip("\ufeff"))
+        line = line.lstrip("\ufeff")
+        if self._delimiter is None:
+            self._delimiter = ";" if line.count(";") > line.count(",") else ","
+        try:
+            cells = next(csv.reader([line], delimiter=self._delimiter), [])
+        except csv.Error:
+            cells = []
+        # Loggers that restart, or learn of a new metric, write another header.
         if not self._header or not any(as_number(cell) is not None for cell in cells):
             self._begin(cells)
             return None
         texts = {name: cell for name, cell in zip(self._header, cells, strict=False) if name and cell.strip()}
         return _row_of_columns(texts, self._step, counts=STEP not in self._header)
-
-    def _cells(self, line: str) -> list[str]:
-        if self._delimiter is None:
-            self._delimiter = ";" if line.count(";") > line.count(",") else ","
-        try:
-            return next(csv.reader([line], delimiter=self._delimiter), [])
-        except csv.Error:
-            return []
 
     def _begin(self, cells: Sequence[str]) -> None:
         """Take these cells for the header, unless a row has only lost its numbers."""
@@ -199,6 +198,7 @@ class StepCounter:
         if row.counts:
             self._counted += bool(row.metrics)
             return (self._counted, row.metrics) if row.metrics else None
+        # A progress bar prints the same step many times.
         is_new = row.step is not None and row.step != self._step
         self._step = row.step if row.step is not None else self._step
         if self._step is None or not (is_new or row.metrics):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from slurmtrain.model.metrics.curves import AttemptStart, Course
-from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.run.journal_lines import Point
 from slurmtrain.model.run.run import Checkpoint
 
 
@@ -179,6 +179,7 @@ class Settlement:
                 self._look_for_late_lines(each)
             else:
                 self._walk(each)
+        # For bisection: what supersedes a line is the smallest step of all rollbacks behind it.
         self._places = [(rollback.attempt, rollback.offset) for rollback in self._rollbacks]
         self._smallest = _suffix_minimum([rollback.step for rollback in self._rollbacks])
 
@@ -197,6 +198,7 @@ class Settlement:
             if Fate.OPEN in each.parts:
                 break
             before, behind = behind, bisect_right(self._places, (each.attempt, each.offset))
+            # A command may be killed within a batch: what the tracker then has is told by one step.
             if batch and (before != behind or (len(batch) >= lines and each.step != batch[-1].step)):
                 yield batch
                 batch = []
@@ -227,6 +229,7 @@ class Settlement:
             return {Fate.REPLAYED: point}
         open_from = self._course.step if self._open_from is None else self._open_from(attempt, point.time)
         kept = Fate.OPEN if point.step >= open_from else Fate.FINAL
+        # What is logged again for its own step replaces a value without a rollback: it is superseded in part.
         replaced = self._overwritten.get(place)
         if not replaced:
             return {kept: point}
@@ -254,7 +257,11 @@ class Settlement:
                 self._resume(left.pop().step, number, line.offset)
             if step != self._course.step or self._course.resumed:
                 logged = {}
-            self._reach(step, number, line.offset)
+            superseded = self._course.reach(step, step)
+            if superseded is not None:
+                self._note(superseded, number, line.offset)
+            elif self.place.step is not None and step <= self.place.step and (self.cut is None or step <= self.cut):
+                self.incomplete = True
             for name in line.point.metrics:
                 if name in logged:
                     self._overwritten.setdefault(logged[name], set()).add(name)
@@ -267,14 +274,6 @@ class Settlement:
         superseded = self._course.resume(step)
         if superseded is not None:
             self._note(superseded, attempt, offset)
-
-    def _reach(self, step: int, attempt: int, offset: int) -> None:
-        """The line at this place is one of this step."""
-        superseded = self._course.reach(step, step)
-        if superseded is not None:
-            self._note(superseded, attempt, offset)
-        elif self.place.step is not None and step <= self.place.step and (self.cut is None or step <= self.cut):
-            self.incomplete = True
 
     def _note(self, step: int, attempt: int, offset: int) -> None:
         """Before this place, the run was rolled back: what was logged for ``step`` and later ones is superseded."""
@@ -310,6 +309,7 @@ def start_over(settlement: Settlement, *, truncates: bool) -> Place:
         truncates: Whether it can drop all points after a step.
     """
     place, cut = settlement.place, settlement.cut
+    # Points cannot be put in front of others, and some trackers cannot take any back.
     if settlement.incomplete or (cut is not None and not truncates):
         return Place()
     return place if cut is None or place.step is None else replace(place, step=min(cut, place.step))

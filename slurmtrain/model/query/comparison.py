@@ -119,6 +119,7 @@ def _groups(runs: Sequence[Compared], names: Sequence[str]) -> list[list[Compare
     """The runs of one name whose settings of these ``names`` are equal, together."""
     groups: dict[tuple[Any, ...], list[Compared]] = {}
     for run in runs:
+        # A missing setting is a value too: a run without it is no repetition of one with it.
         key = [identity(run.settings[name]) if name in run.settings else None for name in names]
         groups.setdefault((run.name, *key), []).append(run)
     return list(groups.values())
@@ -190,6 +191,7 @@ def best_metrics(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     best = {}
     for name, numbers in values.items():
         larger = is_larger_better(name)
+        # A value that nobody can call good or bad would only take room.
         if larger is not None:
             best[name] = max(numbers) if larger else min(numbers)
     return best

@@ -5,7 +5,7 @@ values are words or quoted texts, such as ``val-loss``, ``2h`` or ``resnet*``. `
 match patterns as shells do, and ``value in field`` looks into a list.
 
 A comparison with a missing value does not hold, unless it is with ``null``. A text that is a number
-(:func:`.quantities.read_number`) is compared as a number. For a list, one item must be equal, or none for ``!=``.
+(:func:`.fields.read_number`) is compared as a number. For a list, one item must be equal, or none for ``!=``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,21 @@ from typing import Any, NamedTuple
 
 from slurmtrain.errors import QueryError
 from slurmtrain.model.experiment.kinds import suggestion
-from slurmtrain.model.query.fields import ABSENT, Record, is_time, look_up, text_of, value_of
+from slurmtrain.model.query.fields import (
+    ABSENT,
+    SPAN_RELATIONS,
+    Record,
+    Span,
+    is_time,
+    look_up,
+    moment_of,
+    number_of,
+    read_number,
+    read_span,
+    text_of,
+    value_of,
+)
 from slurmtrain.model.query.measures import check_field, read_measure
-from slurmtrain.model.query.quantities import SPAN_RELATIONS, Span, moment_of, number_of, read_number, read_span
 from slurmtrain.model.run.run import CAUSES, RUN_STATES
 
 ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -73,6 +85,7 @@ class Comparison:
     def holds(self, record: Record) -> bool:
         """Whether it holds of the run ``record``."""
         value = value_of(record, self.name)
+        # A list is unequal to a value if none of its items is equal to it.
         if self.operator in _OPPOSITES:
             return value is not None and not self._any_holds(_OPPOSITES[self.operator], value)
         return self._any_holds(self.operator, value)
@@ -111,6 +124,7 @@ Condition = Comparison | Combination
 
 def _holds(relation: str, value: Any, literal: Literal) -> bool:
     """Whether a single value, which may be missing, stands in a relation to a literal that is not null."""
+    # A section has no single value that could be compared.
     if value is None or isinstance(value, Mapping | list):
         return False
     if literal.span is not None:
@@ -158,10 +172,10 @@ def parse(text: str, now: float) -> Condition:
     Raises:
         QueryError: It is not a condition; shows where.
     """
-    return _Reader(text, now).read()
+    return _ConditionReader(text, now).read()
 
 
-def compare(name: str, operator: str, values: Sequence[str], now: float) -> Comparison:
+def compare_texts(name: str, operator: str, values: Sequence[str], now: float) -> Comparison:
     """A comparison with texts that stand outside an expression.
 
     Args:
@@ -203,7 +217,7 @@ class _Token(NamedTuple):
     quoted: bool = False
 
 
-class _Reader:
+class _ConditionReader:
     """Reads one text."""
 
     def __init__(self, text: str, now: float) -> None:
@@ -261,6 +275,7 @@ class _Reader:
         if relation.endswith("in"):
             if isinstance(right, ast.Tuple) and right.elts:
                 values = right.elts
+            # Without parentheses it is a list of the run: value in tags.
             elif self._tokens[right.lineno - 2].text != "(":
                 return self._compare(self._token(right), "!=" if relation == "not in" else "=", [name])
         return self._compare(name, relation, [self._token(value) for value in values])
@@ -324,6 +339,7 @@ def _literal(name: str, relation: str, text: str, quoted: bool, now: float) -> L
         return literal
     if is_time(name):
         return Literal(text, quoted, span=read_span(text, now))
+    # Only fields of few values: a name may be anything.
     choices = CHOICES.get(name, (text,))
     if text not in choices and relation not in ORDERS:
         hint = suggestion(text, choices) or f"; {name} is one of {', '.join(choices)}"

@@ -72,7 +72,7 @@ class Measure:
         """
         if self.kind == "area":
             return area(steps, values)
-        return value_at(steps, values, self.step) if self.step <= reached else None
+        return value_at_step(steps, values, self.step) if self.step <= reached else None
 
 
 def read_measure(name: str) -> Measure | None:
@@ -95,7 +95,7 @@ def area(steps: Sequence[int], values: Sequence[float]) -> float | None:
     return total if math.isfinite(total) else None
 
 
-def value_at(steps: Sequence[int], values: Sequence[float], step: int) -> float | None:
+def value_at_step(steps: Sequence[int], values: Sequence[float], step: int) -> float | None:
     """The value at a ``step``, or the newest one before it; None if there is none, or it is not finite.
 
     ``steps``: the steps of the ``values``, increasing.
@@ -156,6 +156,7 @@ def choose_criterion(name: str | None, larger: bool | None, records: Sequence[Re
         QueryError: There is no such field, or it does not show which values are better.
     """
     field = _only_metric(records) if name is None else field_of_metric(name, records)
+    # What a person says wins over the name.
     guess = is_larger_better(field.removeprefix(_METRICS))
     if larger is None and guess is None:
         raise QueryError(
@@ -199,7 +200,9 @@ def check_field(name: str, records: Sequence[Record]) -> None:
     if sections and not any(sections):
         return
     names = names_in(records)
-    raise QueryError(_unknown_measure(name, names) or f"none of these runs has a field {name!r}{_nearest(name, names)}")
+    raise QueryError(
+        _unknown_measure(name, names) or f"none of these runs has a field {name!r}{_nearest_field(name, names)}"
+    )
 
 
 def _unknown_measure(name: str, names: Sequence[str]) -> str:
@@ -217,7 +220,7 @@ def _unknown_measure(name: str, names: Sequence[str]) -> str:
     return f"none of these runs has a metric {measure.metric!r}{suggestion(measure.metric, metrics)}"
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _nearest_field(name: str, names: Sequence[str]) -> str:
     """The field that was meant: one that only lacks its section, such as ``params``, or the most similar one."""
     inner = [each for each in names if each.endswith(f".{name}")]
     if inner:

@@ -9,12 +9,13 @@ corrected by the clock offset that the preflight measured.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
@@ -33,7 +34,7 @@ from slurmtrain.model.run.events.agent_events import (
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRestored
-from slurmtrain.model.run.events.command_events import JobObserved
+from slurmtrain.model.run.events.command_events import JobObserved, Submitting
 from slurmtrain.model.run.events.rank_events import (
     ExceptionRaised,
     RankStopped,
@@ -41,8 +42,9 @@ from slurmtrain.model.run.events.rank_events import (
     SessionStarted,
     TrainingStarted,
 )
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import node_of
-from slurmtrain.model.run.run import Attempt, Checkpoint, replace
+from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Checkpoint, Run, replace
 
 KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lost")
 """What a second of an attempt can be spent on; ``docs/goodput.md`` defines each kind."""
@@ -94,28 +96,6 @@ class _Round:
         return moments[0][1] if step < moments[0][0] else moments[-1][1]
 
 
-def account(
-    events: Iterable[AnyEvent],
-    progress: Progress,
-    *,
-    queued_from: float,
-    ended_at: float | None,
-    resumed_at: int | None,
-) -> dict[str, float]:
-    """Seconds by kind of one attempt, from ``queued_from`` to its end; in whole microseconds they add up exactly.
-
-    Args:
-        events: The attempt's own events and the events of commands about it, in any order.
-        progress: The progress according to its metrics.
-        queued_from: When it was submitted, or when the previous start of the same job ended, in seconds since 1970.
-        ended_at: When it ended, in seconds since 1970; None if it is in progress.
-        resumed_at: The step that training resumes from after it; None if, as far as is known, none of its steps is
-            repeated.
-    """
-    resumption = None if resumed_at is None else _Resumption(resumed_at)
-    return _seconds(_summary(AttemptFacts.from_events(events), progress, ended_at), queued_from, resumption)
-
-
 def accounted(
     attempts: Sequence[Attempt],
     facts: Mapping[str, AttemptFacts],
@@ -134,7 +114,7 @@ def accounted(
         progress: The progress of each according to its metrics, by its key.
         checkpoints: All checkpoints of the run.
     """
-    newest = _newest(checkpoints)
+    newest = _newest_resumption(checkpoints)
     own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
     summaries = [
         _summary(own_facts, progress.get(attempt.key, Progress()), attempt.ended_at)
@@ -144,10 +124,17 @@ def accounted(
     result: list[Attempt] = []
     for index, attempt in enumerate(attempts):
         following = next((step for step in begins[index + 1 :] if step is not None), None)
-        resumed_at = _resumed_at(attempt, following, newest) if attempt.ended else None
+        resumed_at = None
+        if attempt.ended and attempt.cause != "completed":
+            resumed_at = newest if following is None else _Resumption(following)
+        elif attempt.ended and following is not None and following < (attempt.last_step or 0):
+            # Work after its last step, such as an evaluation, is lost only if a later attempt goes back.
+            resumed_at = _Resumption(following)
         before = result[-1] if result and result[-1].job_id == attempt.job_id else None
-        spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), resumed_at)
-        lost_steps = _lost_steps(attempt, summaries[index].rounds, resumed_at.step if resumed_at else None)
+        begins_at = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
+        queued_from = next((at for at in begins_at if at is not None), own[index].first)
+        spent = _seconds(summaries[index], queued_from, resumed_at)
+        lost_steps = _repeated_steps(attempt, summaries[index].rounds, resumed_at.step if resumed_at else None)
         if resumed_at is not None and resumed_at.step is None:
             lost_steps = None
         result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
@@ -162,24 +149,13 @@ class _Resumption:
     saved_at: float = 0.0
 
 
-def _newest(checkpoints: Sequence[Checkpoint]) -> _Resumption:
+def _newest_resumption(checkpoints: Sequence[Checkpoint]) -> _Resumption:
     """The newest checkpoint on disk; the beginning if there is none."""
     usable = [each for each in checkpoints if each.on_disk and each.complete]
     last = max(usable, key=lambda each: each.saved_at, default=None)
     if last is not None and last.step is None:
         return _Resumption(None, last.saved_at)
     return _Resumption(max((each.step for each in usable if each.step is not None), default=0))
-
-
-def _resumed_at(attempt: Attempt, following: int | None, newest: _Resumption) -> _Resumption | None:
-    """What training resumes from after an attempt; None if none of its steps is repeated.
-
-    ``following``: where a later attempt began, if one has. ``newest``: the newest checkpoint.
-    """
-    if attempt.cause != "completed":
-        return newest if following is None else _Resumption(following)
-    # Work after its last step, such as an evaluation, is lost only if a later attempt goes back.
-    return _Resumption(following) if following is not None and following < (attempt.last_step or 0) else None
 
 
 def goodput(attempts: Iterable[Attempt]) -> float | None:
@@ -206,6 +182,7 @@ def mean_nodes(attempt: Attempt) -> float:
         return nodes
     joined: set[int] = set()
     for restart in attempt.restarts:
+        # The share of its time that was left when they joined; clocks may put that outside of the attempt.
         share = min(1.0, max(0.0, (float(restart["at"]) - attempt.started_at) / used))
         newcomers = set(restart.get("joined") or ())
         # Nodes of its own job are the job's until its end.
@@ -246,6 +223,7 @@ class _Sweep:
         phase, at = "queue", self._begin
         covering = {"queue": 0, "stall": 0, "lost": 0}
         marks: list[tuple[int, str, int]] = [(when, name, 0) for when, name in self._phases]
+        # The sort is stable: at the same moment a phase begins before anything covers it, and the last phase wins.
         for when, name, change in sorted([*marks, *self._changes], key=lambda mark: mark[0]):
             until = min(max(when, at), self._end)
             spent[_kind(phase, covering)] += until - at
@@ -285,7 +263,8 @@ class _Summary:
 def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) -> _Summary:
     events = _of_leader(facts.events)
     saves = facts.saves.with_saves(events)
-    end = ended_at if ended_at is not None else _last_known(events, saves, progress)
+    moments = [*(event.time for event in events), saves.last, progress.last_time]
+    end = ended_at if ended_at is not None else max((time for time in moments if time is not None), default=0.0)
     return _Summary(events, saves, _rounds(events, saves, progress, end), end)
 
 
@@ -295,10 +274,14 @@ def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | No
         sweep.begins(at, phase)
     for since, until in summary.saves.stalls:
         sweep.covers("stall", since, until)
-    for since, until in [*_thrown_away(summary.rounds, resumed_at), *_hung(summary.events)]:
+    for since, until in _thrown_away(summary.rounds, resumed_at):
         sweep.covers("lost", since, until)
-    for event in select(summary.events, JobSuspended):
-        sweep.covers("queue", event.payload.since, event.time)
+    for event in select(summary.events, HangDetected):
+        # No rank made progress until the hang was detected.
+        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
+        sweep.covers("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time)
+    for suspended in select(summary.events, JobSuspended):
+        sweep.covers("queue", suspended.payload.since, suspended.time)
     return sweep.seconds()
 
 
@@ -306,6 +289,7 @@ def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
     """Drop the events of nodes and ranks other than 0, unless node 0 wrote none; hangs are put on node 0's clock."""
     if not any(node_of(event.source) == "0" for event in events):
         return list(events)
+    # Clocks are compared with the clock of node 0.
     ahead = {node_of(event.source): event.payload.offset_ms or 0.0 for event in select(events, ClockMeasured)}
     kept = []
     for event in events:
@@ -326,6 +310,7 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
     for event in events:
         newest, payload = rounds[-1], event.payload
         if isinstance(payload, RanksRestarted):
+            # Only node 0 journals restarts: its time ends the round.
             newest.until = event.time
             newest.reached = payload.reached if payload.reached is not None else newest.reached
             rounds.append(_Round(until=end))
@@ -406,14 +391,7 @@ def _thrown_away(rounds: Sequence[_Round], resumed_at: _Resumption | None) -> It
         step = each.begin if step is None else min(step, each.begin or 0)
 
 
-def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
-    """The intervals without progress of any rank, up to the detection of the hang."""
-    for event in select(events, HangDetected):
-        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
-        yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
-
-
-def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int | None) -> int | None:
+def _repeated_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int | None) -> int | None:
     """The number of steps that an attempt finished and that have to be repeated; None if not known yet."""
     trained = [each for each in rounds if each.trained_at is not None]
     in_place = sum(max(0, before.last_step() - (after.begin or 0)) for before, after in pairwise(trained))
@@ -426,11 +404,93 @@ def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int | No
     return in_place + max(0, last - resumed_at)
 
 
-def _queued_from(attempt: Attempt, before: Attempt | None, facts: AttemptFacts) -> float:
-    times = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
-    return next((at for at in times if at is not None), facts.first)
+ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"
+NODE_S, GPU_S = "node_s", "gpu_s"
+INTERRUPTED = "interrupted:"
+"""Begins the name of a count of interruptions, whose end is the cause."""
+UNPRODUCTIVE = ("start", "preflight", "restore", "stall", "stop", "lost")
+"""Kinds of time on nodes that is neither queueing nor training that was kept."""
+PLANNED = ("completed", "cancelled")
+"""Causes for which attempts end as somebody meant them to; every other is an interruption."""
 
 
-def _last_known(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress) -> float:
-    times = [event.time for event in events]
-    return max([*times, *(time for time in (saves.last, progress.last_time) if time is not None)], default=0.0)
+class Placement(NamedTuple):
+    """Where attempts ran: ``executor`` is slurm or local, or empty; ``partition`` is empty where there is none."""
+
+    executor: str
+    partition: str
+
+
+Tally = dict[Placement, dict[str, float]]
+"""Sums by place, then by name: seconds where the name says so, else counts."""
+
+
+def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, Submitting]) -> Placement:
+    """Where an ``attempt`` of a ``run`` ran. ``submissions``: the run's, by number."""
+    if attempt is None:
+        return Placement(run.executor, "")
+    submitting = submissions.get(attempt.submission)
+    return Placement(attempt.executor or run.executor, (submitting and submitting.partition) or "")
+
+
+def tally(run: Run, submissions: Mapping[int, Submitting], resources: Mapping[str, Any]) -> Tally:
+    """What a run adds to the sums.
+
+    Args:
+        run: The run.
+        submissions: Its submissions, by number: a ``resume`` may have changed what an attempt is given.
+        resources: The ``resources`` of its spec when it was created.
+    """
+    gpus_per_node = mean_gpus(resources)
+    result: Tally = {}
+    for attempt in run.attempts:
+        submitting = submissions.get(attempt.submission)
+        if submitting is not None and submitting.resources is not None:
+            gpus_per_node = mean_gpus(submitting.resources)
+        sums = result.setdefault(place_of(run, attempt, submissions), defaultdict(float))
+        sums[ATTEMPTS] += 1
+        sums[LOST_STEPS] += attempt.lost_steps or 0
+        if attempt.started_at is not None:
+            sums[QUEUED] += 1
+            sums[QUEUE_S] += attempt.spent.get("queue", 0.0)
+        causes = [str(restart.get("cause")) for restart in attempt.restarts if restart.get("cause") != GROW]
+        if attempt.ended and attempt.cause is not None and attempt.cause not in PLANNED:
+            causes.append(attempt.cause)
+        for cause in causes:
+            # A label's values must be few, whatever a journal holds.
+            sums[INTERRUPTED + (cause if cause in CAUSES else "other")] += 1
+        nodes = mean_nodes(attempt)
+        seconds = {kind: nodes * spent for kind, spent in attempt.spent.items() if kind != "queue"}
+        # The runs of a pack share a node, and perhaps its GPUs: what each takes adds up to no more than the job's.
+        for name, weight in (
+            (NODE_S, 1 / attempt.pack),
+            (GPU_S, gpus_per_node / (attempt.pack if attempt.share_gpu else 1)),
+        ):
+            if weight and any(seconds.values()):
+                sums[name] += weight * sum(seconds.values())
+                for kind in UNPRODUCTIVE:
+                    sums[f"{name}:{kind}"] += weight * seconds.get(kind, 0.0)
+    # Sums of 0 would make a label of each kind of time that no run has spent.
+    return {place: {name: total for name, total in sums.items() if total} for place, sums in result.items()}
+
+
+def mean_gpus(resources: Mapping[str, Any]) -> float:
+    """GPUs of a node by the spec's ``resources``; with components, whose nodes all take part, the mean over them."""
+    gpus = resources.get("gpus_per_node")
+    of_all = gpus if isinstance(gpus, int) else 0
+    components = [each for each in resources.get("components") or () if isinstance(each.get("gpus_per_node"), int)]
+    if not components:
+        return of_all
+    total = sum(each["nodes"] * each["gpus_per_node"] for each in components)
+    return float(total / sum(each["nodes"] for each in components))
+
+
+def merged(old: Tally, new: Tally) -> Tally:
+    """The larger of both for each sum: of an ``old`` and a ``new`` tally of one run."""
+    return {
+        place: {
+            name: max(old.get(place, {}).get(name, 0.0), new.get(place, {}).get(name, 0.0))
+            for name in {**old.get(place, {}), **new.get(place, {})}
+        }
+        for place in {**old, **new}
+    }

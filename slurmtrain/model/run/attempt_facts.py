@@ -66,6 +66,7 @@ class SaveLog:
         self.last = event.time if self.last is None else max(self.last, event.time)
         self.add_save(event)
         payload = event.payload
+        # Events come in any order: of problems and intervals, the newest counts.
         if isinstance(payload, CheckpointSaved | SaveFailed) and event.order > self.problem_order:
             failed = isinstance(payload, SaveFailed)
             self.problem_order = event.order
@@ -80,6 +81,7 @@ class SaveLog:
             self.captures.append((payload.step, captured_at(payload, event.time)))
         if isinstance(payload, CheckpointSaved):
             since = captured_at(payload, event.time)
+            # The whole save counts as stopping, whatever part of it stalled training.
             if payload.why == "stop":
                 self.stops.append(since)
                 return
@@ -105,11 +107,11 @@ class SaveLog:
         log = cls(**record)
         log.captures = [(step, at) for step, at in log.captures]
         log.stalls = [(since, until) for since, until in log.stalls]
-        log.problem_order, log.interval_order = _order(log.problem_order), _order(log.interval_order)
+        log.problem_order, log.interval_order = _read_order(log.problem_order), _read_order(log.interval_order)
         return log
 
 
-def _order(values: Iterable[Any]) -> Order:
+def _read_order(values: Iterable[Any]) -> Order:
     time, source, offset = values
     return (time, source, offset)
 
@@ -130,17 +132,6 @@ class AttemptFacts:
 
     events: list[AnyEvent] = field(default_factory=list)
     saves: SaveLog = field(default_factory=SaveLog)
-
-    @classmethod
-    def from_events(cls, events: Iterable[AnyEvent]) -> AttemptFacts:
-        """The facts from the events of one attempt, given in any order."""
-        facts = cls()
-        for event in sorted(events, key=lambda event: event.order):
-            if is_summarised(event):
-                facts.saves.add(event)
-            else:
-                facts.events.append(event)
-        return facts
 
     @property
     def first(self) -> float:

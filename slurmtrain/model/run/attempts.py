@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
@@ -51,12 +50,13 @@ from slurmtrain.model.run.events.rank_events import (
     SessionStarted,
     SharesChosen,
 )
-from slurmtrain.model.run.job_state import ABSENT, is_final
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
-from slurmtrain.model.run.outcome import begin, superseded, with_outcome
-from slurmtrain.model.run.run import APART, Attempt, replace
+from slurmtrain.model.run.outcome import began_at, superseded, with_outcome
+from slurmtrain.model.run.run import ABSENT, APART, Attempt, is_final, replace
 
-# Events of commands about one start of a job.
+# Events of commands about a submission, and about one start of a job.
+_OF_A_SUBMISSION = Submitting | Submitted | Unstarted
 _OF_A_START = JobObserved | JobRequeue | RequeueFailed | JobReplaced | UpstreamFailed
 # What the attempt keeps of a clock and of a finding; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
@@ -74,16 +74,24 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
         payload = event.payload
         if folder := attempt_of(event.source):
             groups.setdefault(folder, AttemptFacts()).events.append(event)
-        elif isinstance(payload, Submitting | Submitted | Unstarted):
+        # Commands write into journals of the run: their events name what they are about.
+        elif isinstance(payload, _OF_A_SUBMISSION):
             submissions.setdefault(payload.submission, []).append(event)
         elif isinstance(payload, _OF_A_START) and payload.job_id is not None:
             key = attempt_key(payload.job_id, payload.restart or 0)
             groups.setdefault(key, AttemptFacts()).events.append(event)
     # If nothing else says which attempt came first, their first events decide.
     groups = dict(sorted(groups.items(), key=lambda item: (item[1].first, item[0])))
+    # The submission that its own agents name.
+    named = {
+        key: [event.payload.submission for event in select(facts.events, AgentStarted)] for key, facts in groups.items()
+    }
     for number, about in submissions.items():
-        jobs = {job for event in about if (job := _job_id(event.payload))}
-        jobs |= {key.rpartition(".")[0] for key, facts in groups.items() if _submission(facts.events) == number}
+        payloads = (event.payload for event in about)
+        jobs = {job for each in payloads if isinstance(each, _OF_A_SUBMISSION) and (job := each.job_id)}
+        for key, numbers in named.items():
+            if next((each for each in numbers if each is not None), None) == number:
+                jobs.add(key.rpartition(".")[0])
         keys = [key for key in groups if key.rpartition(".")[0] in jobs] or [attempt_key(job, 0) for job in jobs]
         for key in keys or [f"{number}?"]:
             facts = groups.setdefault(key, AttemptFacts())
@@ -91,18 +99,9 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
     return groups
 
 
-def _job_id(payload: Payload) -> str | None:
-    return payload.job_id if isinstance(payload, Submitting | Submitted | Unstarted) else None
-
-
-def _submission(events: Iterable[AnyEvent]) -> int | None:
-    """The submission that an attempt's own agents name."""
-    agents = (event.payload for event in select(events, AgentStarted))
-    return next((agent.submission for agent in agents if agent.submission is not None), None)
-
-
 def never_started(facts: AttemptFacts) -> bool:
     """Whether this attempt never began: its submission failed, its job was replaced, or the run was already over."""
+    # An agent that has spoken has begun, whatever a command noted of its submission.
     if select(facts.events, AgentStarted):
         return False
     return any(isinstance(event.payload, Unstarted | JobReplaced | SurplusStart) for event in facts.events)
@@ -118,6 +117,7 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
         cancels: When a person cancelled the run, in seconds since 1970.
     """
     job_id, restart = split_attempt(key) or ("", 0)
+    # All hosts first: the clocks of nodes differ, so that a node may seem to speak before it has started.
     hosts = {str(event.payload.node): event.payload.host for event in select(facts.events, AgentStarted)}
     attempt = Attempt(
         number=0,
@@ -130,6 +130,7 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
     )
     for event in facts.events:
         attempt = _apply(event.payload, attempt, event)
+    # Metrics are written after each step, events about steps only now and then.
     if progress.last_step is not None:
         attempt = replace(attempt, last_step=progress.last_step)
     return with_outcome(attempt, facts.events, cancels)
@@ -141,12 +142,13 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
     Only the last start of a job can be in progress; earlier ones are closed. Nodes that one start of a job excluded
     stay excluded for all later ones. ``attempts`` and ``facts`` are by the attempt's key.
     """
+    # The highest start wins: a job has one start at a time.
     last = {attempt.job_id: attempt.restart for attempt in sorted(attempts.values(), key=lambda a: a.restart)}
     closed = [
         superseded(attempt, facts[key]) if attempt.restart < last[attempt.job_id] else attempt
         for key, attempt in attempts.items()
     ]
-    ordered = sorted(closed, key=lambda a: (a.submission, begin(a), a.restart, a.number))
+    ordered = sorted(closed, key=lambda a: (a.submission, began_at(a), a.restart, a.number))
     numbered = []
     excluded: dict[str, tuple[str, ...]] = {}
     for index, attempt in enumerate(ordered, 1):
@@ -162,13 +164,6 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
 # --- one kind of event each -------------------------------------------------------------------------------------------
 
 
-# What ranks do from then on, as long as the attempt runs.
-_ACTIVITY: Mapping[type[Payload], Callable[[Any], str]] = {
-    RanksRestarted: lambda _: "",
-    NodesJoined: lambda _: "",
-    RanksResumed: lambda _: "",
-    ScriptUnread: lambda unread: unread.why,
-}
 # Fields that list all events of a kind, with their times, and fields that have the last one.
 _LISTS: Mapping[type[Payload], str] = {
     CheckpointPassedOver: "passed_over", RanksRestarted: "restarts", HangDetected: "hangs",
@@ -181,9 +176,9 @@ _LAST: Mapping[type[Payload], str] = {NetworkElected: "network", HardwareCompare
 def _apply(payload: Payload, attempt: Attempt, event: AnyEvent) -> Attempt:
     """The attempt after this event; most kinds do not change it."""
     kind = type(payload)
-    if kind in _ACTIVITY:
-        attempt = _running(attempt, _ACTIVITY[kind](payload))
     changes: dict[str, Any] = {}
+    if (activity := _activity(payload)) is not None:
+        changes["reason"] = activity
     if kind in _LISTS:
         before = getattr(attempt, _LISTS[kind])
         changes[_LISTS[kind]] = (*before, {"at": event.time, **payload.known_json()})
@@ -192,8 +187,38 @@ def _apply(payload: Payload, attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, **changes) if changes else attempt
 
 
+def _activity(payload: Payload) -> str | None:
+    """What an attempt does from this event on, or waits for, as long as it has not ended; None: no change."""
+    match payload:
+        case RanksRestarted() | NodesJoined() | RanksResumed():
+            return ""
+        case ScriptUnread(why=why) | NodesKept(why=why):
+            return why
+        case RanksPaused(step=step, activity=activity):
+            after = f" after step {step}" if step is not None else ""
+            return f"paused{after}" + (f": {activity}" if activity else "")
+        case NodesRequested(job_id=str(job_id), nodes=nodes):
+            return f"job {job_id} waits for up to {nodes} more node(s)"
+        case CommandCompleted(at=at, running=running):
+            clock = time.strftime("%H:%M", time.gmtime(at))
+            return (
+                f"the command of node 0 completed at {clock} UTC, and {', '.join(running)} still "
+                f"{'runs' if len(running) == 1 else 'run'}: with 'completed_by: node0', a run ends with node 0"
+            )
+        case WaitingForRun(run=run):
+            return f"waits until run {run} has ended"
+        case WaitingForSlot(count=0, gpus=gpus):
+            return f"waits for its turn: it needs {gpus} GPU(s) of this machine that no other run has"
+        case WaitingForSlot(count=count, gpus=gpus):
+            free = f" with {gpus} free GPU(s) each" if gpus else ""
+            return f"waits for its turn: of its sweep, up to {count} run at once on this machine{free}"
+    return None
+
+
 @_apply.register
-def _apply_submitting(payload: Submitting, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: Submitting, attempt: Attempt, event: AnyEvent) -> Attempt:
+    pack = payload.pack or {}
+    runs = pack.get("runs")
     return replace(
         attempt,
         number=payload.attempt + attempt.restart,
@@ -207,29 +232,24 @@ def _apply_submitting(payload: Submitting, attempt: Attempt, event: AnyEvent) ->
         executor=payload.executor,
         asked_by=payload.by,
         policy=payload.requeue,
-        pack=_runs_of(payload.pack),
-        share_gpu=bool((payload.pack or {}).get("share_gpu")),
+        pack=runs if isinstance(runs, int) and runs > 1 else 1,
+        share_gpu=bool(pack.get("share_gpu")),
     )
 
 
-def _runs_of(pack: Mapping[str, Any] | None) -> int:
-    """How many runs share a job, according to a journal."""
-    runs = (pack or {}).get("runs")
-    return runs if isinstance(runs, int) and runs > 1 else 1
-
-
 @_apply.register
-def _apply_submitted(payload: Submitted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _(payload: Submitted, attempt: Attempt, _event: AnyEvent) -> Attempt:
     processes = (*attempt.processes, payload.process) if payload.process else attempt.processes
     return replace(attempt, handed_over=True, processes=processes)
 
 
 @_apply.register
-def _apply_agent(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
     # Slurm manages the processes of its own jobs.
     is_ours = payload.executor == "local" and payload.process
     return replace(
         attempt,
+        # A command may have been killed before it noted that the job was handed over.
         state="running",
         handed_over=True,
         number=attempt.number or payload.attempt,
@@ -241,21 +261,12 @@ def _apply_agent(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> At
 
 
 @_apply.register
-def _apply_waiting(payload: WaitingForRun, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, state="pending", reason=f"waits until run {payload.run} has ended")
+def _(payload: WaitingForRun | WaitingForSlot, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, state="pending", reason=_activity(payload) or "")
 
 
 @_apply.register
-def _apply_waiting_for_slot(payload: WaitingForSlot, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    gpus = f" with {payload.gpus} free GPU(s) each" if payload.gpus else ""
-    reason = f"waits for its turn: of its sweep, up to {payload.count} run at once on this machine{gpus}"
-    if not payload.count:
-        reason = f"waits for its turn: it needs {payload.gpus} GPU(s) of this machine that no other run has"
-    return replace(attempt, state="pending", reason=reason)
-
-
-@_apply.register
-def _apply_rendezvous(payload: RendezvousReady, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _(payload: RendezvousReady, attempt: Attempt, _event: AnyEvent) -> Attempt:
     node = str(payload.node)
     return replace(
         attempt,
@@ -268,13 +279,13 @@ def _apply_rendezvous(payload: RendezvousReady, attempt: Attempt, _event: AnyEve
 
 
 @_apply.register
-def _apply_clock(payload: ClockMeasured, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: ClockMeasured, attempt: Attempt, event: AnyEvent) -> Attempt:
     clock = {name: getattr(payload, name) for name in _CLOCK}
     return replace(attempt, clock={**attempt.clock, _host(attempt, event): clock})
 
 
 @_apply.register
-def _apply_preflight(payload: PreflightDone, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: PreflightDone, attempt: Attempt, event: AnyEvent) -> Attempt:
     findings = [{name: finding.get(name) for name in _FINDING} for finding in payload.findings]
     return replace(attempt, checks={**attempt.checks, _host(attempt, event): findings})
 
@@ -286,7 +297,7 @@ def _host(attempt: Attempt, event: AnyEvent) -> str:
 
 
 @_apply.register
-def _apply_workers(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
     # Only local attempts know a process before their workers start; Slurm manages the processes of its own jobs.
     workers = payload.processes.values() if attempt.processes else ()
     # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
@@ -295,35 +306,24 @@ def _apply_workers(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -
 
 
 @_apply.register
-def _apply_found(payload: CheckpointFound, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _(payload: CheckpointFound, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return replace(attempt, left=payload.fingerprint)
 
 
 @_apply.register
-def _apply_session(payload: SessionStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _at_step(attempt, payload.step)
+def _(payload: SessionStarted | CheckpointRestored | ScriptProgressed, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    step = payload.step
+    if step is None and isinstance(payload, ScriptProgressed):
+        return attempt
+    attempt = replace(attempt, round_step=step or 0)
+    # In the first round, this is also where the attempt starts.
+    return attempt if attempt.restarts else replace(attempt, first_step=step or 0, last_step=step or 0)
 
 
 @_apply.register
-def _apply_restored(payload: CheckpointRestored, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _at_step(attempt, payload.step or 0)
-
-
-@_apply.register
-def _apply_script_steps(payload: ScriptProgressed, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return attempt if payload.step is None else _at_step(attempt, payload.step)
-
-
-def _at_step(attempt: Attempt, step: int) -> Attempt:
-    """The attempt with its ranks starting at this step; in the first round this is also where the attempt starts."""
-    if attempt.restarts:
-        return replace(attempt, round_step=step)
-    return replace(attempt, first_step=step, last_step=step, round_step=step)
-
-
-@_apply.register
-def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> Attempt:
+def _(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> Attempt:
     if payload.state == ABSENT:
+        # Slurm may only be slow to answer: the job counts as gone once it has been unknown for a while.
         return replace(attempt, absent_since=attempt.absent_since or event.time)
     if not is_final(payload.state or ""):
         return replace(attempt, handed_over=True, absent_since=None)
@@ -332,44 +332,10 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 
 
 @_apply.register
-def _apply_requested(payload: NodesRequested, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    if payload.job_id is None:
-        return attempt
-    return _running(attempt, f"job {payload.job_id} waits for up to {payload.nodes} more node(s)")
+def _(payload: RanksApart, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, evidence={**attempt.evidence, APART: payload.why}, reason=payload.why)
 
 
 @_apply.register
-def _apply_command_completed(payload: CommandCompleted, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    clock = time.strftime("%H:%M", time.gmtime(payload.at))
-    return _running(
-        attempt,
-        f"the command of node 0 completed at {clock} UTC, and {', '.join(payload.running)} still "
-        f"{'runs' if len(payload.running) == 1 else 'run'}: with 'completed_by: node0', a run ends with node 0",
-    )
-
-
-@_apply.register
-def _apply_kept(payload: NodesKept, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    # Its end, which follows, has a reason of its own.
-    return replace(_running(attempt), reason=payload.why)
-
-
-@_apply.register
-def _apply_paused(payload: RanksPaused, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    after = f" after step {payload.step}" if payload.step is not None else ""
-    return _running(attempt, f"paused{after}" + (f": {payload.activity}" if payload.activity else ""))
-
-
-def _running(attempt: Attempt, reason: str = "") -> Attempt:
-    """The attempt with what its ranks do, for as long as it runs."""
-    return attempt if attempt.ended else replace(attempt, reason=reason)
-
-
-@_apply.register
-def _apply_apart(payload: RanksApart, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return _running(replace(attempt, evidence={**attempt.evidence, APART: payload.why}), payload.why)
-
-
-@_apply.register
-def _apply_end(payload: NodeEnded, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _(payload: NodeEnded, attempt: Attempt, _event: AnyEvent) -> Attempt:
     return replace(attempt, last_word=True, evidence={**attempt.evidence, **payload.evidence})

@@ -1,10 +1,11 @@
-"""The checkpoints of a run, built from the events about them in order."""
+"""The checkpoints of a run, built from the events about them in order; which are kept, and which may be deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.events.base import AnyEvent, Event
 from slurmtrain.model.run.events.checkpoint_events import (
@@ -19,6 +20,9 @@ from slurmtrain.model.run.events.checkpoint_events import (
 from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint, replace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
 
 # A checkpoint is identified by its path and when it was saved: a run that starts over saves to the same paths.
 _Key = tuple[str, float]
@@ -45,14 +49,29 @@ class CheckpointHistory:
     def apply(self, event: AnyEvent) -> None:
         """Apply the next event. Events must be applied in their order."""
         payload = event.payload
-        if isinstance(payload, CheckpointRecord):
-            self._apply_record(payload, event)
+        if isinstance(payload, CheckpointSaved):
+            self._put(self._describe(payload, event))
+        elif isinstance(payload, CheckpointRestored):
+            # Correct sizes make a checkpoint good enough to resume from, but do not verify the contents of its files.
+            good = replace(self._find(payload, event), complete=True)
+            self._put(_looked_at(good, event, good=True) if payload.hashed else good)
+        elif isinstance(payload, CheckpointRecord):
+            self._put(self._find(payload, event))
         elif isinstance(payload, JobObserved):
             self._apply_observed(payload, event)
         elif isinstance(payload, CheckpointRejected):
-            self._apply_rejected(payload, event)
+            checkpoint = self._on_disk.pop(payload.path, None)
+            if checkpoint is not None:
+                moved = replace(checkpoint, path=payload.aside or checkpoint.path)
+                self._savers[moved.path, moved.saved_at] = self._savers.get((checkpoint.path, checkpoint.saved_at), "")
+                self._put(_looked_at(moved, event, good=False))
         elif isinstance(payload, CheckpointVerified):
-            self._apply_verified(payload, event)
+            checkpoint = self._on_disk.get(payload.path)
+            if checkpoint is not None:
+                # One that was moved aside is not resumed from, even if its files turn out to be good.
+                is_aside = not checkpoint.complete and not checkpoint.path.startswith(PUBLISHED)
+                looked_at = _looked_at(checkpoint, event, good=payload.reason is None)
+                self._put(replace(looked_at, complete=False) if is_aside else looked_at)
         elif isinstance(payload, CheckpointPruned):
             self._delete(payload.path, event.time)
 
@@ -67,6 +86,7 @@ class CheckpointHistory:
 
     def _attempt(self, checkpoint: Checkpoint, numbers: Mapping[str, int], attempts: Sequence[Attempt]) -> int | None:
         """The number of the attempt that saved it: the recorded one, or else the one that was running at that time."""
+        # An attempt without any event of its own has no number.
         saver = self._savers.get((checkpoint.path, checkpoint.saved_at))
         if saver is not None and saver in numbers:
             return numbers[saver]
@@ -74,17 +94,6 @@ class CheckpointHistory:
         return next((a.number for a in started if a.started_at <= checkpoint.saved_at), None)  # type: ignore[operator]
 
     # --- events -------------------------------------------------------------------------------------------------------
-
-    def _apply_record(self, record: CheckpointRecord, event: AnyEvent) -> None:
-        if isinstance(record, CheckpointSaved):
-            self._put(self._describe(record, event))
-            return
-        checkpoint = self._find(record, event)
-        if isinstance(record, CheckpointRestored):
-            # Correct sizes make a checkpoint good enough to resume from, but do not verify the contents of its files.
-            good = replace(checkpoint, complete=True)
-            checkpoint = _looked_at(checkpoint, event, good=True) if record.hashed else good
-        self._put(checkpoint)
 
     def _apply_observed(self, observed: JobObserved, event: AnyEvent) -> None:
         """Trust the disk: a process may be killed after deleting or publishing a checkpoint, before journaling it."""
@@ -98,26 +107,11 @@ class CheckpointHistory:
             if record.saved_at is not None or path not in self._on_disk:
                 self._put(self._find(record, event))
 
-    def _apply_rejected(self, rejected: CheckpointRejected, event: AnyEvent) -> None:
-        checkpoint = self._on_disk.pop(rejected.path, None)
-        if checkpoint is not None:
-            moved = replace(checkpoint, path=rejected.aside or checkpoint.path)
-            self._savers[moved.path, moved.saved_at] = self._savers.get((checkpoint.path, checkpoint.saved_at), "")
-            self._put(_looked_at(moved, event, good=False))
-
-    def _apply_verified(self, verified: CheckpointVerified, event: AnyEvent) -> None:
-        checkpoint = self._on_disk.get(verified.path)
-        if checkpoint is None:
-            return
-        looked_at = _looked_at(checkpoint, event, good=verified.reason is None)
-        # A checkpoint that was moved aside is not resumed from, even if its files turn out to be good.
-        aside = not checkpoint.complete and not checkpoint.path.startswith(PUBLISHED)
-        self._put(replace(looked_at, complete=False) if aside else looked_at)
-
     # --- what is on disk ----------------------------------------------------------------------------------------------
 
     def _put(self, checkpoint: Checkpoint) -> None:
         """Record that it is on disk, replacing any other at its path."""
+        # Whoever noted that it was deleted may have been killed before the deletion.
         self._deleted.pop((checkpoint.path, checkpoint.saved_at), None)
         self._on_disk[checkpoint.path] = replace(checkpoint, pruned_at=None)
 
@@ -131,6 +125,7 @@ class CheckpointHistory:
         """The known checkpoint of this record, even if deleted, or else a new one."""
         saved_at = _saved_at(record, event)
         on_disk = self._on_disk.get(record.path)
+        # Runs that start over save to the same paths: only the time tells both checkpoints apart.
         if on_disk is not None and on_disk.saved_at == saved_at:
             return on_disk
         return self._deleted.get((record.path, saved_at)) or self._describe(record, event)
@@ -157,26 +152,27 @@ class CheckpointHistory:
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON: a row for each checkpoint, the newest on disk last."""
-        return {"on_disk": self._rows(self._on_disk.values()), "deleted": self._rows(self._deleted.values())}
-
-    def _rows(self, checkpoints: Iterable[Checkpoint]) -> list[list[Any]]:
-        return [
-            [self._savers.get((each.path, each.saved_at), ""), *(getattr(each, name) for name in _FIELDS)]
-            for each in checkpoints
-        ]
+        return {
+            name: [
+                [self._savers.get((each.path, each.saved_at), ""), *(getattr(each, field) for field in _FIELDS)]
+                for each in checkpoints.values()
+            ]
+            for name, checkpoints in (("on_disk", self._on_disk), ("deleted", self._deleted))
+        }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CheckpointHistory:
         """Read the result of :meth:`to_dict`."""
         history = cls()
-        for saver, *values in record["on_disk"]:
-            checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))
-            history._on_disk[checkpoint.path] = checkpoint
-            history._savers[checkpoint.path, checkpoint.saved_at] = saver
-        for saver, *values in record["deleted"]:
-            checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))
-            history._deleted[checkpoint.path, checkpoint.saved_at] = checkpoint
-            history._savers[checkpoint.path, checkpoint.saved_at] = saver
+        for each in ("on_disk", "deleted"):
+            for saver, *values in record[each]:
+                checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))
+                key = (checkpoint.path, checkpoint.saved_at)
+                history._savers[key] = saver
+                if each == "on_disk":
+                    history._on_disk[checkpoint.path] = checkpoint
+                else:
+                    history._deleted[key] = checkpoint
         return history
 
 
@@ -186,3 +182,59 @@ def _saved_at(record: CheckpointRecord, event: Event[Any]) -> float:
 
 def _looked_at(checkpoint: Checkpoint, event: AnyEvent, *, good: bool) -> Checkpoint:
     return replace(checkpoint, complete=good, verified=good, verified_at=event.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A published checkpoint: the finished steps, and the latest metrics when it was saved (None: not a number)."""
+
+    step: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def reasons_to_keep(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
+    """Why each kept checkpoint is kept, by step, the oldest first. The newest is always kept.
+
+    ``saved``: all complete checkpoints, in any order, each step once.
+    """
+    ordered = sorted(saved, key=lambda checkpoint: checkpoint.step)
+    why: dict[int, list[str]] = {checkpoint.step: [] for checkpoint in ordered}
+    for checkpoint in ordered[-max(1, keep.last) :]:
+        why[checkpoint.step].append("newest" if checkpoint is ordered[-1] else f"one of the last {keep.last}")
+    if keep.every_steps is not None:
+        # The first at or after each multiple: saves at time intervals hit a multiple only by chance.
+        firsts: dict[int, int] = {}
+        for checkpoint in ordered:
+            firsts.setdefault(checkpoint.step // keep.every_steps, checkpoint.step)
+        for step in (step for multiple, step in firsts.items() if multiple > 0):
+            why[step].append(f"every {keep.every_steps} steps")
+    if keep.best is not None:
+        count = f"best {keep.best.n} of" if keep.best.n > 1 else "best"
+        for step, value in best_steps(ordered, keep.best).items():
+            why[step].append(f"{count} {keep.best.metric} ({value:.4g})")
+    return {step: ", ".join(rules) for step, rules in why.items() if rules}
+
+
+def disposable_steps(saved: Sequence[Saved], keep: KeepSpec) -> list[int]:
+    """The steps of the checkpoints that may be deleted, oldest first."""
+    staying = reasons_to_keep(saved, keep)
+    return sorted(checkpoint.step for checkpoint in saved if checkpoint.step not in staying)
+
+
+def best_steps(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
+    """The steps with the best values of a metric that are numbers, the best first; of equal values the later step wins.
+
+    Args:
+        ordered: Checkpoints, each step once.
+        best: The metric, whether larger values are better, and how many steps.
+    """
+    candidates = ((saved.step, saved.metrics.get(best.metric)) for saved in ordered)
+    # Neither NaN, nor infinite, nor too large for a float.
+    values = {
+        step: float(value)
+        for step, value in candidates
+        if isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    }
+    sign = 1 if best.mode == "min" else -1
+    ranked = sorted(values, key=lambda step: (sign * values[step], -step))
+    return {step: values[step] for step in ranked[: best.n]}

@@ -14,7 +14,6 @@ from typing import Any
 
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
 from slurmtrain.model.run.events.agent_events import SurplusStart
@@ -34,9 +33,9 @@ from slurmtrain.model.run.events.command_events import (
     Unstarted,
 )
 from slurmtrain.model.run.events.rank_events import ScriptProgressed, TrainingStarted
-from slurmtrain.model.run.journal_lines import read_event
+from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
-from slurmtrain.model.run.outcome import begin, describe_wait, is_over, reason_given_up
+from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
 from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
 from slurmtrain.model.written import remembering
 
@@ -77,7 +76,10 @@ class RunBuilder:
                 self._unfollowed.append(event)
                 self._added.append(event)
             if not is_summarised(event):
-                self._events.append(_without_checkpoints(event))
+                # CheckpointHistory keeps the list of checkpoints.
+                if isinstance(event.payload, JobObserved) and event.payload.checkpoints is not None:
+                    event = dataclasses.replace(event, payload=dataclasses.replace(event.payload, checkpoints=None))
+                self._events.append(event)
             elif folder := attempt_of(event.source):
                 self._saves.setdefault(folder, SaveLog()).add(event)
 
@@ -86,6 +88,7 @@ class RunBuilder:
 
         ``progress``: of each attempt according to its metrics, by the name of its directory.
         """
+        # Before anything is read from the history: events may have come in any order.
         self._follow_checkpoints()
         events = sorted(self._events, key=lambda event: event.order)
         facts = group_by_attempt(events, self._saves)
@@ -98,6 +101,7 @@ class RunBuilder:
         checkpoints = self._checkpoints.checkpoints(ordered)
         attempts = accounted(ordered, started, progress, checkpoints)
         metrics: dict[str, float] = {}
+        # A metric that the newest attempt has not logged yet keeps its earlier value.
         for attempt in attempts:
             metrics.update(progress.get(attempt.key, Progress()).metrics)
         created = next(iter(select(events, RunCreated)), None)
@@ -106,10 +110,11 @@ class RunBuilder:
         totals = [event.payload for event in events if isinstance(event.payload, TrainingStarted | ScriptProgressed)]
         steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
-        settings = _settings(origin, events, attempts)
+        settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
         written = [row for row in settings.written or () if len(row) > 1]
-        is_cancelled = any(time >= (begin(newest) if newest else 0.0) for time in cancels)
+        # A cancel before the newest attempt began was about an earlier one, and a person has resumed the run since.
+        is_cancelled = any(time >= (began_at(newest) if newest else 0.0) for time in cancels)
         run = Run(
             id=self.run_id,
             name=origin.name or self.run_id,
@@ -142,7 +147,7 @@ class RunBuilder:
             sweep=origin.sweep,
             parents=origin.parents or (),
         )
-        return with_state(_marked(run, events))
+        return with_state(_with_marks(run, events))
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
@@ -172,6 +177,7 @@ class RunBuilder:
         for each in record["events"]:
             line = {**each["record"], "t": each["t"], "kind": each["kind"]}
             event = read_event(line, each["source"], each["offset"])
+            # An event that this version cannot read any more was only kept by an earlier one.
             if event is not None:
                 builder._events.append(event)
         builder._saves = {key: SaveLog.from_dict(log) for key, log in record["saves"].items()}
@@ -186,6 +192,7 @@ class RunBuilder:
         events = sorted(self._unfollowed, key=lambda event: event.order)
         if not events:
             return
+        # A file system may show a write late. What was applied since depends on it, so that all is applied again.
         if events[0].order <= self._followed:
             self._checkpoints = CheckpointHistory()
             events = sorted(filter(concerns_checkpoints, self._all_events()), key=lambda event: event.order)
@@ -198,12 +205,15 @@ class RunBuilder:
 def _lost_steps(attempts: Sequence[Attempt]) -> int | None:
     """The steps that all attempts have lost; None if no step is known, or how many one of them has lost is not."""
     trained = [each for each in attempts if each.last_step is not None]
+    # A sum without an unknown number would look like a known one.
     if not trained or any(each.ended and each.lost_steps is None for each in trained):
         return None
     return sum(each.lost_steps or 0 for each in attempts)
 
 
-def _settings(origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> RunCreated | Submitting:
+def _newest_settings(
+    origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]
+) -> RunCreated | Submitting:
     """The event that says what the newest attempt runs: from the last submission that states it anew.
 
     A submission that started nothing changes nothing, and one that states nothing repeats the one before.
@@ -238,16 +248,16 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
         at = newest.again_at
         after = f", {at - (newest.ended_at or 0.0):.0f} s after it ended" if at is not None else ""
         problem = newest.requeue_problem
-        return "requeued", describe_wait(newest.reason, newest.excluded, newest.restarted_by, problem, after)
+        return "requeued", describe_next_start(newest.reason, newest.excluded, newest.restarted_by, problem, after)
     if newest.state == "requeued" and before is not None and before.job_id == newest.job_id and before.cause:
         # The job is in the queue again: if its agent could not requeue it, Slurm did, but it excludes no nodes.
         problem = before.requeue_problem if before.excluded else ""
-        return newest.state, describe_wait(before.reason, before.excluded, "slurm", problem)
+        return newest.state, describe_next_start(before.reason, before.excluded, "slurm", problem)
     # What is wrong with a training that exits with 0.
     return newest.state, newest.reason or str(newest.evidence.get(APART) or "")
 
 
-def _marked(run: Run, events: Iterable[AnyEvent]) -> Run:
+def _with_marks(run: Run, events: Iterable[AnyEvent]) -> Run:
     """The run with what people have noted on it. ``events``: the oldest first."""
     tags: set[str] = set()
     noted: dict[str, Any] = {}
@@ -281,10 +291,3 @@ def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> b
         for event in group.events
     )
     return is_replaced or is_over(facts.get(newest.key, AttemptFacts()).events)
-
-
-def _without_checkpoints(event: AnyEvent) -> AnyEvent:
-    """The event without its list of checkpoints, which :class:`CheckpointHistory` keeps."""
-    if isinstance(event.payload, JobObserved) and event.payload.checkpoints is not None:
-        return dataclasses.replace(event, payload=dataclasses.replace(event.payload, checkpoints=None))
-    return event

@@ -107,6 +107,7 @@ def standing(upstreams: Sequence[Upstream], runs: Mapping[str, Run]) -> Standing
     for upstream in upstreams:
         run = runs.get(upstream.run)
         if run is None:
+            # Whether a deleted run had completed is unknown.
             if not upstream.any:
                 return Standing(problem=f"the directory of run {upstream} was deleted")
         elif not run.ended:
@@ -144,6 +145,7 @@ def tree_order(above: Mapping[str, Collection[str]], first: Sequence[str]) -> di
     depths: dict[str, int] = {}
     parents: dict[str, str] = {}
     for run_id in order:
+        # A tree has one parent for each: the one that stands deepest shows the longest wait.
         upper = max(above[run_id], key=lambda each: (depths[each], each), default=None)
         depths[run_id] = 0 if upper is None else depths[upper] + 1
         if upper is not None:
@@ -156,6 +158,7 @@ def tree_order(above: Mapping[str, Collection[str]], first: Sequence[str]) -> di
         root = run_id
         while root in parents:
             root = parents[root]
+        # Without recursion: a chain may have thousands of runs.
         stack = [root]
         while stack:
             each = stack.pop()

@@ -10,7 +10,7 @@ A command that ends a waiting job because a run before it failed knows why; othe
 2. Some node ended otherwise: the one with the earliest ``failed_at`` determines the cause, unless a person cancelled
    before that. A rank that failed only because it lost a peer (``cascade``) comes after ranks that failed by
    themselves, even if it failed first.
-3. Slurm's final state, seen before a person cancelled: its cause (``job_state``).
+3. Slurm's final state, seen before a person cancelled: its cause (:mod:`.run`).
 4. A person cancelled: cancelled.
 5. Nothing was journaled, and ``observed: gone`` says that the job no longer exists: lost.
 
@@ -39,10 +39,18 @@ from slurmtrain.model.run.events.agent_events import (
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
 from slurmtrain.model.run.events.command_events import JobObserved, JobReplaced, UpstreamFailed
-from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.lineage import UPSTREAM
-from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt, replace
+from slurmtrain.model.run.run import (
+    CAUSE_OF_STATE,
+    GONE,
+    STATE_OF_CAUSE,
+    Attempt,
+    base,
+    describe_state,
+    is_final,
+    replace,
+)
 
 # A job that ends this long before its limit did not time out: Slurm also says TIMEOUT if it exits within its grace.
 _LIMIT_MARGIN_S = 60.0
@@ -90,6 +98,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     # A node that was lost while the others kept running has no say in how the attempt ended.
     lost = {str(node) for event in select(events, RanksRestarted) for node in event.payload.lost}
     ends = [end for end in select(events, NodeEnded) if node_of(end.source) not in lost]
+    # Slurm may take back what it said: a job that it called failed may be requeued.
     final = _last_final(events)
     nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
     # Without any end, as in a damaged journal that calls every node lost, nothing says how the attempt ended.
@@ -105,27 +114,31 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     if not (all_ended or final):
         return attempt
     last_end = max((end.time for end in ends), default=0.0)
-    slurm_completed = final is not None and base(final.state) == "COMPLETED" and not _was_stopping(events)
+    # Whether the last ranks of the attempt were asked to stop.
+    restarted_at = max((event.time for event in select(events, RanksRestarted)), default=-math.inf)
+    was_stopping = any(event.time > restarted_at for event in select(events, RanksStopping))
+    slurm_completed = final is not None and base(final.state) == "COMPLETED" and not was_stopping
     if ends and all(end.payload.cause == "completed" for end in ends) and (all_ended or slurm_completed):
         return closed(attempt, "completed", "", last_end, confirmed=True)
-    cancelled_at = next((time for time in cancels if time >= begin(attempt)), None)
+    cancelled_at = next((time for time in cancels if time >= began_at(attempt)), None)
     if requeue is not None and (cancelled_at is None or requeue.at < cancelled_at):
         return _closed_by(requeue, attempt, last_end or requeue.at)
     root = min((end for end in ends if end.payload.cause != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _failed_at(root) < cancelled_at):
-        if final is None and _stopped_by_signal(root) and _is_of_slurm(events):
+        is_of_slurm = any(event.payload.executor == "slurm" for event in select(events, AgentStarted))
+        if final is None and _stopped_by_signal(root) and is_of_slurm:
             # Preempted, cancelled or requeued? Its nodes cannot know, and Slurm has not said yet.
             return replace(attempt, reason=f"{root.payload.reason}; Slurm has not said why yet")
         return _closed_by_node(attempt, root, final, last_end)
     # Slurm rounds times to whole seconds, so the cancel is rounded as well.
     if final is not None and not final.is_gone and (cancelled_at is None or final.ended_at < int(cancelled_at)):
         cause, reason = _slurms_reason(attempt, final)
-        return closed(attempt, cause, reason + _at_step(attempt), final.ended_at, confirmed=True)
+        return closed(attempt, cause, reason + _after_step(attempt), final.ended_at, confirmed=True)
     if cancelled_at is not None:
         at = max(last_end or (final.ended_at if final else 0.0), cancelled_at)
-        return closed(attempt, "cancelled", "cancelled" + _at_step(attempt), at, confirmed=True)
+        return closed(attempt, "cancelled", "cancelled" + _after_step(attempt), at, confirmed=True)
     assert final is not None
-    reason = (final.observed.reason or "") + _at_step(attempt)
+    reason = (final.observed.reason or "") + _after_step(attempt)
     return closed(attempt, "lost", reason, last_end or final.ended_at, confirmed=True)
 
 
@@ -141,9 +154,9 @@ def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
     if attempt.ended and not (attempt.cause == "cancelled" and ends and all(_stopped_by_signal(end) for end in ends)):
         return attempt
     if any(_stopped_by_signal(end) for end in ends):
-        reason = describe_state("PREEMPTED") + _at_step(attempt)
+        reason = describe_state("PREEMPTED") + _after_step(attempt)
         return closed(attempt, "preempted", reason, facts.last_written, confirmed=attempt.confirmed)
-    reason = "it ended without reporting a cause, and Slurm started it again" + _at_step(attempt)
+    reason = "it ended without reporting a cause, and Slurm started it again" + _after_step(attempt)
     return closed(attempt, "lost", reason, facts.last_written, confirmed=False)
 
 
@@ -161,7 +174,7 @@ def closed(attempt: Attempt, cause: str, reason: str, at: float, *, confirmed: b
     return replace(attempt, state=state, cause=cause, reason=reason, ended_at=at or None, confirmed=confirmed)
 
 
-def begin(attempt: Attempt) -> float:
+def began_at(attempt: Attempt) -> float:
     """When the attempt began, in seconds since 1970: a person's cancel from then on applies to it."""
     return attempt.submitted_at or attempt.started_at or 0.0
 
@@ -189,7 +202,7 @@ def _put_back(
 
 def _closed_by(requeue: RequeueRecord, attempt: Attempt, at: float) -> Attempt:
     reason = "; ".join(filter(None, (requeue.reason, requeue.given_up if requeue.cause == PREFLIGHT else "")))
-    at_step = _at_step(attempt) if requeue.cause in _AT_A_STEP else ""
+    at_step = _after_step(attempt) if requeue.cause in _AT_A_STEP else ""
     return closed(attempt, requeue.cause, reason + at_step, at, confirmed=True)
 
 
@@ -206,8 +219,8 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
             # Slurm ended it, and not by a cancel, which it would report: the job exited within a preemption's grace.
             cause, reason = "preempted", describe_state("PREEMPTED")
         if cause not in ("crash", "lost"):  # exit codes, which the node itself knows better
-            return closed(failed, cause, reason + _at_step(attempt), last_end, confirmed=True)
-    reason = end.reason + (_at_step(attempt) if end.sure else "")
+            return closed(failed, cause, reason + _after_step(attempt), last_end, confirmed=True)
+    reason = end.reason + (_after_step(attempt) if end.sure else "")
     return closed(failed, end.cause, reason, last_end, confirmed=final is not None or not follows)
 
 
@@ -217,8 +230,10 @@ def _slurms_reason(attempt: Attempt, final: _Final) -> tuple[str, str]:
     if state == "OUT_OF_MEMORY" and attempt.pack > 1:
         # Its agent would have journaled that a process of this run was killed, unless that was the agent itself.
         return "lost", "one of the runs of its job used more memory than the job had requested"
-    if state == "TIMEOUT" and _left_early(observed):
-        return "preempted", describe_state("PREEMPTED")
+    if state == "TIMEOUT" and None not in (observed.time_limit_s, observed.started_at, observed.ended_at):
+        took = (observed.ended_at or 0.0) - (observed.started_at or 0.0)
+        if took + _LIMIT_MARGIN_S < (observed.time_limit_s or 0.0):
+            return "preempted", describe_state("PREEMPTED")
     description = describe_state(state)
     if state == "FAILED":
         status = f"signal {observed.signal}" if observed.signal else f"exit code {observed.exit_code}"
@@ -230,12 +245,6 @@ def _slurms_reason(attempt: Attempt, final: _Final) -> tuple[str, str]:
     return CAUSE_OF_STATE[state], ": ".join(filter(None, (description, observed.reason)))
 
 
-def _left_early(observed: JobObserved) -> bool:
-    if observed.time_limit_s is None or observed.started_at is None or observed.ended_at is None:
-        return False
-    return observed.ended_at - observed.started_at + _LIMIT_MARGIN_S < observed.time_limit_s
-
-
 def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
     """The last observation that the attempt is over; the scheduler's outrank the observation that it is gone."""
     finals = [
@@ -243,6 +252,7 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
         for event in select(events, JobObserved)
         if is_final(event.payload.state or "")
     ]
+    # A command that found nothing may have asked before Slurm had written its accounting.
     slurms = [final for final in finals if not final.is_gone]
     return next(reversed(slurms or finals), None)
 
@@ -250,16 +260,6 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
 def _stopped_by_signal(end: End) -> bool:
     """Whether this node ended because of a signal, and does not know why."""
     return end.payload.signal is not None and not end.payload.sure
-
-
-def _was_stopping(events: Sequence[AnyEvent]) -> bool:
-    """Whether the last ranks of the attempt were asked to stop."""
-    restarted_at = max((event.time for event in select(events, RanksRestarted)), default=-math.inf)
-    return any(event.time > restarted_at for event in select(events, RanksStopping))
-
-
-def _is_of_slurm(events: Sequence[AnyEvent]) -> bool:
-    return any(event.payload.executor == "slurm" for event in select(events, AgentStarted))
 
 
 def _blame(end: End) -> tuple[bool, bool, float]:
@@ -271,7 +271,7 @@ def _failed_at(end: End) -> float:
     return end.payload.failed_at or end.time
 
 
-def _at_step(attempt: Attempt) -> str:
+def _after_step(attempt: Attempt) -> str:
     return f" after step {attempt.last_step}" if attempt.last_step is not None else ""
 
 
@@ -318,6 +318,7 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
     root = next((end for end in refusals if not end.payload.cascade), refusals[0] if first and refusals else None)
     if first is None and root is None:
         return None
+    # Versions that requeued for nothing else did not note the cause.
     cause = (first.payload.cause or PREFLIGHT) if first is not None else PREFLIGHT
     end = root if cause == PREFLIGHT else None
     was_repaired = any(_is_of_command(event) for event in requeues)
@@ -349,7 +350,9 @@ def is_over(events: Iterable[AnyEvent]) -> bool:
     return any(isinstance(event.payload, JobReplaced) or _is_final(event) for event in events)
 
 
-def describe_wait(reason: str, excluded: Sequence[str], restarted_by: str, problem: str = "", after: str = "") -> str:
+def describe_next_start(
+    reason: str, excluded: Sequence[str], restarted_by: str, problem: str = "", after: str = ""
+) -> str:
     """Describe why an interrupted run waits, and what starts it again.
 
     Args:

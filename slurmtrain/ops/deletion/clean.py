@@ -19,9 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
-from slurmtrain.model.run.file_names import is_log, is_of_submitit, put_aside
-from slurmtrain.model.run.layout import ATTEMPTS, RunDir, SubmissionDir
-from slurmtrain.model.run.root import ArrayDir, RunsRoot, is_unborn, run_ids_among
+from slurmtrain.model.run.layout import (
+    ATTEMPTS,
+    ArrayDir,
+    RunDir,
+    RunsRoot,
+    SubmissionDir,
+    is_log,
+    is_of_submitit,
+    is_unborn,
+    put_aside,
+    run_ids_among,
+)
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
 from slurmtrain.ops.prune import is_over
 from slurmtrain.ops.shared.observe import observe

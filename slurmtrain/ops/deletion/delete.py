@@ -5,7 +5,7 @@ and ``status`` says so; no other command does, since nothing is deleted on the w
 
 1. The ``delete`` event: from now on the run is deleted, and never resumed.
 2. A ``pruned`` event for each checkpoint in the run directory.
-3. The files go, except files that :func:`~slurmtrain.model.run.file_names.outlives_deletion` names.
+3. The files go, except files that :func:`~slurmtrain.model.run.layout.outlives_deletion` names.
 4. Its traces at trackers elsewhere go, under their lock: ``sync`` sends them nothing of it any more.
 5. The ``deleted`` event.
 
@@ -28,8 +28,7 @@ from slurmtrain.errors import PathError, RunBusy, RunUnreadable, SlurmtrainError
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import DeletionRequested, FilesDeleted
-from slurmtrain.model.run.file_names import outlives_deletion
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.deletion.tracker_files import file_targets, remove_tracker_files
 from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
@@ -37,7 +36,7 @@ from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 from slurmtrain.runtime.code.code_copy import results_in_copy
 from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal

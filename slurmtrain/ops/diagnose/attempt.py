@@ -8,9 +8,8 @@ from typing import Any
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
-from slurmtrain.model.query.quantities import iso
-from slurmtrain.model.run.job_state import SUSPENDED
-from slurmtrain.model.run.run import Attempt, Live, Run
+from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.run import SUSPENDED, Attempt, Live, Run
 from slurmtrain.ops.diagnose.journals import AttemptJournals, FailedRank, suspended
 from slurmtrain.ops.diagnose.log_evidence import AttemptLogs
 from slurmtrain.ops.shared.observe import observe

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, QueryError, UserError
 from slurmtrain.model.query.comparison import Compared, Score, SeedGroup, SideBySide, Spread, compare_runs, spread_of
-from slurmtrain.model.query.fields import SortKey, differing, flattened, in_order, names_in, repetition_key, value_of
+from slurmtrain.model.query.fields import (
+    SortKey,
+    differing,
+    flattened,
+    in_order,
+    names_in,
+    number_of,
+    repetition_key,
+    value_of,
+)
 from slurmtrain.model.query.measures import (
     Criterion,
     Measure,
@@ -17,7 +26,6 @@ from slurmtrain.model.query.measures import (
     is_larger_better,
     read_measure,
 )
-from slurmtrain.model.query.quantities import number_of
 from slurmtrain.ops.query.select import Question, attach_measures, fields_of, select
 from slurmtrain.ops.shared.run_details import findings_json
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
@@ -25,7 +33,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import read_json
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.summary import MetricSummary
+    from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.run.run import Run
     from slurmtrain.ops.shared.observe import ListedRuns
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
-from slurmtrain.model.environment.attempt_environment import compare as compare_environments
-from slurmtrain.model.environment.changes import Changes
+from slurmtrain.model.environment import Changes, compare_environments
 from slurmtrain.model.experiment.code import CodeSnapshot, Difference
 from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
-from slurmtrain.model.query.tally import GPU_S, tally
-from slurmtrain.model.run.accounting import summed
+from slurmtrain.model.run.accounting import GPU_S, summed, tally
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
-from slurmtrain.model.run.file_names import checkpoint_step
+from slurmtrain.model.run.layout import checkpoint_step
 from slurmtrain.ops.query.compare import spec_settings
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import newest_environment

@@ -12,7 +12,7 @@ from typing import Any
 from slurmtrain.errors import PathError, UserError
 from slurmtrain.history import read_rows
 from slurmtrain.model.metrics.curves import Segment
-from slurmtrain.model.query.tally import mean_gpus
+from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank_events import RankMeasured

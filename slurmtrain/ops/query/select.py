@@ -9,7 +9,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, QueryError
-from slurmtrain.model.query.comparison import fold_sweep
 from slurmtrain.model.query.fields import in_order, read_sort
 from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.run import ENDED
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.metrics.curves import Points
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.ops.shared.observe import ListedRuns
-    from slurmtrain.registry.listed import Listed
     from slurmtrain.registry.queries import IndexRow
+    from slurmtrain.registry.rows import Listed
 
 # How many runs are listed if nothing is asked, apart from runs that have not ended.
 NEWEST = 20
@@ -157,6 +156,8 @@ def _fold(
     sweeps = dict.fromkeys(run["sweep"] for run in shown if run["sweep"] and "user" not in run)
     if not sweeps:
         return shown
+    from slurmtrain.model.query.comparison import fold_sweep
+
     rows = runs.named(list(sweeps))
     folded: dict[str, Mapping[str, Any]] = {}
     for sweep in sweeps:
@@ -185,7 +186,7 @@ def _conditions(question: Question, now: float) -> Iterator[_Stated]:
     """The conditions of a question. Raises QueryError."""
     if not question.is_about_all:
         return
-    from slurmtrain.model.query.conditions import compare, parse
+    from slurmtrain.model.query.conditions import compare_texts, parse
 
     for text in question.where:
         yield text, parse(text, now)
@@ -199,7 +200,7 @@ def _conditions(question: Question, now: float) -> Iterator[_Stated]:
     )
     for name, relation, values in options:
         if values:
-            yield "", compare(name, relation, values, now)
+            yield "", compare_texts(name, relation, values, now)
 
 
 def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
@@ -397,6 +398,8 @@ def _line(workspace: Workspace, of_line: Sequence[Listed]) -> Mapping[str, Any]:
     records = [RunRecord(workspace, listed) for listed in of_line]
     if len(records) == 1:
         return records[0]
+    from slurmtrain.model.query.comparison import fold_sweep
+
     folded = fold_sweep(records)
     # What all of them wait for, or why they will never start.
     reasons = {record["reason"] for record in records if record["reason"]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.run.events.event_values import is_plain
+from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.written import texts_as_json
 from slurmtrain.runtime.environment.node import read_plan

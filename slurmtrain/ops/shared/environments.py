@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from slurmtrain.model.environment.attempt_environment import Environment, compare, kinds_of
-from slurmtrain.model.environment.changes import describe
-from slurmtrain.model.environment.software import Software, package_changes
+from slurmtrain.model.environment import (
+    Environment,
+    Software,
+    changes_in_words,
+    compare_environments,
+    kinds_of,
+    package_changes,
+)
 from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFailed
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
@@ -67,10 +72,12 @@ def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
     for number, by_node in notes.items():
         environment = _environment(directory, by_node)
         first = first or environment
-        changes = compare(first, environment)
+        changes = compare_environments(first, environment)
         interpreter = next(iter(by_node.values())).interpreter
         of_setup = [f"python is {interpreter}, as 'setup' makes it"] if interpreter else []
-        parts = [f"other {kind} than the first attempt: {describe(of_kind)}" for kind, of_kind in changes.items()]
+        parts = [
+            f"other {kind} than the first attempt: {changes_in_words(of_kind)}" for kind, of_kind in changes.items()
+        ]
         lines[number] = [*of_setup, *parts, *_among_nodes(directory, by_node)]
     for number, why in _failed_helpers(workspace, run):
         lines.setdefault(number, []).append(why)
@@ -111,7 +118,8 @@ def _among_nodes(directory: RunDir, by_node: Mapping[int, EnvironmentNoted]) -> 
     software = _read(directory, first.software)
     for node, note in others:
         if note.software != first.software and software and (own := _read(directory, note.software)):
-            yield f"other packages on node {node} than on node {number}: {describe(package_changes(software, own))}"
+            changes = changes_in_words(package_changes(software, own))
+            yield f"other packages on node {node} than on node {number}: {changes}"
 
 
 def _read(directory: RunDir, name: str) -> Software | None:

@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.start_order import dependents
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 # How many runs of a chain, or of a family, are listed.
 _MOST_RUNS = 100

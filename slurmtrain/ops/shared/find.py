@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.experiment.kinds import suggestion
-from slurmtrain.model.run.root import is_run_id
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 

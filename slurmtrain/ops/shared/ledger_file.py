@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmDown, UserError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.events.command_events import NodeForgiven
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import describe_os_error, make_directory

@@ -12,9 +12,8 @@ import os
 import socket
 from pathlib import Path
 
-from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import RunDir, SubmissionDir
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.run import GONE, Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.task import ENTRY

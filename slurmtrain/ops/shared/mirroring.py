@@ -17,14 +17,14 @@ from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import Target, link, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.sent import Sent, write_sent
+from slurmtrain.registry.cells import Sent, write_sent
 from slurmtrain.runtime.job.run_reader import LoggedLines, logged_lines
 from slurmtrain.system.locks import locked
 from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 from slurmtrain.tracking.tracker_plugins import open_tracker, writes_files
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 # So many lines are sent before it is noted how far that went.
 _LINES_AT_ONCE = 1000

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
-    from slurmtrain.registry.listed import Listed
     from slurmtrain.registry.queries import IndexRow
+    from slurmtrain.registry.rows import Listed
     from slurmtrain.registry.store import Store
     from slurmtrain.registry.transaction import Transaction
 

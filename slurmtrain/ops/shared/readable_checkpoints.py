@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PathError
-from slurmtrain.model.run.file_names import checkpoint_name, checkpoint_step, damaged_step
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, checkpoint_name, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Checkpoint, Run
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
 from slurmtrain.ops.shared.workspace import Workspace

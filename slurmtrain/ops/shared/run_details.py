@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent_events import PreflightDone, WorkersStarted
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
+from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.environments import describe_changes
@@ -25,7 +24,7 @@ from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
     from slurmtrain.model.experiment.plan import Plan
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
@@ -259,7 +258,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
 
 def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     """Why checkpoints are kept, by path and time of the save; empty if there is no plan that says so."""
-    from slurmtrain.model.run.retention import Saved, reasons
+    from slurmtrain.model.run.checkpoints import Saved, reasons_to_keep
     from slurmtrain.ops.shared.current_plan import current_plan
 
     published = {c.step: c for c in run.on_disk if c.published and c.step is not None}
@@ -267,7 +266,7 @@ def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
         keep = current_plan(directory, run).spec.checkpoint.keep
     except PathError:
         return {}
-    why = reasons([Saved(step, checkpoint.metrics) for step, checkpoint in published.items()], keep)
+    why = reasons_to_keep([Saved(step, checkpoint.metrics) for step, checkpoint in published.items()], keep)
     kept = {(published[step].path, published[step].saved_at): reason for step, reason in why.items()}
     begun_with = [each for each in run.on_disk if _is_start(directory, each)]
     return {**kept, **{(each.path, each.saved_at): "the run began with it" for each in begun_with}}

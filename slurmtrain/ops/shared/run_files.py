@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.system.owned_files import open_readable
 

@@ -19,11 +19,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.model.query.quantities import iso
-from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, SUSPENDED, base, is_final
-from slurmtrain.model.run.layout import RunDir, SubmissionDir
-from slurmtrain.model.run.root import ArrayDir, RunsRoot
-from slurmtrain.model.run.run import Attempt, Live, Run
+from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDir
+from slurmtrain.model.run.run import CAUSE_OF_STATE, HELD, SUSPENDED, Attempt, Live, Run, base, is_final
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, second_jobs

@@ -53,8 +53,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
-from slurmtrain.model.run.layout import RunDir, SubmissionDir
-from slurmtrain.model.run.root import ALPHABET, ArrayDir, run_id, unusable_in_root
+from slurmtrain.model.run.layout import ALPHABET, ArrayDir, RunDir, SubmissionDir, run_id, unusable_in_root
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook

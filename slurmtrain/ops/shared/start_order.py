@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
 from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.run.job_state import is_final
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RUN_ID, RunDir
 from slurmtrain.model.run.lineage import EARLY, Upstream, standing
-from slurmtrain.model.run.root import RUN_ID
+from slurmtrain.model.run.run import is_final
 from slurmtrain.ops.shared.observe import ListedRuns, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.upstreams import dependents_of, has_begun, read_upstreams

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.query.quantities import iso
-from slurmtrain.model.run.job_state import SUSPENDED
+from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import METRICS, RunDir
+from slurmtrain.model.run.run import SUSPENDED
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.
@@ -215,7 +215,7 @@ def now_iso() -> str:
 
 def _rate(directory: RunDir, listed: Listed) -> float | None:
     """Steps per second of the newest job, from the last lines of its metrics."""
-    from slurmtrain.model.run.attempt_progress import steps_per_second
+    from slurmtrain.model.run.journal_lines import steps_per_second
     from slurmtrain.system.journal_files import last_points
 
     if listed.job_id is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, UntrustedPath
-from slurmtrain.model.run.root import RunsRoot, is_unborn, run_ids_among
+from slurmtrain.model.run.layout import RunsRoot, is_unborn, run_ids_among
 from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, describe_os_error, make_directory
 from slurmtrain.system.owned_files import open_directory
 

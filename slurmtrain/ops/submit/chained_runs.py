@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, SpecFile
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.listed import Listed
+    from slurmtrain.registry.rows import Listed
 
 # A run of the same submission: the number of its spec, and its own in that spec.
 _Place = tuple[int, int]

@@ -224,7 +224,7 @@ class Provenance:
 
     ``git``: ``commit``, ``dirty`` and ``branch``; None outside a checkout. ``difference``: what ``git diff HEAD``
     prints of files that no filter applies to, without secrets; empty if there is none, or it is too long.
-    ``environment``: Python and its packages, the text of a :class:`~slurmtrain.model.environment.software.Software`.
+    ``environment``: Python and its packages, the text of a :class:`~slurmtrain.model.environment.Software`.
     """
 
     git: dict[str, Any] | None

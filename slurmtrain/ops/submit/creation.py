@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RegistryFailed
+from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.events.command_events import RunCreated
-from slurmtrain.model.run.events.event_values import is_plain
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.model.run.lineage import Upstream
-from slurmtrain.model.run.root import run_id
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.next_attempts import HeldRun
 from slurmtrain.ops.shared.workspace import Workspace, person

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed, UserError
-from slurmtrain.model.run.root import created_ms
+from slurmtrain.model.run.layout import created_ms
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chained_runs import Chain

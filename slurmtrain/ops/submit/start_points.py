@@ -11,8 +11,7 @@ from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, UserE
 from slurmtrain.model.experiment.chain import dependencies_of
 from slurmtrain.model.experiment.checkpoint import BEST, OWN, WEIGHTS, StartFromSpec
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, write_assignments
@@ -170,7 +169,7 @@ def _published(workspace: Workspace, directory: RunDir, run: Run, step: int | st
 
 
 def _best(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
-    from slurmtrain.model.run.retention import Saved, best_steps
+    from slurmtrain.model.run.checkpoints import Saved, best_steps
     from slurmtrain.ops.shared.current_plan import current_plan
     from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 

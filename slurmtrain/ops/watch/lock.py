@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 from slurmtrain.system.locks import open_lock, try_flock
 from slurmtrain.system.owned_files import read_checked
 from slurmtrain.system.process import Process, this_process

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from slurmtrain.config import Config
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.watch.lock import WatchHolder, WatchLock, watch_lock

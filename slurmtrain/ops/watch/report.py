@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.sync import Synced

@@ -44,7 +44,7 @@ from slurmtrain.plugins.drill.facts import (
 from slurmtrain.plugins.drill.faults import SaveWatch, find_target, inject, inject_in_save
 from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.plugins.drill.observations import RunObserver
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"

@@ -21,8 +21,7 @@ from pathlib import Path
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.events.agent_events import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
-from slurmtrain.model.run.file_names import staged_step
-from slurmtrain.model.run.layout import attempt_of
+from slurmtrain.model.run.layout import attempt_of, staged_step
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import InjectedFault, OwnCheckpoint

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.model.query.tally import (
+from slurmtrain.model.run.accounting import (
     ATTEMPTS,
     GPU_S,
     INTERRUPTED,
@@ -32,7 +32,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.counters import Counters
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 from slurmtrain.version import __version__
 
 PREFIX = "slurmtrain_"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.query.tally import Placement, Tally, merged, place_of, tally
+from slurmtrain.model.run.accounting import Placement, Tally, merged, place_of, tally
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.queries import IndexRow

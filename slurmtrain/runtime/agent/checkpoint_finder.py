@@ -14,8 +14,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.policy import Newest, prior_ends
 from slurmtrain.model.interruption.resume_point import suspects
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, start_point
 from slurmtrain.runtime.job.run_reader import read_run
 from slurmtrain.system.journal import Journal

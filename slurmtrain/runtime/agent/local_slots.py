@@ -25,8 +25,7 @@ from typing import Any
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.run.events.agent_events import WaitingForSlot
-from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.root import RUN_ID
+from slurmtrain.model.run.layout import RUN_ID, AttemptDir, RunDir
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, local_gpus, set_local_gpus
 from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_run

@@ -22,8 +22,10 @@ from typing import Any, Protocol
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.experiment.checkpoint import KeepSpec
-from slurmtrain.model.run import retention
-from slurmtrain.model.run.file_names import (
+from slurmtrain.model.run.checkpoints import Saved, disposable_steps
+from slurmtrain.model.run.layout import (
+    MANIFEST,
+    RunDir,
     checkpoint_name,
     checkpoint_step,
     damaged_name,
@@ -33,7 +35,6 @@ from slurmtrain.model.run.file_names import (
     staging_name,
     trash_name,
 )
-from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.system.files import FILE_MODE, fsync, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 
@@ -369,7 +370,7 @@ def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable
     paths = published(checkpoints)
     if not paths:
         return []
-    saved = [retention.Saved(_step_in_path(path), _metrics_of(path)) for path in paths]
+    saved = [Saved(_step_in_path(path), _metrics_of(path)) for path in paths]
     by_step = {_step_in_path(path): path for path in paths}
     newest = max(by_step)
     gone = [
@@ -379,7 +380,7 @@ def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable
     ]
     return gone + [
         Disposable(by_step[step], step, bytes_of(by_step[step]), "the policy does not keep it")
-        for step in retention.disposable(saved, keep)
+        for step in disposable_steps(saved, keep)
     ]
 
 

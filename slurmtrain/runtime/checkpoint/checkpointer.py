@@ -36,8 +36,7 @@ from slurmtrain.model.run.events.checkpoint_events import (
     SaveIntervalChosen,
     WeightsLoaded,
 )
-from slurmtrain.model.run.file_names import checkpoint_step
-from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.runtime.checkpoint import checkpoint_files, rng
 from slurmtrain.runtime.checkpoint.saver import PublishPolicy, Save, Saver
 from slurmtrain.runtime.checkpoint.shard_plan import (

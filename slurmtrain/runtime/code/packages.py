@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from slurmtrain.model.environment.software import Package, Software
+from slurmtrain.model.environment import Package, Software
 from slurmtrain.system.owned_files import read_readable
 
 _INSTALLED = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info(?:\.?)")

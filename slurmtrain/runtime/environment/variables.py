@@ -80,7 +80,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
             "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
             "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "PET_SIGNALS_TO_HANDLE",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
-# What counts of SBATCH_* is in the batch script (:mod:`slurmtrain.model.environment.surroundings`).
+# What counts of SBATCH_* is in the batch script (:mod:`slurmtrain.model.environment`).
 _FOREIGN_PREFIXES = (OF_RANKS, "TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_", "SBATCH_")
 # These show Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")

@@ -15,11 +15,10 @@ from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
 from slurmtrain.model.metrics.curves import start_of
 from slurmtrain.model.metrics.settled import Attempted, LoggedLine
-from slurmtrain.model.run.attempt_progress import Point, Progress, points_of, read_point
 from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RanksRestarted
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
-from slurmtrain.model.run.journal_lines import events_of, read_lines
+from slurmtrain.model.run.journal_lines import Point, Progress, events_of, points_of, read_lines, read_point
 from slurmtrain.model.run.layout import METRICS, AttemptDir, RunDir, split_attempt
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.environment.node import Worker, read_launch

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
-from slurmtrain.model.environment.backend import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
+from slurmtrain.model.environment import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.rank_events import (

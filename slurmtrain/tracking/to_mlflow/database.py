@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slurmtrain.errors import TrackingError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.files import create_private, fsync_directory, make_directory
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 from slurmtrain.system.owned_files import account_name

@@ -32,8 +32,7 @@ from slurmtrain.model.metrics.settled import Decided, Place, Settlement, covered
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.base import select as select_events
 from slurmtrain.model.run.events.command_events import MlflowRunLinked
-from slurmtrain.model.run.layout import JOURNALS, RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import JOURNALS, RunDir, RunsRoot
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_lines, read_events, read_run

@@ -26,8 +26,7 @@ from typing import Any
 from slurmtrain.errors import CheckpointError, PathError, TrackingError
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command_events import RunCreated
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 from slurmtrain.runtime.environment.node import read_plan

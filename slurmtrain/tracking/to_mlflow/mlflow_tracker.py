@@ -14,8 +14,7 @@ from typing import Any
 
 from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
 from slurmtrain.model.metrics.settled import Place
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.owned_files import open_readable
 from slurmtrain.tracking.to_mlflow.database import cure, prepare

@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate
-from slurmtrain.model.run.events.event_values import is_whole
+from slurmtrain.model.run.events.base import is_whole
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.system.journal_files import JournalFile, read_pieces

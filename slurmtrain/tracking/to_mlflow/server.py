@@ -21,7 +21,7 @@ from typing import IO
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from slurmtrain.errors import NotAvailable, TrackingError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.child_process import ProcessGroup
 from slurmtrain.system.locks import has_record_locks
 from slurmtrain.tracking.to_mlflow.database import store_address

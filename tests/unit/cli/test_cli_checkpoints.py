@@ -18,8 +18,7 @@ from slurmtrain.cli.checkpoint_commands import checkpoints
 from slurmtrain.cli.show_commands import show
 from slurmtrain.cli.status_commands import status
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot, run_id
+from slurmtrain.model.run.layout import RunDir, RunsRoot, run_id
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal

@@ -14,7 +14,7 @@ from helpers.rare import THOROUGH, drawn
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli import cli
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 LONG = "x" * 5000
 HUGE = "9" * 400

@@ -14,7 +14,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
 
 from slurmtrain.cli import cli
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 pytestmark = pytest.mark.usefixtures("slurm")
 

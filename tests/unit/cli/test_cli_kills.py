@@ -23,9 +23,8 @@ from helpers.rare import drawn
 from helpers.sample_home import SAVED, SampleHome, id_of, make_home
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.registry.sent import Sent, write_sent
+from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.registry.cells import Sent, write_sent
 
 COMMANDS = (
     ("submit", "spec.yaml"),

@@ -17,7 +17,7 @@ import pytest
 from helpers.preloaded import Called, Preloaded
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden" / "plot"
 OTHER_ID = "0123456790"

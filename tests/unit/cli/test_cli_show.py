@@ -15,7 +15,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli.show_commands import _git, _print_attempt
 from slurmtrain.model.diagnosis.hang import Phase, RankState
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.shared.run_details import attempt_json
 

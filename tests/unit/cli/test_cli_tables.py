@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from slurmtrain.cli.tables import GAP, Column, columns_of, count_states, fit, fit_wrapped, screen
-from slurmtrain.model.query.quantities import iso
+from slurmtrain.model.query.fields import iso
 
 NAMES = ("cnn", "resnet50-imagenet-warmup-cosine-long-name", "モデル学習実験")
 

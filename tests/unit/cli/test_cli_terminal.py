@@ -12,7 +12,7 @@ from helpers.preloaded import Preloaded
 from helpers.rare import drawn
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 # Sets the title, clears the screen, moves up, in seven and eight bits; rings; reorders; pretends to be another line.
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x1b[9A\x9b2J\x85\u202egnp\u2028\nPRETENDED: \rPRETENDED [/bold] \x1bc"

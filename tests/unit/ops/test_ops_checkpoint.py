@@ -12,7 +12,7 @@ from helpers.checkpoints import ATTEMPT, end_run, make_run, write_rank_event
 from helpers.saved_runs import fill_the_disk
 
 from slurmtrain.errors import NotAvailable, PathError, RunBusy
-from slurmtrain.model.run.events.event_kinds import KINDS
+from slurmtrain.model.run.journal_lines import payload_classes
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import request_checkpoint as checkpoint_verb
 from slurmtrain.ops.request_checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
@@ -76,7 +76,7 @@ def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, 
 
 def events_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
     observe_run(workspace, run.id, ask_slurm=False)
-    return [event.payload.to_json() for event in workspace.store.events(run.id, KINDS[kind])]
+    return [event.payload.to_json() for event in workspace.store.events(run.id, payload_classes()[kind])]
 
 
 FULL = "no space left on the device"

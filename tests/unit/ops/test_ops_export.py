@@ -28,8 +28,7 @@ from torch import nn
 
 import slurmtrain
 from slurmtrain.errors import CheckpointError, NoCheckpoint, PathError, UserError
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops import export as export_verb
 from slurmtrain.ops.export import Exported, ExportRequest
 from slurmtrain.ops.shared.workspace import Workspace

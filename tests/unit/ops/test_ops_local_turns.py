@@ -9,7 +9,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import sync_again
 
 from slurmtrain.local import local_launch as local_launch
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Turn, read_launch
 from slurmtrain.system.process import this_process

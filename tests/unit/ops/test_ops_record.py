@@ -37,7 +37,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from slurmtrain.config import Config
 from slurmtrain.errors import NoCheckpoint, RunBusy
 from slurmtrain.history import read_history
-from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.metrics.columns import MetricSummary
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import cancel

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.unmirrored import describe_next, describe_refused, describe_unmirrored
 from slurmtrain.registry import queries
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 from slurmtrain.system.files import make_directory
 
 

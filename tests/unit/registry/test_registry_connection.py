@@ -19,9 +19,8 @@ from helpers.rare import drawn
 
 from slurmtrain.errors import RegistryFailed
 from slurmtrain.registry import sqlite
-from slurmtrain.registry.store import Spare, Store
+from slurmtrain.registry.store import Store
 from slurmtrain.system import locks
-from slurmtrain.system.locks import locked
 
 # Another program that has begun a transaction, and does not end it.
 HOLD = """
@@ -34,7 +33,7 @@ sys.stdin.read()
 WRITE = """
 import sys
 from pathlib import Path
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.store import Store
 with Store(Path(sys.argv[1])) as store:
     for number in range(int(sys.argv[3])):
@@ -45,7 +44,7 @@ with Store(Path(sys.argv[1])) as store:
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.store import Store
 store = Store(Path(sys.argv[1]))
 with store.begin() as transaction:
@@ -127,17 +126,6 @@ def test_while_another_process_writes_the_registry_can_be_read_and_not_written(r
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_command_goes_on_without_a_registry_that_stays_locked_and_names_the_holder(registry: Path) -> None:
-    warnings: list[str] = []
-    with stopped(registry, "EXCLUSIVE") as pid, Store(registry, Spare(list, warnings.append)) as store:
-        assert store.index() == {}
-        assert store.in_memory
-    [warning] = warnings
-    assert f"held by process {pid} (" in warning
-    assert warning.endswith("meanwhile the run directories are read instead")
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_commit_waits_for_who_reads(registry: Path) -> None:
     reader = sqlite3.connect(registry)
     with Store(registry) as store:
@@ -148,13 +136,6 @@ def test_a_commit_waits_for_who_reads(registry: Path) -> None:
         reader.rollback()
         with store.begin() as transaction:
             transaction.clear()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_who_makes_the_tables_keeps_others_away_no_longer_than_a_while(registry: Path) -> None:
-    registry.unlink()
-    with locked(sqlite.lock_beside(registry)), pytest.raises(RegistryFailed, match=r"registry\.db\.lock is still"):
-        Store(registry)
 
 
 def test_ctrl_c_ends_the_wait_for_the_registry(registry: Path) -> None:

@@ -19,25 +19,25 @@ from slurmtrain.model.urls import DatabaseUrl, read_database_url
 from slurmtrain.ops.copy_registry import copy_registry
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry import copying, schema
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry import schema, store
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.store import Store, open_engine, reading
 
 # Dies when most of the copy is written.
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from slurmtrain.registry import copying, schema
+from slurmtrain.registry import schema, store
 from slurmtrain.model.urls import read_database_url
 target = sys.argv[2]
-real = copying._copy_table
+real = store._copy_table
 def copy(reader, writer, table):
     if table is schema.metadata.sorted_tables[-1]:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(reader, writer, table)
-copying._copy_table = copy
+store._copy_table = copy
 root = Path(sys.argv[3])
-copying.copy_registry(Path(sys.argv[1]), read_database_url(target).of_root(root) if "://" in target else Path(target))
+store.copy_rows(Path(sys.argv[1]), read_database_url(target).of_root(root) if "://" in target else Path(target))
 """
 
 
@@ -123,13 +123,13 @@ def test_a_copy_that_is_killed_leaves_the_target_as_it_was(
 def test_a_copy_that_differs_is_noticed_and_not_kept(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = copying.insert
+    real = store.insert
 
     def insert_less(*arguments: object) -> str:
         return re.sub(r"VALUES \(\?", "VALUES (substr(?, 2)", real(*arguments))  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "insert", insert_less)
+        patch.setattr(store, "insert", insert_less)
         with pytest.raises(RegistryFailed, match=r"is not what was read .* nothing was stored"):
             copy_registry(workspace, "runs/registry.db", "copy.db", tmp_path)
     assert not any(rows(tmp_path / "copy.db").values())

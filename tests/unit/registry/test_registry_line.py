@@ -11,7 +11,7 @@ from helpers.metric_lines import Lines, lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.summary import MetricSummary
+from slurmtrain.model.metrics.columns import MetricSummary
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.measures import Measure
 from slurmtrain.model.run.events.base import encode
@@ -20,7 +20,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.narrowing import best_candidates, candidates
-from slurmtrain.registry.store import Store, open_engine
+from slurmtrain.registry.store import Store
 
 RUN_ID = "0123456789"
 
@@ -110,18 +110,6 @@ def test_the_newest_value_of_a_metric_is_the_newest_that_survived(
     assert written.surviving() == {"loss": MetricSummary(5, 5, -math.inf, 1 / 3, 3, 1.0, 1)}
 
 
-def test_only_new_lines_are_read_unless_a_rollback_took_something_away(tmp_path: Path) -> None:
-    written = Written(tmp_path)
-    written.submit(1)
-    written.log(1, 1, loss=1.0)
-    written.read()
-    path = written.run.attempts / "j1.0" / "metrics.jsonl"
-    path.write_bytes(b"x" * (path.stat().st_size - 1) + b"\n")
-    written.log(1, 2, loss=2.0)
-    written.read()
-    assert written.surviving()["loss"].points == 2
-
-
 def test_a_metrics_file_that_was_replaced_by_a_shorter_one_is_summarised_anew(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.submit(1)
@@ -132,17 +120,6 @@ def test_a_metrics_file_that_was_replaced_by_a_shorter_one_is_summarised_anew(tm
     written.log(1, 1, loss=7.0)
     assert written.read().metrics == {"loss": 7.0}
     assert written.surviving() == {"loss": MetricSummary(1, 1, 7.0, 7.0, 1, 7.0, 1)}
-
-
-def test_sql_can_ask_for_the_smallest_values(tmp_path: Path, registry_address: Path | DatabaseUrl) -> None:
-    written = Written(tmp_path, registry_address)
-    written.submit(1)
-    for step, loss in ((1, 3.0), (2, 1.5), (3, 2.0)):
-        written.log(1, step, loss=loss)
-    written.read()
-    with open_engine(written.store.address).connect() as connection:
-        query = "SELECT run_id, min, min_step FROM metric WHERE name = 'loss' AND min < 2"
-        assert connection.exec_driver_sql(query).all() == [(RUN_ID, 1.5, 2)]
 
 
 def test_runs_are_chosen_and_ranked_by_their_summaries(tmp_path: Path, registry_address: Path | DatabaseUrl) -> None:

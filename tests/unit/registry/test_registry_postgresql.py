@@ -22,9 +22,9 @@ from slurmtrain.model.urls import DatabaseUrl, read_database_url
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import postgresql, schema
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.sent import Sent
 from slurmtrain.registry.store import Spare, Store, open_engine, reading
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system import locks
@@ -67,23 +67,6 @@ def of_role(registry: DatabaseUrl, role: str) -> DatabaseUrl:
 # --- whose schema it is ----------------------------------------------------------------------------------------------
 
 
-def test_each_runs_root_has_a_schema_of_its_own_which_the_first_command_makes(
-    postgres: PostgresServer, tmp_path: Path
-) -> None:
-    ours, theirs = postgres.registry(tmp_path / "a" / "runs"), postgres.registry(tmp_path / "b" / "runs")
-    with Store(ours) as store, store.begin() as transaction:
-        transaction.set_sent("r1", Sent("mlflow", "uri", revision=1))
-    with Store(ours) as store, Store(theirs) as other:
-        assert (set(store.sent()), set(other.sent())) == ({"r1"}, set())
-
-
-def test_a_schema_can_be_named(postgres: PostgresServer, tmp_path: Path) -> None:
-    named = read_database_url(postgres.url(options="-csearch_path%3Dteam_vision")).of_root(tmp_path)
-    Store(named).close()
-    [(version, root)] = postgres.execute("SELECT version, root FROM team_vision.registry")
-    assert (version, root) == (schema.VERSION, str(tmp_path))
-
-
 def test_the_runs_of_another_root_are_not_mixed_in_and_a_rebuild_takes_the_schema_over(
     run: SimulatedRun, registry: DatabaseUrl, tmp_path: Path
 ) -> None:
@@ -115,26 +98,6 @@ def test_what_another_role_has_made_decides_nothing_and_a_role_that_may_make_not
             Store(of_role(registry, role))
     finally:
         postgres.execute("DROP OWNED BY mallory; DROP ROLE mallory")
-
-
-def test_a_group_can_read_and_a_role_that_may_only_read_goes_on_without_writing(
-    postgres: PostgresServer, registry: DatabaseUrl, role: str, run: SimulatedRun
-) -> None:
-    name = registry.schema
-    postgres.execute(f"GRANT USAGE ON SCHEMA {name} TO {role}; GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO {role}")
-    postgres.execute("CREATE ROLE team; GRANT team TO guest")
-    postgres.execute(f"ALTER SCHEMA {name} OWNER TO team")
-    try:
-        warnings: list[str] = []
-        guest = make_workspace(registry.root, registry=of_role(registry, role), warn=warnings.append)
-        run.job = "8"
-        run.submitted(2).started(submission=2)
-        assert observe(guest, ask_slurm=False).runs[RUN_ID].attempt == 2
-        [warning] = warnings
-        assert "permission denied" in warning
-        assert warning.endswith("meanwhile the run directories are read instead")
-    finally:
-        postgres.execute(f"ALTER SCHEMA {name} OWNER TO tests; DROP ROLE team")
 
 
 def test_with_the_roles_of_the_documentation_a_group_reads_what_its_members_store(
@@ -327,17 +290,6 @@ def test_a_connection_that_is_lost_is_made_again(
         store.write(change)
         assert tries == ["try", "try"]
         assert store.sent()["r1"]["mlflow"].revision == 2
-
-
-def test_a_registry_that_fails_midway_is_replaced_by_the_run_directories(
-    postgres: PostgresServer, registry: DatabaseUrl, run: SimulatedRun
-) -> None:
-    warnings: list[str] = []
-    workspace = make_workspace(registry.root, registry=registry, warn=warnings.append)
-    assert observe(workspace, ask_slurm=False).runs[RUN_ID].state == "failed"
-    postgres.execute(f"DROP SCHEMA {registry.schema} CASCADE")
-    assert load_run(workspace).state == "failed"
-    assert len(warnings) == 1
 
 
 def test_text_that_postgresql_refuses_is_stored_without_what_it_refuses(registry: DatabaseUrl) -> None:

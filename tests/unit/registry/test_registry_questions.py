@@ -18,10 +18,9 @@ from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import queries
-from slurmtrain.registry.copying import copy_registry
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.narrowing import best_candidates, candidates
-from slurmtrain.registry.sent import Sent
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Store, copy_rows
 
 CONDITIONS = (
     "state = failed",
@@ -79,7 +78,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -
     with workspace.store.begin() as transaction:
         transaction.set_sent("0000000001", Sent("mlflow", "uri", offsets={"m": 3}, revision=7))
     server = postgres.registry(place / "runs")
-    copy_registry(workspace.config.registry, server)
+    copy_rows(workspace.config.registry, server)
     return workspace.store, Store(server)
 
 

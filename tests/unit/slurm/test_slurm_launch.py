@@ -17,8 +17,7 @@ from helpers.specs import plan
 from submitit.core.utils import DelayedSubmission
 
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
-from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
 from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.slurm_launch import check, is_submitting, launch, launcher_in

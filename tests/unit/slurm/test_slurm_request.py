@@ -19,8 +19,7 @@ from submitit import SlurmExecutor
 
 from slurmtrain.model.experiment.slurm_options import PASSED
 from slurmtrain.model.experiment.sweep import Pack
-from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.root import ArrayDir
+from slurmtrain.model.run.layout import ArrayDir, AttemptDir, RunDir
 from slurmtrain.slurm.request import SIGNAL_LEAD_S, Elements, Request, make_request
 
 RUN = RunDir(Path("/runs/RUN-ID"))

@@ -14,7 +14,7 @@ from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source
 
 from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.experiment.code import CodeSnapshot
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code.code_copy import make_tree
 from slurmtrain.snapshots import listings
 from slurmtrain.snapshots import snapshot_store as store_module

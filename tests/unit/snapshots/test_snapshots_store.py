@@ -14,7 +14,7 @@ import pytest
 from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source, write
 
 from slurmtrain.errors import PathError, SlurmtrainError, UserError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code import code_copy as tree_module
 from slurmtrain.runtime.code.code_copy import make_tree, results_in_copy
 from slurmtrain.runtime.code.packages import find_editable

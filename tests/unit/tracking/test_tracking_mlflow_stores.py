@@ -19,7 +19,7 @@ from helpers.postgres_server import PostgresServer
 from helpers.rare import rare
 
 from slurmtrain.errors import TrackingError
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.tracking.to_mlflow import database
 from slurmtrain.tracking.to_mlflow.database import artifacts_of, cure, sqlite_file, store_address
 from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
@@ -28,7 +28,7 @@ _SENDERS = 2
 OPEN = """
 import sys
 from pathlib import Path
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 root = Path(sys.argv[1]); root.mkdir()
 try:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import ClassVar
 
-from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
-from slurmtrain.model.run.events.event_values import (
+from slurmtrain.model.run.events.base import (
+    OMIT_NONE,
     AddressRecord,
     EvidenceRecord,
     FailureRecord,
     FindingRecord,
     NetworkRecord,
+    Payload,
     ProcessRecord,
     RankRecord,
     RoundRecord,
+    payload,
 )
 
 
-@payload
+@payload("agent")
 class AgentStarted(Payload):
     """The agent of a node started."""
-
-    KIND: ClassVar[str] = "agent"
 
     node: int = 0
     """The node's number, counted from 0."""
@@ -41,21 +40,17 @@ class AgentStarted(Payload):
     """The number of the attempt."""
 
 
-@payload
+@payload("waiting")
 class WaitingForRun(Payload):
     """A local run waits for another one to end, after which it starts."""
-
-    KIND: ClassVar[str] = "waiting"
 
     run: str
     """The id of that run."""
 
 
-@payload
+@payload("waiting_for_slot")
 class WaitingForSlot(Payload):
     """A run on this machine waits for its turn: as many of its sweep run as may at once, or there are too few GPUs."""
-
-    KIND: ClassVar[str] = "waiting_for_slot"
 
     count: int = 1
     """How many runs of its sweep may run at once; 0: it is of none."""
@@ -63,11 +58,9 @@ class WaitingForSlot(Payload):
     """How many GPUs it needs, which it shares with no other run."""
 
 
-@payload
+@payload("code")
 class CodePrepared(Payload):
     """Node 0 has made the run's own copy of its code."""
-
-    KIND: ClassVar[str] = "code"
 
     snapshot: str
     """The hash of the snapshot."""
@@ -75,11 +68,9 @@ class CodePrepared(Payload):
     """How many files it holds."""
 
 
-@payload
+@payload("environment")
 class EnvironmentNoted(Payload):
     """What the attempt has on this node: software, machine, variables."""
-
-    KIND: ClassVar[str] = "environment"
 
     node: int = 0
     """The node's number."""
@@ -95,11 +86,9 @@ class EnvironmentNoted(Payload):
     """What ``python`` in the command is, if the lines of setup have changed that."""
 
 
-@payload
+@payload("election")
 class NetworkElected(Payload):
     """Node 0: the networks that the ranks could train over, and the one that was elected."""
-
-    KIND: ClassVar[str] = "election"
 
     networks: Sequence[NetworkRecord] = ()
     """Each network with its name, interfaces, rate and problems."""
@@ -111,11 +100,9 @@ class NetworkElected(Payload):
     """How many connections were tested."""
 
 
-@payload
+@payload("clock")
 class ClockMeasured(Payload):
     """This node's clock compared with node 0's."""
-
-    KIND: ClassVar[str] = "clock"
 
     node: int | None = field(default=None, metadata=OMIT_NONE)
     """The node's number."""
@@ -131,11 +118,9 @@ class ClockMeasured(Payload):
     """What synchronizes it, such as ``chrony``."""
 
 
-@payload
+@payload("preflight")
 class PreflightDone(Payload):
     """The results of this node's preflight checks."""
-
-    KIND: ClassVar[str] = "preflight"
 
     node: int | None = field(default=None, metadata=OMIT_NONE)
     """The node's number."""
@@ -149,11 +134,9 @@ class PreflightDone(Payload):
     """Whether the attempt cannot start because of this node."""
 
 
-@payload
+@payload("rendezvous")
 class RendezvousReady(Payload):
     """The rendezvous address of the ranks, and the interface that this node trains over."""
-
-    KIND: ClassVar[str] = "rendezvous"
 
     node: int = 0
     """The node's number."""
@@ -165,11 +148,9 @@ class RendezvousReady(Payload):
     """This node's interface."""
 
 
-@payload
+@payload("workers")
 class WorkersStarted(Payload):
     """This node's ranks were started."""
-
-    KIND: ClassVar[str] = "workers"
 
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     """By rank: ``host``, ``boot``, ``pid``, ``start``. If the run's command starts the ranks itself: by the number of
@@ -184,21 +165,17 @@ class WorkersStarted(Payload):
     """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 
 
-@payload
+@payload("surplus")
 class SurplusStart(Payload):
     """The agent was started although the run is over, so it does nothing."""
-
-    KIND: ClassVar[str] = "surplus"
 
     why: str = ""
     """Why the run is over."""
 
 
-@payload
+@payload("stopping")
 class RanksStopping(Payload):
     """The ranks of this node are told to stop, or are killed."""
-
-    KIND: ClassVar[str] = "stopping"
 
     cause: str = ""
     """The cause, such as ``preempted`` or ``hang``."""
@@ -208,21 +185,17 @@ class RanksStopping(Payload):
     """The signal that requested the stop, such as ``SIGTERM``."""
 
 
-@payload
+@payload("exits")
 class RanksExited(Payload):
     """The ranks of this node have ended, after they were asked to stop."""
-
-    KIND: ClassVar[str] = "exits"
 
     codes: Mapping[str, int] = field(default_factory=dict)
     """Exit codes by rank, or by ``node <n>`` for a command that starts the ranks itself; negative: its signal."""
 
 
-@payload
+@payload("leftovers")
 class LeftoversKilled(Payload):
     """Processes that ranks had left running were killed: ranks of this round, or of an earlier attempt."""
-
-    KIND: ClassVar[str] = "leftovers"
 
     killed: Sequence[str] = ()
     """Their names and process ids."""
@@ -230,11 +203,9 @@ class LeftoversKilled(Payload):
     """Processes that could not be killed, because they wait for the kernel."""
 
 
-@payload
+@payload("helper")
 class HelperFailed(Payload):
     """What a node runs beside its ranks has failed, or a sidecar has ended by itself; the run goes on."""
-
-    KIND: ClassVar[str] = "helper"
 
     node: int = 0
     """The node's number."""
@@ -244,11 +215,9 @@ class HelperFailed(Payload):
     """Why, with the line and the end of its output."""
 
 
-@payload
+@payload("hang")
 class HangDetected(Payload):
     """No step was finished for too long: what the ranks of this node were doing."""
-
-    KIND: ClassVar[str] = "hang"
 
     node: int = 0
     """The node's number."""
@@ -256,11 +225,9 @@ class HangDetected(Payload):
     """Each rank's ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state`` and ``stack``."""
 
 
-@payload
+@payload("hang_limit")
 class HangLimitRaised(Payload):
     """Node 0: no step was finished for too long, but the ranks that all others wait for compute: they get more time."""
-
-    KIND: ClassVar[str] = "hang_limit"
 
     node: int = 0
     """The number of the node where the limit was exceeded."""
@@ -274,11 +241,9 @@ class HangLimitRaised(Payload):
     """The same in words, with the place in the script."""
 
 
-@payload
+@payload("paused")
 class RanksPaused(Payload):
     """Node 0: the script has paused for longer than a few seconds."""
-
-    KIND: ClassVar[str] = "paused"
 
     ranks: Sequence[int] = ()
     """The ranks of this node that have paused."""
@@ -288,21 +253,17 @@ class RanksPaused(Payload):
     """What the script says it is doing."""
 
 
-@payload
+@payload("resumed")
 class RanksResumed(Payload):
     """Node 0: the script goes on after a pause."""
-
-    KIND: ClassVar[str] = "resumed"
 
     seconds: float | None = None
     """How long the pause was."""
 
 
-@payload
+@payload("straggler")
 class StragglerDetected(Payload):
     """Node 0: a rank that slows the others down."""
-
-    KIND: ClassVar[str] = "straggler"
 
     rank: int | None = None
     """The rank."""
@@ -318,21 +279,17 @@ class StragglerDetected(Payload):
     """The last step finished by then."""
 
 
-@payload
+@payload("ranks_apart")
 class RanksApart(Payload):
     """Node 0 or rank 0: ranks that train have no connection or exchange no gradients, or the run lacks some."""
-
-    KIND: ClassVar[str] = "ranks_apart"
 
     why: str = ""
     """Which, and what to do about it; empty: they train together now."""
 
 
-@payload
+@payload("restart")
 class RanksRestarted(Payload):
     """Node 0: the ranks are restarted inside the allocation."""
-
-    KIND: ClassVar[str] = "restart"
 
     round: int = 0
     """The number of restarts so far, including this one."""
@@ -354,11 +311,9 @@ class RanksRestarted(Payload):
     """The end of that round, as input of the restart policy."""
 
 
-@payload
+@payload("nodes_requested")
 class NodesRequested(Payload):
     """Node 0: a second job was submitted, for nodes that the run could use in addition to its present ones."""
-
-    KIND: ClassVar[str] = "nodes_requested"
 
     job_id: str | None = None
     """That job; None: Slurm has refused it."""
@@ -368,11 +323,9 @@ class NodesRequested(Payload):
     """Why there is no such job, as a phrase."""
 
 
-@payload
+@payload("nodes_joined")
 class NodesJoined(Payload):
     """Node 0: nodes of another job have joined the attempt, whose ranks start again on all of its nodes."""
-
-    KIND: ClassVar[str] = "nodes_joined"
 
     job_id: str = ""
     """Their job."""
@@ -382,11 +335,9 @@ class NodesJoined(Payload):
     """How many nodes have ranks from now on."""
 
 
-@payload
+@payload("nodes_left")
 class NodesLeft(Payload):
     """Node 0: nodes of another job take no part any more, and the ranks start again on the others."""
-
-    KIND: ClassVar[str] = "nodes_left"
 
     job_id: str = ""
     """Their job."""
@@ -396,11 +347,9 @@ class NodesLeft(Payload):
     """Why, as a phrase."""
 
 
-@payload
+@payload("command_completed")
 class CommandCompleted(Payload):
     """Node 0: its command, which starts the ranks itself, has ended with code 0; commands of other nodes still run."""
-
-    KIND: ClassVar[str] = "command_completed"
 
     at: float = 0.0
     """When it ended, in seconds since 1970."""
@@ -408,21 +357,17 @@ class CommandCompleted(Payload):
     """The nodes whose commands still run."""
 
 
-@payload
+@payload("suspended")
 class JobSuspended(Payload):
     """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and go on now."""
-
-    KIND: ClassVar[str] = "suspended"
 
     since: float = 0.0
     """When they were stopped, in seconds since 1970, to about a second."""
 
 
-@payload
+@payload("kept")
 class NodesKept(Payload):
     """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
-
-    KIND: ClassVar[str] = "kept"
 
     until: float = 0.0
     """When it lets them go, in seconds since 1970."""
@@ -432,11 +377,9 @@ class NodesKept(Payload):
     """The same in words, and how to get to the nodes."""
 
 
-@payload
+@payload("refused")
 class ConnectionsRefused(Payload):
     """Connections to this node's agent from outside the attempt's nodes, such as connections of a port scan."""
-
-    KIND: ClassVar[str] = "refused"
 
     node: int = 0
     """The node's number."""
@@ -446,15 +389,13 @@ class ConnectionsRefused(Payload):
     """Where they came from, the most frequent address first; at most 16."""
 
 
-@payload
+@payload("requeue")
 class JobRequeue(Payload):
     """Node 0: it is about to requeue the job. From a command: it requeued the job because the agent could not.
 
     An agent can be killed between writing this and requeueing. The journal's directory says which start of the job it
     is about; a command names the start.
     """
-
-    KIND: ClassVar[str] = "requeue"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job, if a command writes this."""
@@ -470,11 +411,9 @@ class JobRequeue(Payload):
     """How long to wait before the next start, in seconds."""
 
 
-@payload
+@payload("requeue_failed")
 class RequeueFailed(Payload):
     """From an agent: it could not requeue the job. From a command: the run will not be started again."""
-
-    KIND: ClassVar[str] = "requeue_failed"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job, if a command writes this."""
@@ -484,11 +423,9 @@ class RequeueFailed(Payload):
     """Why."""
 
 
-@payload
+@payload("end")
 class NodeEnded(Payload):
     """How the attempt ended on this node."""
-
-    KIND: ClassVar[str] = "end"
 
     cause: str = ""
     """``completed``, ``preempted``, ``timeout``, ``node_fail``, ``oom``, ``crash``, ``hang``, ..."""
@@ -508,13 +445,3 @@ class NodeEnded(Payload):
     """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
     over: str | None = field(default=None, metadata=OMIT_NONE)
     """Node 0: the final state of the run: ``completed``, ``failed`` or ``cancelled``."""
-
-
-AGENT_EVENTS: Sequence[type[Payload]] = (
-    AgentStarted, WaitingForRun, WaitingForSlot, CodePrepared, EnvironmentNoted, NetworkElected, ClockMeasured,
-    PreflightDone, RendezvousReady, WorkersStarted, SurplusStart, RanksStopping, RanksExited, LeftoversKilled,
-    HelperFailed, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, RanksApart, StragglerDetected,
-    RanksRestarted, NodesRequested, NodesJoined, NodesLeft, JobSuspended, NodesKept, ConnectionsRefused, JobRequeue,
-    RequeueFailed,
-    NodeEnded, CommandCompleted,
-)  # fmt: skip

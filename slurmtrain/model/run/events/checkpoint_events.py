@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
-from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
-from slurmtrain.model.run.events.event_values import READERS, UNUSABLE, list_of
+from slurmtrain.model.run.events.base import OMIT_NONE, READERS, UNUSABLE, Payload, list_of, payload
 
 
-@payload
+@payload()
 class CheckpointRecord(Payload):
     """A checkpoint's identity, and what is known about its save."""
 
@@ -44,21 +43,17 @@ def _read_record(value: object, left_out: list[object]) -> Any:
 READERS["Sequence[CheckpointRecord]"] = list_of(_read_record, leave_out=True)
 
 
-@payload
+@payload("saved")
 class CheckpointSaved(CheckpointRecord):
     """A checkpoint was published."""
-
-    KIND: ClassVar[str] = "saved"
 
     request: str | None = None
     """The id of the request that it answers."""
 
 
-@payload
+@payload("save_failed")
 class SaveFailed(Payload):
     """A save failed; earlier checkpoints are unaffected."""
-
-    KIND: ClassVar[str] = "save_failed"
 
     step: int | None = None
     """Finished steps."""
@@ -70,11 +65,9 @@ class SaveFailed(Payload):
     """The id of the request that it was to answer."""
 
 
-@payload
+@payload("restored")
 class CheckpointRestored(CheckpointRecord):
     """The checkpoint that training continues from."""
-
-    KIND: ClassVar[str] = "restored"
 
     world_size: int | None = None
     """The number of ranks that saved it."""
@@ -88,11 +81,9 @@ class CheckpointRestored(CheckpointRecord):
     """How long the restore took, in seconds."""
 
 
-@payload
+@payload("weights")
 class WeightsLoaded(Payload):
     """Training begins at step 0 with the weights of another run's checkpoint."""
-
-    KIND: ClassVar[str] = "weights"
 
     path: str = ""
     """The path of the checkpoint, relative to the run directory."""
@@ -102,11 +93,9 @@ class WeightsLoaded(Payload):
     """How long loading took, in seconds."""
 
 
-@payload
+@payload("rejected")
 class CheckpointRejected(Payload):
     """A damaged checkpoint was skipped."""
-
-    KIND: ClassVar[str] = "rejected"
 
     step: int | None = None
     """Its step."""
@@ -118,11 +107,9 @@ class CheckpointRejected(Payload):
     """Where it was moved; None: it could not be moved."""
 
 
-@payload
+@payload("verified")
 class CheckpointVerified(Payload):
     """A command verified a checkpoint's files."""
-
-    KIND: ClassVar[str] = "verified"
 
     path: str
     """Where it is, relative to the run directory."""
@@ -132,11 +119,9 @@ class CheckpointVerified(Payload):
     """What is wrong with it; None: nothing."""
 
 
-@payload
+@payload("pruned")
 class CheckpointPruned(Payload):
     """A checkpoint was deleted, by rank 0 or by a command."""
-
-    KIND: ClassVar[str] = "pruned"
 
     path: str
     """Where it was, relative to the run directory."""
@@ -146,14 +131,12 @@ class CheckpointPruned(Payload):
     """Why."""
 
 
-@payload
+@payload("found")
 class CheckpointFound(CheckpointRecord):
     """From an agent: the newest checkpoint of a user script that saves its own.
 
     Before ranks start, it is the one that they continue from; after they have ended, the one that they left.
     """
-
-    KIND: ClassVar[str] = "found"
 
     format: str | None = field(default=None, metadata=OMIT_NONE)
     """The name of its format, as in ``checkpoint.format``, or ``other``."""
@@ -163,11 +146,9 @@ class CheckpointFound(CheckpointRecord):
     """``log``: the checkpoint does not tell its step, which is the one logged last when it was saved."""
 
 
-@payload
+@payload("passed_over")
 class CheckpointPassedOver(Payload):
     """From an agent: the ranks that it is about to start continue from an older checkpoint than this one."""
-
-    KIND: ClassVar[str] = "passed_over"
 
     path: str
     """Where it is."""
@@ -179,11 +160,9 @@ class CheckpointPassedOver(Payload):
     """Why."""
 
 
-@payload
+@payload("interval")
 class SaveIntervalChosen(Payload):
     """How often rank 0 saves, and why."""
-
-    KIND: ClassVar[str] = "interval"
 
     seconds: float | None = None
     """Seconds between the end of one stall and the next save."""
@@ -203,11 +182,9 @@ class SaveIntervalChosen(Payload):
     """The same in words."""
 
 
-@payload
+@payload("over_quota")
 class QuotaExceeded(Payload):
     """The next checkpoint would exceed ``checkpoint.quota``."""
-
-    KIND: ClassVar[str] = "over_quota"
 
     bytes: int = 0
     """The size of the next checkpoint."""
@@ -215,9 +192,3 @@ class QuotaExceeded(Payload):
     """The bytes that checkpoints occupy now."""
     quota: int = 0
     """The bytes that they may occupy."""
-
-
-CHECKPOINT_EVENTS: Sequence[type[Payload]] = (
-    SaveIntervalChosen, CheckpointSaved, SaveFailed, CheckpointRestored, WeightsLoaded, CheckpointRejected,
-    CheckpointFound, CheckpointPassedOver, CheckpointVerified, CheckpointPruned, QuotaExceeded,
-)  # fmt: skip

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
-from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
+from slurmtrain.model.run.events.base import OMIT_NONE, GitRecord, ParentRecord, Payload, ProcessRecord, payload
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord
-from slurmtrain.model.run.events.event_values import GitRecord, ParentRecord, ProcessRecord
 
 
-@payload
+@payload("created")
 class RunCreated(Payload):
     """The run directory is complete."""
-
-    KIND: ClassVar[str] = "created"
 
     name: str | None = None
     """The run's name in the spec."""
@@ -57,11 +54,9 @@ class RunCreated(Payload):
     """The runs that it comes from; None: there are none."""
 
 
-@payload
+@payload("submitting")
 class Submitting(Payload):
     """A command is about to hand the run to the scheduler."""
-
-    KIND: ClassVar[str] = "submitting"
 
     submission: int = 0
     """Its number, counted from 1."""
@@ -107,11 +102,9 @@ class Submitting(Payload):
     """Whether its metrics are to be sent to trackers from now on, likewise."""
 
 
-@payload
+@payload("submitted")
 class Submitted(Payload):
     """The scheduler accepted the job."""
-
-    KIND: ClassVar[str] = "submitted"
 
     submission: int = 0
     """Which submission."""
@@ -123,11 +116,9 @@ class Submitted(Payload):
     """Whether a later command found the job, because the submitting command was killed."""
 
 
-@payload
+@payload("unstarted")
 class Unstarted(Payload):
     """The submission failed: nothing runs, or will."""
-
-    KIND: ClassVar[str] = "unstarted"
 
     submission: int = 0
     """Which submission."""
@@ -137,21 +128,17 @@ class Unstarted(Payload):
     """Why."""
 
 
-@payload
+@payload("cancel")
 class CancelRequested(Payload):
     """A person cancelled the run, or a search ends it early."""
-
-    KIND: ClassVar[str] = "cancel"
 
     reason: str | None = field(default=None, metadata=OMIT_NONE)
     """Why its search ends it; None: a person did."""
 
 
-@payload
+@payload("upstream_failed")
 class UpstreamFailed(Payload):
     """A run that this one starts after will not complete: its waiting job is ended."""
-
-    KIND: ClassVar[str] = "upstream_failed"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job."""
@@ -161,11 +148,9 @@ class UpstreamFailed(Payload):
     """Which run, and how it ended."""
 
 
-@payload
+@payload("observed")
 class JobObserved(Payload):
     """What the scheduler or the machine says about one start of a job."""
-
-    KIND: ClassVar[str] = "observed"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job; None if only the checkpoints were examined."""
@@ -195,11 +180,9 @@ class JobObserved(Payload):
     """The checkpoints that were on disk then."""
 
 
-@payload
+@payload("replaced")
 class JobReplaced(Payload):
     """A job that Slurm holds indefinitely is ended, to submit another one."""
-
-    KIND: ClassVar[str] = "replaced"
 
     job_id: str
     """The job."""
@@ -209,11 +192,9 @@ class JobReplaced(Payload):
     """Why."""
 
 
-@payload
+@payload("asked")
 class SaveRequested(Payload):
     """A person requested a checkpoint now."""
-
-    KIND: ClassVar[str] = "asked"
 
     request: str
     """The id of the request; the save that answers it names this id."""
@@ -221,11 +202,9 @@ class SaveRequested(Payload):
     """Who: ``user@host``."""
 
 
-@payload
+@payload("mlflow")
 class MlflowRunLinked(Payload):
     """The MLflow run that mirrors this run was created."""
-
-    KIND: ClassVar[str] = "mlflow"
 
     mlflow_run_id: str | None = None
     """Its id in MLflow."""
@@ -233,11 +212,9 @@ class MlflowRunLinked(Payload):
     """The URI of the tracking store."""
 
 
-@payload
+@payload("tags")
 class TagsChanged(Payload):
     """A person tagged the run, or removed tags from it."""
-
-    KIND: ClassVar[str] = "tags"
 
     add: Sequence[str] = ()
     """Tags that it gets."""
@@ -247,11 +224,9 @@ class TagsChanged(Payload):
     """Who: ``user@host``."""
 
 
-@payload
+@payload("note")
 class NoteWritten(Payload):
     """A person wrote a note on the run, which replaces the one before."""
-
-    KIND: ClassVar[str] = "note"
 
     text: str = ""
     """The note; empty: none from now on."""
@@ -259,11 +234,9 @@ class NoteWritten(Payload):
     """Who: ``user@host``."""
 
 
-@payload
+@payload("archived")
 class RunArchived(Payload):
     """A person archived the run, so that lists leave it out, or undid that."""
-
-    KIND: ClassVar[str] = "archived"
 
     archived: bool = True
     """Whether it is archived from now on."""
@@ -271,11 +244,9 @@ class RunArchived(Payload):
     """Who: ``user@host``."""
 
 
-@payload
+@payload("delete")
 class DeletionRequested(Payload):
     """A person deleted the files of the run. Until ``deleted`` follows, some of them may still be there."""
-
-    KIND: ClassVar[str] = "delete"
 
     bytes: int = 0
     """How much space that frees."""
@@ -283,18 +254,14 @@ class DeletionRequested(Payload):
     """Who: ``user@host``."""
 
 
-@payload
+@payload("deleted")
 class FilesDeleted(Payload):
     """The files of the run are deleted; its journals, metrics, plans and ``spec.yaml`` stay."""
 
-    KIND: ClassVar[str] = "deleted"
 
-
-@payload
+@payload("forgiven")
 class NodeForgiven(Payload):
     """A person forgave preflight findings about a node (in ``nodes/`` of the runs root)."""
-
-    KIND: ClassVar[str] = "forgiven"
 
     host: str
     """The node."""
@@ -302,10 +269,3 @@ class NodeForgiven(Payload):
     """Who: ``user@host``."""
     findings: Sequence[Sequence[str]] = ()
     """What is forgiven: for each finding, the run's id and the name of the attempt's directory."""
-
-
-COMMAND_EVENTS: Sequence[type[Payload]] = (
-    RunCreated, Submitting, Submitted, Unstarted, CancelRequested, UpstreamFailed, JobObserved, JobReplaced,
-    SaveRequested, MlflowRunLinked, TagsChanged, NoteWritten, RunArchived, DeletionRequested, FilesDeleted,
-    NodeForgiven,
-)  # fmt: skip

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 
 
-@payload
+@payload("session")
 class SessionStarted(Payload):
     """The training script started its session, or reported its progress for the first time."""
-
-    KIND: ClassVar[str] = "session"
 
     step: int = 0
     """Finished steps: 0 before a session has restored a checkpoint."""
@@ -27,31 +24,25 @@ class SessionStarted(Payload):
     """The rank's device, as torch names it."""
 
 
-@payload
+@payload("registered")
 class StateRegistered(Payload):
     """The script registered the objects that checkpoints contain."""
-
-    KIND: ClassVar[str] = "registered"
 
     objects: Sequence[str] = ()
     """Their names in the script."""
 
 
-@payload
+@payload("total")
 class TrainingStarted(Payload):
     """The loop over steps started."""
-
-    KIND: ClassVar[str] = "total"
 
     total_steps: int | None = None
     """The number of steps in the whole run."""
 
 
-@payload
+@payload("shares")
 class SharesChosen(Payload):
     """The ranks divide batches by their speeds from now on, or have found that they already do."""
-
-    KIND: ClassVar[str] = "shares"
 
     step: int | None = None
     """Finished steps."""
@@ -70,11 +61,9 @@ class SharesChosen(Payload):
     """The same with the shares before."""
 
 
-@payload
+@payload("hardware")
 class HardwareCompared(Payload):
     """The ranks have told each other what hardware they compute on, since that decides how they compute."""
-
-    KIND: ClassVar[str] = "hardware"
 
     names: Sequence[str] = ()
     """The name of each rank's GPU, or ``CPU``, by rank."""
@@ -86,31 +75,25 @@ class HardwareCompared(Payload):
     """Why, as a phrase."""
 
 
-@payload
+@payload("stopped")
 class RankStopped(Payload):
     """The rank exits because a stop was requested."""
-
-    KIND: ClassVar[str] = "stopped"
 
     step: int | None = None
     """Finished steps."""
 
 
-@payload
+@payload("finished")
 class TrainingCompleted(Payload):
     """The rank's work is done: if it exits with code 0 after this, it has completed, even if a stop was requested."""
-
-    KIND: ClassVar[str] = "finished"
 
     step: int | None = None
     """Finished steps; None if unknown."""
 
 
-@payload
+@payload("measured")
 class RankMeasured(Payload):
     """What the rank has needed since it was started, as its work is done or it stops."""
-
-    KIND: ClassVar[str] = "measured"
 
     steps: int | None = field(default=None, metadata=OMIT_NONE)
     """How many steps it has finished since then; None: unknown."""
@@ -124,11 +107,9 @@ class RankMeasured(Payload):
     """Which memory that is. ``gpu``: what torch had allocated on one GPU. ``process``: what was resident of it."""
 
 
-@payload
+@payload("raised")
 class ExceptionRaised(Payload):
     """The script raised an exception."""
-
-    KIND: ClassVar[str] = "raised"
 
     type: str = ""
     """The name of its class."""
@@ -136,18 +117,9 @@ class ExceptionRaised(Payload):
     """Its message, with secrets removed."""
 
 
-RANK_EVENTS: Sequence[type[Payload]] = (
-    SessionStarted, StateRegistered, TrainingStarted, SharesChosen, HardwareCompared, RankStopped, TrainingCompleted,
-    RankMeasured,
-    ExceptionRaised,
-)  # fmt: skip
-
-
-@payload
+@payload("script_steps")
 class ScriptProgressed(Payload):
     """How far the script has come by its output: the first step of a round, and the last one."""
-
-    KIND: ClassVar[str] = "script_steps"
 
     step: int | None = field(default=None, metadata=OMIT_NONE)
     """The step before the first one that was read, which the ranks have resumed from, as far as is known."""
@@ -157,14 +129,9 @@ class ScriptProgressed(Payload):
     """The number of steps in the whole run, if the output or the spec says."""
 
 
-@payload
+@payload("script_unread")
 class ScriptUnread(Payload):
     """No metrics are read from the script's output any more."""
 
-    KIND: ClassVar[str] = "script_unread"
-
     why: str = ""
     """Why, as a sentence without a full stop."""
-
-
-SCRIPT_EVENTS: Sequence[type[Payload]] = (ScriptProgressed, ScriptUnread)

@@ -15,7 +15,7 @@ from helpers.sample_home import SampleHome, copy_home, make_home
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.terminal import on_terminal
 
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 
 # Sets the title, clears the screen, moves up, in seven and eight bits; rings; reorders; resets the terminal.
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x1b[9A\x9b2J\x85\u202egnp\u2028\n[/bold] [red]実験 \x1bc"

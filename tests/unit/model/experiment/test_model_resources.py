@@ -16,7 +16,7 @@ from slurmtrain.model.experiment.resources import BINDINGS, Cpu, bind_ranks, rea
 from slurmtrain.model.experiment.spec import write_spec
 from slurmtrain.model.experiment.sweep import cost_of
 from slurmtrain.model.experiment.values import Nodes
-from slurmtrain.model.query.tally import mean_gpus
+from slurmtrain.model.run.accounting import mean_gpus
 
 TWO = [{"nodes": 2, "gpus_per_node": 4}, {"nodes": 1, "gpus_per_node": 8, "procs_per_node": 8}]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.chart import Series, View, make_chart, outline, tick_text, ticks
+from slurmtrain.model.metrics.chart import Series, View, make_chart, outline, ticks
 from slurmtrain.model.metrics.curves import Curve, Points
 
 
@@ -71,20 +71,9 @@ def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> N
     assert all(low - slack <= place <= high + slack for place in places)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0"), (1e-6, "1e-06"), (0.30000000000000004, "0.3"), (250_000, "250k"), (2e6, "2M")]
-)
-def test_numbers_at_ticks_are_short(value: float, text: str) -> None:
-    assert tick_text(value) == text
-
-
 def test_values_that_are_not_finite_are_gaps() -> None:
     ys = [1.0, 2.0, math.nan, 3.0, math.inf, math.nan, 4.0, 5.0]
     assert outline(range(8), ys, 80) == [[(0, 1.0), (1, 2.0)], [(3, 3.0)], [(6, 4.0), (7, 5.0)]]
-
-
-def test_nothing_finite_gives_no_line() -> None:
-    assert outline([1.0, 2.0], [math.nan, math.inf], 80) == []
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400), st.integers(1, 8))
@@ -97,8 +86,3 @@ def test_thinned_lines_keep_order_and_extremes(ys: list[float], columns: int) ->
     if finite:
         assert (min(y for _, y in drawn), max(y for _, y in drawn)) == (min(finite), max(finite))
     assert len(drawn) <= max(4 * columns, 4 * (columns + 1))
-
-
-def test_a_column_without_any_finite_value_is_a_gap_among_many_points() -> None:
-    ys = [1.0] * 400 + [math.nan] * 200 + [2.0] * 400
-    assert len(outline(range(1000), ys, 10)) == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import block_of
 from slurmtrain.model.metrics.curves import AttemptStart, Curve, Points, Restart, SurvivingLine, curves_of, mean_curve
-from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.run.journal_lines import Point
 
 
 @dataclass
@@ -99,16 +99,6 @@ def test_where_ranks_resumed_also_follows_from_the_first_step_that_they_log(play
     assert as_dict(build(story.attempts), "loss") == story.kept["loss"]
 
 
-@given(st.lists(rounds, max_size=12), st.integers(1, 7))
-def test_every_point_is_either_kept_or_superseded(played: list[Round], every: int) -> None:
-    story = Story.play(played, every, resumes_known=True)
-    curves = build(story.attempts, keep_superseded=True)
-    for name in ("loss", "val"):
-        logged = sum(name in point.metrics for _, points in story.attempts for point in points)
-        curve = curves.get(name, Curve())
-        assert len(curve.kept) + len(curve.superseded) == logged
-
-
 def test_points_after_the_step_that_a_later_attempt_resumed_from_are_superseded_before_it_logs_any() -> None:
     points = [Point(step, step, {"loss": step}) for step in range(1, 11)]
     curves = build([(AttemptStart(1, 0), points), (AttemptStart(2, 6), [])], keep_superseded=True)
@@ -126,13 +116,6 @@ def test_further_lines_of_a_step_are_no_rollback() -> None:
     curves = build([(AttemptStart(1, 0), points)])
     assert list(curves["val"].kept.values) == [4.0]
     assert list(curves["loss"].kept.values) == [2.0]
-
-
-def test_only_the_chosen_metrics_are_kept_and_all_lines_count_for_rollbacks() -> None:
-    first = [Point(8, 1.0, {"val": math.nan}), Point(9, 2.0, {"loss": 1.0})]
-    curves = build([(AttemptStart(1), first), (AttemptStart(2), [Point(7, 3.0, {"loss": 1.0})])], "val")
-    assert list(curves) == ["val"]
-    assert len(curves["val"].kept) == 0
 
 
 def points(*rows: tuple[int, float, float]) -> Points:

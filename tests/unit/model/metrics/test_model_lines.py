@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import Block, block_of, read_plain_lines
-from slurmtrain.model.run.attempt_progress import Progress, points_of
-from slurmtrain.model.run.journal_lines import read_lines
+from slurmtrain.model.run.journal_lines import Progress, points_of, read_lines
 
 names = st.sampled_from(["loss", "epoch", "größe", "lr:x", "[0]", "}"])
 values = st.one_of(

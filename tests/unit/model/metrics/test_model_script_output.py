@@ -60,10 +60,6 @@ def test_alternatives_are_all_looked_for_and_the_first_of_a_name_counts() -> Non
     assert row.metrics == {"acc": 90.0, "loss": 1.0}
 
 
-def test_what_is_no_number_is_left_out() -> None:
-    assert points(PatternReader(LOSS, None), ["loss=none", "loss=12k", "loss=1"]) == [(1, {"loss": 1.0})]
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("1.5,", 1.5), ("[2e-3]", 2e-3), ("-inf", -math.inf), ("90%", 90.0), ("12k", None), ("", None), ("1" * 50, None)],

@@ -21,7 +21,7 @@ from slurmtrain.model.metrics.settled import (
     covered_until,
     start_over,
 )
-from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.run.journal_lines import Point
 from slurmtrain.model.run.run import Checkpoint
 
 _LINE = 10

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 
 from helpers.metric_lines import Lines, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.columns import block_of
-from slurmtrain.model.metrics.curves import AttemptStart, Restart, SurvivingLine, curves_of
-from slurmtrain.model.metrics.summary import AttemptLines, LineSummary, MetricSummary, extend
-from slurmtrain.model.run.attempt_progress import Point
+from slurmtrain.model.metrics.columns import MetricSummary, block_of
+from slurmtrain.model.metrics.curves import (
+    AttemptLines,
+    AttemptStart,
+    LineSummary,
+    Restart,
+    SurvivingLine,
+    curves_of,
+    extend,
+)
+from slurmtrain.model.run.journal_lines import Point
 
 A, B = AttemptStart(1, 0), AttemptStart(2, 3)
 
@@ -108,13 +114,3 @@ def test_a_restart_that_becomes_known_after_the_lines_behind_it_counts() -> None
     reader.look(Lines([(A, logged)]))
     reader.look(Lines([(AttemptStart(1, 0, (Restart(12.0, 1),)), logged)]))
     assert reader.summary.metrics["loss"].last_step == 1
-
-
-def test_a_metric_of_which_nothing_survives_has_no_summary() -> None:
-    story = Lines([(A, [*points(1, 2), *points(3, name="val")]), (AttemptStart(2, 2), points(3))])
-    assert list(at_once(story).metrics) == ["loss"]
-
-
-def test_values_that_are_no_numbers_are_neither_smallest_nor_largest() -> None:
-    story = Lines([(A, [Point(1, 1.0, {"loss": math.nan}), Point(2, 2.0, {"loss": -math.inf})])])
-    assert at_once(story).metrics == {"loss": MetricSummary(2, 2, -math.inf)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import QueryError
 from slurmtrain.model.query.conditions import check_condition, parse
-from slurmtrain.model.query.measures import Measure, area, check_field, is_larger_better, read_measure, value_at
+from slurmtrain.model.query.measures import Measure, area, check_field, is_larger_better, read_measure, value_at_step
 
 RUNS = [{"state": "completed", "params": {"lr": 0.1}, "metrics": {"loss": 0.5, "hits@10": 0.2, "train/acc": 0.7}}]
 curves = st.dictionaries(st.integers(0, 50), st.floats(-10, 10) | st.just(math.nan), max_size=20).map(
@@ -44,7 +44,7 @@ def test_what_a_name_measures(text: str, measure: Measure | None) -> None:
 def test_the_value_at_a_step_is_the_newest_up_to_it(points: list[tuple[int, float]], step: int) -> None:
     before = [value for at, value in points if at <= step]
     expected = before[-1] if before and math.isfinite(before[-1]) else None
-    assert value_at([at for at, _ in points], [value for _, value in points], step) == expected
+    assert value_at_step([at for at, _ in points], [value for _, value in points], step) == expected
 
 
 @given(curves)
@@ -89,26 +89,10 @@ def test_measures_stand_in_conditions_and_are_numbers() -> None:
         check_condition(parse("min:loss < small", 0.0), "min:loss < small", [{**RUNS[0], "min:loss": 0.5}])
 
 
-def test_before_anything_is_logged_a_measure_is_no_mistake() -> None:
-    check_field("min:loss", [{"metrics": {}}])
-
-
-@pytest.mark.parametrize(
-    "name", ["loss", "val_loss", "valLoss", "eval/loss", "perplexity", "test.rmse", "step_time", "loss2", "WER"]
-)
-def test_smaller_values_of_losses_errors_and_times_are_better(name: str) -> None:
-    assert is_larger_better(name) is False
-
-
-@pytest.mark.parametrize(
-    "name", ["acc", "val_accuracy", "acc@5", "acc1", "valAcc", "macro-F1", "f1", "auc", "BLEU", "reward", "r2"]
-)
-def test_larger_values_of_accuracies_and_scores_are_better(name: str) -> None:
-    assert is_larger_better(name) is True
-
-
-@pytest.mark.parametrize(
-    "name", ["lr", "grad_norm", "epoch", "time_to_accuracy", "negative_log_likelihood", "", "損失"]
-)
-def test_other_names_do_not_show_it(name: str) -> None:
-    assert is_larger_better(name) is None
+def test_the_name_of_a_metric_shows_whether_larger_values_are_better() -> None:
+    smaller = ["loss", "val_loss", "valLoss", "eval/loss", "perplexity", "test.rmse", "step_time", "loss2", "WER"]
+    larger = ["acc", "val_accuracy", "acc@5", "acc1", "valAcc", "macro-F1", "f1", "auc", "BLEU", "reward", "r2"]
+    unknown = ["lr", "grad_norm", "epoch", "time_to_accuracy", "negative_log_likelihood", "", "損失"]
+    assert [is_larger_better(name) for name in smaller] == [False] * len(smaller)
+    assert [is_larger_better(name) for name in larger] == [True] * len(larger)
+    assert [is_larger_better(name) for name in unknown] == [None] * len(unknown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any, Self
 
 import pytest
@@ -11,12 +12,28 @@ from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.accounting import KINDS, account, goodput, mean_nodes, summed
-from slurmtrain.model.run.attempt_progress import Progress
+from slurmtrain.model.run import accounting
+from slurmtrain.model.run.accounting import KINDS, goodput, mean_nodes, summed
+from slurmtrain.model.run.attempt_facts import AttemptFacts, is_summarised
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.run import Attempt, Run
 
 NODE, RANK, COMMAND = "attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", "journal/observe.jsonl"
+
+
+def account(
+    events: Iterable[AnyEvent], progress: Progress, *, begin: float, ended_at: float | None, resumed_at: int | None
+) -> dict[str, float]:
+    """Seconds by kind of one attempt that was submitted at ``begin``."""
+    facts = AttemptFacts()
+    for each in sorted(events, key=lambda each: each.order):
+        if is_summarised(each):
+            facts.saves.add(each)
+        else:
+            facts.events.append(each)
+    resumption = None if resumed_at is None else accounting._Resumption(resumed_at)
+    return accounting._seconds(accounting._summary(facts, progress, ended_at), begin, resumption)
 
 
 class TimedAttempt(SimulatedRun):
@@ -59,7 +76,7 @@ class TimedAttempt(SimulatedRun):
     def spent(self, ended_at: float | None, resumed_at: int | None = None) -> dict[str, float]:
         """Seconds by kind, those of which there are any."""
         spent = account(
-            self.events, self.progress, queued_from=100.0, ended_at=ended_at, resumed_at=resumed_at
+            self.events, self.progress, begin=100.0, ended_at=ended_at, resumed_at=resumed_at
         )  # fmt: skip
         assert sum(spent.values()) == pytest.approx((ended_at or 0.0) - 100.0) or ended_at is None
         return {kind: seconds for kind, seconds in spent.items() if seconds}
@@ -87,12 +104,6 @@ def test_a_job_in_the_queue_has_waited_for_as_long_as_something_is_known_of_it()
 def test_slurm_knows_better_than_the_agent_when_the_queue_ended_unless_it_is_later(began: float, queue: float) -> None:
     attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=began)
     assert attempt.spent(130.0) == {"queue": queue, "start": 27.0 - queue, "preflight": 3.0}
-
-
-def test_a_run_of_a_sweep_that_waits_for_its_turn_is_in_the_queue() -> None:
-    attempt = TimedAttempt().at(110, NODE, "agent", node=0, host="n0").at(111, NODE, "waiting", run="OTHER")
-    attempt.at(150, NODE, "preflight", seconds=4.0).at(151, NODE, "workers", processes={})
-    assert attempt.spent(160.0) == {"queue": 45.0, "start": 2.0, "preflight": 4.0, "train": 9.0}
 
 
 def test_a_script_without_a_session_trains_from_its_ranks_start_to_its_end() -> None:
@@ -142,12 +153,6 @@ def test_a_restart_in_place_loses_what_was_trained_since_the_checkpoint() -> Non
     # Until the ranks train again, the newest checkpoint is what they go on from.
     attempt.events = [event for event in attempt.events if event.time <= 212]
     assert attempt.spent(None)["lost"] == 40.0
-
-
-def test_a_later_round_that_goes_back_further_loses_what_the_first_had_kept() -> None:
-    attempt = restarted().trained_to(20, 260)
-    assert attempt.spent(300.0, 5)["lost"] == pytest.approx(60.0 + 50.0)
-    assert attempt.spent(300.0, 10)["lost"] == pytest.approx(60.0 + 40.0)
 
 
 def test_the_time_without_a_step_that_made_it_a_hang_is_lost_even_if_no_step_is() -> None:
@@ -274,24 +279,14 @@ PROGRESS = st.builds(Progress, st.integers(0, 30), TIMES) | st.just(Progress())
 def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_order(
     events: list[AnyEvent], progress: Progress, begin: float, end: float | None, step: int | None, seed: int
 ) -> None:
-    spent = account(events, progress, queued_from=begin, ended_at=end, resumed_at=step)
+    spent = account(events, progress, begin=begin, ended_at=end, resumed_at=step)
     assert tuple(spent) == KINDS
     ticks = {kind: round(seconds * 1e6) for kind, seconds in spent.items()}
     assert min(ticks.values()) >= 0
     if end is not None:
         assert sum(ticks.values()) == max(0, round(end * 1e6) - round(begin * 1e6))
     shuffled = random.Random(seed).sample(events, len(events))
-    assert account(shuffled, progress, queued_from=begin, ended_at=end, resumed_at=step) == spent
-
-
-@given(st.lists(EVENTS, max_size=12, unique_by=lambda event: event.order), PROGRESS, st.integers(0, 30))
-def test_whatever_is_lost_was_training_before(events: list[AnyEvent], progress: Progress, step: int) -> None:
-    def spent(resumed_at: int | None) -> dict[str, int]:
-        seconds = account(events, progress, queued_from=90.0, ended_at=320.0, resumed_at=resumed_at)
-        ticks = {kind: round(seconds * 1e6) for kind, seconds in seconds.items()}
-        return {**ticks, "train": 0, "lost": 0, "either": ticks["train"] + ticks["lost"]}
-
-    assert spent(None) == spent(step) == spent(0)
+    assert account(shuffled, progress, begin=begin, ended_at=end, resumed_at=step) == spent
 
 
 @pytest.mark.parametrize(("step", "lost_steps", "lost_s"), [(None, None, 10.0), (99, 10, 10.0), (0, 109, 109.0)])

@@ -15,12 +15,18 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
-from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
+from slurmtrain.model.run.events.base import (
+    RECORD_KEYS,
+    UNUSABLE,
+    AnyEvent,
+    Payload,
+    UnknownEvent,
+    encode,
+    layout,
+)
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord, CheckpointSaved
-from slurmtrain.model.run.events.event_kinds import KINDS, read_payload
-from slurmtrain.model.run.events.event_values import RECORD_KEYS, UNUSABLE
 from slurmtrain.model.run.fold import RunBuilder
-from slurmtrain.model.run.journal_lines import read_event
+from slurmtrain.model.run.journal_lines import payload_classes, read_event
 from slurmtrain.model.run.run import RUN_STATES
 
 _TEXT = st.text(st.characters(codec="utf-8"))
@@ -37,9 +43,6 @@ junk = st.recursive(
     max_leaves=6,
 )
 _NUMBER = st.floats(-(2.0**53), 2.0**53) | _WHOLE
-_MAPPING = st.dictionaries(_TEXT, plain, max_size=2)
-
-
 _BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "str": _TEXT, "int": _WHOLE, "float": _NUMBER, "bool": st.booleans(), "Any": plain,
 }  # fmt: skip
@@ -78,7 +81,7 @@ def payloads(cls: type[Payload]) -> st.SearchStrategy[Payload]:
     ).map(lambda values: cls(**values))
 
 
-EVERY_KIND = pytest.mark.parametrize("cls", [pytest.param(cls, id=kind) for kind, cls in KINDS.items()])
+EVERY_KIND = pytest.mark.parametrize("cls", [pytest.param(cls, id=kind) for kind, cls in payload_classes().items()])
 # Few of each kind: the kinds share most types of fields, so that each type still meets hundreds of examples.
 few = settings(max_examples=settings.default.max_examples // 5)
 
@@ -99,26 +102,6 @@ def test_numbers_that_json_does_not_have_are_written_as_null() -> None:
     assert (data["a"], data["b"], data["c"], data["e"]) == (None, [None, 2.0], {"d": None}, [1, None])
 
 
-def test_a_time_is_kept_to_the_microsecond() -> None:
-    assert json.loads(encode(1_700_000_000.1234567, "x", {}))["t"] == 1_700_000_000.123457
-
-
-def test_events_sort_by_time_then_by_journal_then_by_place() -> None:
-    events = [
-        event(2.0, "x", {}, "a", 0),
-        event(1.0, "x", {}, "b", 0),
-        event(1.0, "x", {}, "a", 9),
-        event(1.0, "x", {}, "a", 3),
-    ]
-    ordered = sorted(events, key=lambda event: event.order)
-    assert [(event.time, event.source, event.offset) for event in ordered] == [
-        (1.0, "a", 3),
-        (1.0, "a", 9),
-        (1.0, "b", 0),
-        (2.0, "a", 0),
-    ]
-
-
 # --- every kind ---------------------------------------------------------------------------------------------------
 
 
@@ -130,8 +113,8 @@ def test_every_class_of_an_event_is_among_the_kinds_and_each_kind_stands_once() 
         for cls in vars(module).values()
         if isinstance(cls, type) and issubclass(cls, Payload) and cls.__module__ == module.__name__
     }
-    assert classes - {CheckpointRecord} == set(KINDS.values())
-    assert len({cls.KIND for cls in KINDS.values()}) == len(KINDS)
+    assert classes - {CheckpointRecord} == set(payload_classes().values())
+    assert len({cls.KIND for cls in payload_classes().values()}) == len(payload_classes())
 
 
 @EVERY_KIND
@@ -142,8 +125,9 @@ def test_a_payload_reads_back_as_itself_with_keys_of_a_newer_version_and_all_but
 ) -> None:
     payload = data.draw(payloads(cls))
     right = payload.to_json()
-    line = json.loads(encode(1.0, payload.kind, right))
-    assert read_payload(line.pop("kind"), {key: value for key, value in line.items() if key != "t"}) == payload
+    read = read_event(json.loads(encode(1.0, payload.kind, right)), "s", 0)
+    assert read is not None
+    assert read.payload == payload
     # Keys of a newer version are kept and change nothing.
     newer = {**right, "a key of a newer version": [1, {"b": None}]}
     read = cls.from_json(newer)
@@ -200,13 +184,6 @@ def test_without_a_required_field_there_is_no_event(record: dict[str, object]) -
     assert CheckpointSaved.from_json({"step": 5, **record}) is None
 
 
-def test_a_number_may_be_whole_but_not_infinite() -> None:
-    for value, expected in ((3, 3), (3.5, 3.5), (math.inf, None), (math.nan, None), (True, None)):
-        read = CheckpointSaved.from_json({"path": "p", "seconds": value})
-        assert read is not None
-        assert read.seconds == expected
-
-
 def test_a_checkpoint_that_cannot_be_read_is_left_out_of_those_observed() -> None:
     read = command_events.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5"}, {"step": 6}, None, 3]})
     assert read is not None
@@ -214,19 +191,10 @@ def test_a_checkpoint_that_cannot_be_read_is_left_out_of_those_observed() -> Non
 
 
 def test_an_event_of_an_unknown_kind_is_kept_as_it_is() -> None:
-    read = read_payload("of a newer version", {"a": [1], "name": 5})
-    assert isinstance(read, UnknownEvent)
-    assert (read.kind, read.to_json()) == ("of a newer version", {"a": [1], "name": 5})
-
-
-def test_events_are_selected_by_the_class_of_their_payload() -> None:
-    events: list[AnyEvent] = [
-        event(1.0, "saved", {"path": "a"}, "s", 0),
-        event(2.0, "found", {"path": "b"}, "s", 9),
-        event(3.0, "saved", {"path": "c"}, "s", 18),
-    ]
-    assert [each.payload.path for each in select(events, CheckpointSaved)] == ["a", "c"]
-    assert [each.payload.path for each in select(events, CheckpointRecord)] == ["a", "b", "c"]
+    read = read_event({"t": 1.0, "kind": "of a newer version", "a": [1], "name": 5}, "s", 0)
+    assert read is not None
+    assert isinstance(read.payload, UnknownEvent)
+    assert (read.kind, read.payload.to_json()) == ("of a newer version", {"a": [1], "name": 5})
 
 
 # --- lines that nobody should write -------------------------------------------------------------------------------
@@ -237,8 +205,8 @@ def _junk_events(draw: st.DrawFn) -> list[AnyEvent]:
     """Events of any kind whose values have any type, or the right one."""
     events = []
     for offset in range(draw(st.integers(0, 6))):
-        kind = draw(st.sampled_from(sorted(KINDS)))
-        cls = KINDS[kind]
+        kind = draw(st.sampled_from(sorted(payload_classes())))
+        cls = payload_classes()[kind]
         annotations = {each.name: str(each.type) for each in fields(cls)}
         record = {each.key: draw(_values(annotations[each.name]) | junk) for each in layout(cls)}
         source = draw(st.sampled_from(("attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", "journal/a.jsonl")))
@@ -282,4 +250,4 @@ def test_a_line_that_an_earlier_version_has_written_is_read_as_it_was(line: str)
 
 def test_there_is_a_line_of_every_kind_by_an_earlier_version() -> None:
     kinds = {json.loads(line)["kind"] for line in GOLDEN_LINES}
-    assert kinds == set(KINDS)
+    assert kinds == set(payload_classes())

@@ -6,15 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.journal_events import read_run
 from helpers.simulated_run import BEGIN, SimulatedRun
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.sections import RequeueSpec, write_requeue
-from slurmtrain.model.run.attempt_progress import Progress
-from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.job_state import GONE
+from slurmtrain.model.run.run import GONE
 
 SYNC = "'slurmtrain sync' or 'watch' starts it again"
 FAILED = {"rank": 0, "exit_code": 1, "signal": None, "error": "ValueError: 1", "last_lines": []}
@@ -190,13 +185,6 @@ def test_a_job_that_somebody_cancelled_while_it_ran_or_in_its_preemption_never_s
         assert state_of(sim)[:2] == ("cancelled", None)
 
 
-def test_a_start_that_somebody_cancelled_in_slurm_while_it_waited_ends_the_run() -> None:
-    sim = crashed(wanted_back(begun()))
-    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
-    sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("CANCELLED by 1000")))
-    assert state_of(sim)[:2] == ("cancelled", None)
-
-
 def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_ended_that() -> None:
     sim = crashed(wanted_back(begun())).cancel()
     assert state_of(sim)[0] == "requeued"
@@ -205,14 +193,6 @@ def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_e
 
 
 # --- what Slurm does by itself --------------------------------------------------------------------------------------
-
-
-def test_a_job_that_slurm_preempts_and_puts_back_by_itself_is_slurms() -> None:
-    sim = begun()
-    sim.look(sim.queue(sim.slurm("PENDING", restart=1)), sim.accounting(sim.slurm("PREEMPTED")))
-    assert (sim.run.state, sim.newest.restart, sim.causes) == ("requeued", 1, ["preempted", None])
-    sim.started(1)
-    assert state_of(sim)[:2] == ("running", None)
 
 
 def test_failures_are_those_of_the_node_with_the_reason_whoever_spoke_first() -> None:
@@ -267,12 +247,6 @@ def test_what_a_lost_node_says_of_its_end_is_of_no_account() -> None:
     assert restarted(begun(), cause="node_fail", lost=(0,)).run.state == "running"
 
 
-def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
-    sim = restarted(begun(nodes=3), cause="node_fail", lost=(1,)).ended("completed", 0)
-    assert sim.run.state == "running"
-    assert sim.ended("completed", 2).run.state == "completed"
-
-
 def test_restarts_in_place_count_as_failures() -> None:
     sim = begun(max_failures=2)
     for number in (1, 2):
@@ -282,13 +256,6 @@ def test_restarts_in_place_count_as_failures() -> None:
     assert state_of(sim)[:2] == ("failed", None)
     assert "requeue.max_failures is 2" in sim.run.reason
     assert len(sim.newest.restarts) == 2
-
-
-def test_a_restart_in_place_says_from_which_step_its_ranks_went_on() -> None:
-    sim = begun().rank("session", step=0)
-    restarted(sim.saved(4), committed=4)
-    sim.write("attempts/7.0/rank-0.1.jsonl", "session", step=4)
-    assert (sim.newest.first_step, sim.newest.round_step, sim.newest.last_step) == (0, 4, 5)
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------
@@ -312,52 +279,3 @@ def test_a_run_is_given_up_after_so_many_failures_since_a_person_has_started_it(
     assert state_of(sim)[:2] == ("failed", None)
     assert sim.run.reason.endswith("it failed three times, and requeue.max_failures is 2")
     assert state_of(failing(3, "resume", max_failures=2))[:2] == ("requeued", "sync")
-
-
-def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
-    sim = begun(max_node_failures=1)
-    sim.observed(sim.slurm("NODE_FAIL"))
-    assert state_of(sim)[:2] == ("requeued", "sync")
-    sim.job = "8"
-    sim.submitted(2, by="sync", requeue=policy(max_node_failures=1)).started(submission=2)
-    sim.observed(sim.slurm("NODE_FAIL"))
-    state, by, reason = state_of(sim)
-    assert (state, by) == ("failed", None)
-    assert "requeue.max_node_failures is 1" in reason
-
-
-# --- the order of what is known -------------------------------------------------------------------------------------
-
-
-def long_story() -> SimulatedRun:
-    sim = restarted(begun(nodes=2).saved(3), 1, "node_fail", (1,), committed=3)
-    wanted_back(sim, exclude=["n1"], delay_s=30.0)
-    crashed(sim).observed(sim.slurm("REQUEUED"))
-    sim.started(1).reached(9, 1)
-    sim.ended("preempted", 0, 1, reason="preempted", signal="SIGTERM", sure=True, failed_at=sim.now)
-    sim.observed(sim.slurm("PREEMPTED"), restart=1)
-    sim.job = "8"
-    sim.submitted(2, by="sync", requeue=policy()).started(submission=2)
-    sim.observed(sim.slurm("NODE_FAIL"))
-    return sim.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
-
-
-@given(st.randoms(use_true_random=False), st.integers(1, 40))
-def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count: int) -> None:
-    sim = long_story()
-    events: list[AnyEvent] = sim.events[:count]
-    progress = {key: Progress(step, sim.now, {}) for key, step in sim.steps.items()}
-    expected = read_run("RUN", events, progress)
-    shuffled = list(events)
-    random.shuffle(shuffled)
-    assert read_run("RUN", shuffled, progress) == expected
-
-
-@given(st.integers(1, 40))
-def test_whoever_is_to_start_a_run_again_the_run_is_not_over(count: int) -> None:
-    sim = long_story()
-    run = read_run("RUN", sim.events[:count], {key: Progress(step, 1.0, {}) for key, step in sim.steps.items()})
-    by = [attempt.restarted_by for attempt in run.attempts]
-    assert by[:-1] == [None] * len(by[:-1])
-    if by and by[-1] is not None:
-        assert run.state == "requeued"

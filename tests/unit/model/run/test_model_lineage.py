@@ -42,10 +42,6 @@ def test_a_wait_is_described_by_what_the_other_run_does() -> None:
     assert describe_wait("pretrain", "pending", 120) == "after pretrain (pending)"
 
 
-def test_an_upstream_survives_its_json() -> None:
-    assert [Upstream.from_dict(each.to_dict()) for each in (PRETRAIN, ANY)] == [PRETRAIN, ANY]
-
-
 def test_each_run_stands_once_below_the_last_of_those_that_it_starts_after() -> None:
     above = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["a", "d"], "x": []}
     assert list(tree_order(above, ["d"]).items()) == [("a", 0), ("b", 1), ("c", 1), ("d", 2), ("e", 3), ("x", 0)]

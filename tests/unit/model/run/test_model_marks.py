@@ -22,19 +22,15 @@ def folded(*facts: tuple[str, dict[str, Any]]) -> Run:
     return read_run("RUN", journaled(*facts), {})
 
 
-def test_the_newest_word_on_each_tag_counts() -> None:
+def test_the_newest_word_on_each_tag_the_note_and_the_archive_counts() -> None:
     run = folded(("tags", {"add": ["b", "a"]}), ("tags", {"remove": ["b"], "add": ["c"]}), ("tags", {"add": ["b"]}))
     assert run.tags == ["a", "b", "c"]
-
-
-def test_a_note_replaces_the_one_before_and_an_empty_one_removes_it() -> None:
-    assert folded(("note", {"text": "a"}), ("note", {"text": "b"})).note == "b"
-    assert folded(("note", {"text": "a"}), ("note", {"text": ""})).note == ""
-
-
-def test_archiving_can_be_undone() -> None:
-    assert folded(("archived", {"archived": True})).archived
-    assert not folded(("archived", {"archived": True}), ("archived", {"archived": False})).archived
+    noted = folded(("note", {"text": "a"}), ("note", {"text": "b"}), ("archived", {}))
+    assert (noted.note, noted.archived) == ("b", True)
+    undone = folded(
+        ("note", {"text": "a"}), ("note", {"text": ""}), ("archived", {}), ("archived", {"archived": False})
+    )
+    assert (undone.note, undone.archived) == ("", False)
 
 
 def test_a_deletion_is_complete_once_the_space_that_it_freed_is_known() -> None:

@@ -11,9 +11,9 @@ from helpers.journal_events import event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.attempt_progress import Progress
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder, fold
+from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.run import Run
 
 _PATHS = st.sampled_from(("checkpoints/step-5", "checkpoints/step-10", "checkpoints/step-15"))
@@ -109,17 +109,6 @@ def test_batches_in_any_order_give_the_run_that_all_events_at_once_give(
     expected = fold("RUN", sorted(events, key=lambda each: each.order), PROGRESS)
     random.shuffle(events)  # type: ignore[attr-defined]
     assert built(events, cuts, keep=keep) == expected
-
-
-def test_a_builder_that_is_kept_holds_no_event_of_a_save() -> None:
-    saves = [
-        event(float(at), "saved", {"path": f"checkpoints/step-{at}", "step": at}, "attempts/7.0/rank-0.jsonl", at)
-        for at in range(100)
-    ]
-    builder = RunBuilder("RUN")
-    builder.add([event(0.5, "agent", {"host": "n0"}, "attempts/7.0/node-0.jsonl", 0), *saves])
-    assert [each.kind for each in builder.events] == ["agent"]
-    assert len(builder.build({}).checkpoints) == 100
 
 
 def test_the_events_of_before_are_only_asked_for_where_a_checkpoint_turns_up_late() -> None:

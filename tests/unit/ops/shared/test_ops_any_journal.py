@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.cli.show_commands import print_run
 from slurmtrain.model.run.events.base import encode, layout
-from slurmtrain.model.run.events.event_kinds import KINDS
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.journal_lines import payload_classes
+from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.model.run.run import RUN_STATES
 from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.shared.ledger_file import nodes_json
@@ -59,8 +58,8 @@ def line_of(kind: str, values: dict[str, str], time: float) -> bytes:
 @st.composite
 def odd_lines(draw: st.DrawFn) -> tuple[str, bytes]:
     """A journal, and a line of it: an event of any kind with odd values for some of its keys."""
-    kind = draw(st.sampled_from(sorted(KINDS)))
-    keys = [each.key for each in layout(KINDS[kind])] or ["x"]
+    kind = draw(st.sampled_from(sorted(payload_classes())))
+    keys = [each.key for each in layout(payload_classes()[kind])] or ["x"]
     odd = draw(st.dictionaries(st.sampled_from([*keys, "of a newer version"]), st.sampled_from(ODD), max_size=2))
     return draw(st.sampled_from(_SOURCES)), line_of(kind, odd, draw(st.sampled_from((1.5, 7.0, 9.0, 2e9))))
 

@@ -11,7 +11,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli.show_commands import print_run
-from slurmtrain.model.environment.software import Package, Software
+from slurmtrain.model.environment import Package, Software
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.environments import newest_environment
 from slurmtrain.ops.shared.observe import observe

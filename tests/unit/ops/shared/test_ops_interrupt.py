@@ -16,7 +16,7 @@ from helpers.workspaces import build_run
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.wait import wait
-from slurmtrain.registry.listed import Listed
+from slurmtrain.registry.rows import Listed
 
 
 def test_a_signal_ends_a_rest_at_once_and_handlers_are_as_they_were_before() -> None:

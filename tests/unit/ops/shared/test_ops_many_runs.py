@@ -12,8 +12,7 @@ from helpers.fakeslurm import FakeScheduler
 from slurmtrain.config import Config
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops.query.compare import rank
 from slurmtrain.ops.query.select import NEWEST, Question, select
 from slurmtrain.ops.shared import observe as observe_module

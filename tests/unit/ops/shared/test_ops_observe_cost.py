@@ -17,8 +17,7 @@ from helpers.fakeslurm import FakeScheduler, job
 from slurmtrain.cli.status_commands import status
 from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.root import run_id
+from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops import sync as sync_module
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared import observe as observing
@@ -29,7 +28,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.registry import ingest as ingest_module
 from slurmtrain.registry import store as store_module
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system import journal_files as journal_files_module
 from slurmtrain.system.process import this_process

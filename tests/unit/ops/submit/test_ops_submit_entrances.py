@@ -16,7 +16,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
 from slurmtrain.model.run.events.command_events import CancelRequested, Unstarted
-from slurmtrain.model.run.root import created_ms, run_id
+from slurmtrain.model.run.layout import created_ms, run_id
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -16,7 +16,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.forked_commands import CommandLine, Ended, run_forked
 from helpers.site import until
 
-from slurmtrain.model.run.root import RUN_ID, RunsRoot
+from slurmtrain.model.run.layout import RUN_ID, RunsRoot
 from slurmtrain.runtime.upstreams import read_upstreams
 
 

@@ -16,8 +16,8 @@ from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import WatchRound
-from slurmtrain.registry.listed import Listed
 from slurmtrain.registry.queries import IndexRow
+from slurmtrain.registry.rows import Listed
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Store

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.query.tally import INTERRUPTED, Placement, merged
+from slurmtrain.model.run.accounting import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Families
 from slurmtrain.plugins.prometheus.counters import Counters
-from slurmtrain.registry.sent import Sent
+from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.transaction import Transaction
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")

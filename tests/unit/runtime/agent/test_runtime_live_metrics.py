@@ -10,8 +10,7 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.site import until
 
-from slurmtrain.model.run.layout import SubmissionDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
 from slurmtrain.runtime import script_metrics
 from slurmtrain.runtime.script_metrics import send_live
 

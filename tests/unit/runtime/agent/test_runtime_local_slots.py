@@ -16,7 +16,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.site import until
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.run.root import RunsRoot, run_id
+from slurmtrain.model.run.layout import RunsRoot, run_id
 from slurmtrain.runtime.agent import local_slots
 from slurmtrain.runtime.agent import local_slots as module
 from slurmtrain.runtime.agent.local_slots import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.environment.software import Package
+from slurmtrain.model.environment import Package
 from slurmtrain.runtime.code.packages import read_software, revision_of
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.preflight import discovery, ports
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator

@@ -18,8 +18,7 @@ from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.run.events.agent_events import NetworkElected
-from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.runtime.environment.node import Launch, Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import distributed as dist
 
-from slurmtrain.model.environment.backend import ElectedBackend, RankHardware
+from slurmtrain.model.environment import ElectedBackend, RankHardware
 from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.training.session import describe_rank, exchange, with_backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from slurmtrain.model.environment.software import Software
+from slurmtrain.model.environment import Software
 from slurmtrain.model.experiment.plan import make_plan
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.run.events.agent_events import EnvironmentNoted

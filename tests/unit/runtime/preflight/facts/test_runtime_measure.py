@@ -26,7 +26,7 @@ from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight import checks
-from slurmtrain.model.run.root import RunsRoot
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.preflight.facts import gpus, measure, network_plugins
 from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
 

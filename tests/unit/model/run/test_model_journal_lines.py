@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import Event, encode
 from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
-from slurmtrain.model.run.journal_lines import Reading, events_of, read_lines
+from slurmtrain.model.run.journal_lines import (
+    Progress,
+    events_of,
+    points_of,
+    read_lines,
+    read_point,
+    steps_per_second,
+)
 
 SOURCE = "journal/test.jsonl"
 
@@ -83,31 +90,6 @@ def test_garbage_in_the_middle_costs_nothing_but_itself(good: list[bytes], bad: 
     assert [record for _, record in reading.records] == [json.loads(line) for line in good]
 
 
-def test_a_torn_last_line_is_left_for_the_next_reading() -> None:
-    first, second = encode(1.0, "a", {}), encode(2.0, "b", {})
-    content = first + second[:-5]
-    reading = read_lines(content, 0, SOURCE)
-    assert ([r["kind"] for _, r in reading.records], reading.garbage, reading.end) == (["a"], (), len(first))
-    whole = first + second
-    again = read_lines(whole[reading.end :], reading.end, SOURCE)
-    assert [(offset, r["kind"]) for offset, r in again.records] == [(len(first), "b")]
-    assert again.end == len(whole)
-
-
-def test_a_whole_line_without_its_newline_is_left_too() -> None:
-    line = encode(1.0, "a", {})[:-1]
-    assert read_lines(line, 10, SOURCE) == Reading((), (), 10)
-
-
-def test_offsets_count_from_the_start_of_the_file() -> None:
-    line = encode(1.0, "a", {})
-    assert [offset for offset, _ in read_lines(line + line, 100, SOURCE).records] == [100, 100 + len(line)]
-
-
-def test_blank_lines_are_neither_records_nor_garbage() -> None:
-    assert read_lines(b"\n  \n\n", 0, SOURCE) == Reading((), (), 5)
-
-
 def test_events_carry_their_journal_and_their_place_in_it() -> None:
     line = encode(1.5, "saved", {"path": "checkpoints/step-3", "step": 3})
     events, garbage = events_of(read_lines(line, 40, SOURCE), SOURCE)
@@ -129,3 +111,55 @@ def test_a_time_that_is_no_moment_makes_the_line_garbage(time: str) -> None:
     events, garbage = events_of(read_lines(line + b"\n" + encode(2.0, "end", {}), 0, SOURCE), SOURCE)
     assert [event.kind for event in events] == ["end"]
     assert [bad.offset for bad in garbage] == [0]
+
+
+records = st.lists(
+    st.fixed_dictionaries(
+        {"t": st.floats(0, 1e9)},
+        optional={
+            "step": st.integers(0, 10**6) | st.just("no step"),
+            "metrics": st.dictionaries(st.sampled_from(["loss", "lr"]), st.floats(0, 1)) | st.none(),
+        },
+    ),
+    max_size=10,
+)
+
+
+def test_the_last_line_gives_the_step_and_each_metric_keeps_its_latest_value() -> None:
+    lines: list[dict[str, Any]] = [
+        {"t": 1.0, "step": 1, "metrics": {"loss": 0.5, "accuracy": 0.1}},
+        {"t": 2.0, "step": 2, "metrics": {"loss": 0.4}},
+        {"t": 3.0, "step": 3},
+    ]
+    assert Progress().advance(points_of(lines)) == Progress(3, 3.0, {"loss": 0.4, "accuracy": 0.1})
+
+
+@given(records, st.integers(0, 10))
+def test_folding_lines_in_two_goes_gives_the_same_as_in_one(lines: list[dict[str, Any]], cut: int) -> None:
+    points = points_of(lines)
+    assert Progress().advance(points[:cut]).advance(points[cut:]) == Progress().advance(points)
+
+
+def test_the_rate_is_steps_over_seconds() -> None:
+    lines = [{"t": 10.0, "step": 5}, {"t": 11.0}, {"t": 12.0, "step": 11}]
+    assert steps_per_second(points_of(lines)) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("lines", [[], [{"t": 1.0, "step": 1}], [{"t": 1.0, "step": 1}, {"t": 1.0, "step": 2}]])
+def test_there_is_no_rate_where_the_lines_do_not_tell(lines: list[dict[str, Any]]) -> None:
+    assert steps_per_second(points_of(lines)) is None
+
+
+@pytest.mark.parametrize("value", ["0.5", None, True, [1.0], 10**400, {"a": 1.0}])
+def test_a_value_that_is_no_number_is_left_out_and_reported(value: object) -> None:
+    flaws: list[str] = []
+    point = read_point({"t": 1.0, "step": 2, "metrics": {"loss": value, "lr": 0.1, "\ud800": 1.0}}, flaws)
+    assert point == (2, 1.0, {"lr": 0.1})
+    assert flaws == ["loss", "?"]
+
+
+@pytest.mark.parametrize("record", [{"step": "2"}, {"step": True}, {"step": 2.0}, {"step": 10**30}, {}])
+def test_a_line_without_a_usable_step_is_no_point_and_is_reported(record: dict[str, Any]) -> None:
+    flaws: list[str] = []
+    assert read_point({"t": 1.0, "metrics": {"loss": 1.0}, **record}, flaws) is None
+    assert flaws == ["step"]

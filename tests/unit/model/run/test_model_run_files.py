@@ -5,9 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.model.run import layout
-from slurmtrain.model.run.root import EPOCH_MS, RunsRoot, is_run_id, is_unborn, run_id
+from slurmtrain.model.run.layout import (
+    EPOCH_MS,
+    RUN_ID,
+    RunsRoot,
+    checkpoint_name,
+    checkpoint_step,
+    is_run_id,
+    is_unborn,
+    run_id,
+    staging_name,
+    trash_name,
+    unusable_in_root,
+)
 
 ID = run_id(EPOCH_MS + 12345, 7)
 ROOT = RunsRoot(Path("/runs"))
@@ -32,11 +46,6 @@ def test_the_names_of_a_run_directory_are_the_documented_ones() -> None:
     assert {str(path.relative_to(run.path)): name for path, name in names.items()} == {n: n for n in names.values()}
     assert run.id == ID
     assert attempt.run == run
-
-
-def test_the_registry_and_the_tracking_store_lie_in_the_runs_root() -> None:
-    assert ROOT.registry == Path("/runs/registry.db")
-    assert ROOT.mlflow_db == Path("/runs/mlflow.db")
 
 
 def test_a_run_is_told_from_everything_else_in_the_root() -> None:
@@ -74,6 +83,54 @@ def test_a_journals_path_tells_its_attempt_and_its_node(source: str, attempt: st
     assert (layout.attempt_of(source), layout.node_of(source)) == (attempt, node)
 
 
-def test_journals_about_nodes_lie_beside_the_runs_and_are_none() -> None:
-    assert ROOT.nodes == Path("/runs/nodes")
-    assert not is_run_id("nodes")
+times = st.integers(min_value=EPOCH_MS, max_value=EPOCH_MS + 2**40 - 1)
+bits = st.integers(min_value=0, max_value=1023)
+
+
+@given(times, bits)
+def test_an_id_has_the_form_of_ids(now: int, random: int) -> None:
+    assert RUN_ID.fullmatch(run_id(now, random))
+
+
+@given(st.lists(st.tuples(times, bits), min_size=2, unique_by=lambda pair: pair[0]))
+def test_ids_sort_by_time(pairs: list[tuple[int, int]]) -> None:
+    ids = {run_id(now, random): now for now, random in pairs}
+    assert [ids[one] for one in sorted(ids)] == sorted(now for now, _ in pairs)
+
+
+@given(times, bits, bits)
+def test_ids_of_one_millisecond_differ_by_their_random_bits(now: int, random: int, other: int) -> None:
+    assert (run_id(now, random) == run_id(now, other)) == (random == other)
+
+
+@pytest.mark.parametrize("step", [0, 5, 10**9])
+def test_a_checkpoints_step_is_read_from_its_name(step: int) -> None:
+    assert checkpoint_step(checkpoint_name(step)) == step
+
+
+def test_checkpoints_that_are_being_built_or_deleted_are_not_taken_for_published_ones() -> None:
+    assert checkpoint_step(staging_name("4711.0", 5)) is None
+    assert checkpoint_step(trash_name("step-5")) is None
+    for name in ("step-", "step--1", "step-5.tmp", "step-five", "mystep-5"):
+        assert checkpoint_step(name) is None, name
+
+
+@pytest.mark.parametrize(
+    ("path", "slurm", "local"),
+    [
+        ("/runs", "", ""),
+        ('/it\'s "odd" $HOME `x` ünï;&[1]*?#:,=', "", ""),
+        ("/a%jb", "'%'", "'%j'"),
+        ("/a%Ab", "'%'", "'%A'"),
+        ("/100%", "'%'", ""),
+        ("/a%%b", "'%'", ""),
+        ("/a\\b", r"'\\'", ""),
+        ("/a\nb", r"'\n'", ""),
+        ("/a\x1bb", r"'\x1b'", ""),
+    ],
+)
+def test_a_character_with_a_meaning_in_the_paths_of_logs_is_named(path: str, slurm: str, local: str) -> None:
+    for executor, refused in (("slurm", slurm), ("local", local)):
+        problem = unusable_in_root(Path(path), executor)
+        assert (problem is not None) == bool(refused)
+        assert problem is None or f"{refused} in its path" in problem

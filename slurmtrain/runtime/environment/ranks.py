@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.launcher import NONE, RANKS, NodeRanks
@@ -301,7 +301,13 @@ class Tasks:
         if not self.hosts:
             return {}
         lists = ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")
-        other = [name for name in lists if _hosts_in(environ.get(name, "")) != [*self.hosts]]
+        other = []
+        for name in lists:
+            try:
+                differs = expand_hostlist(environ.get(name, "")) != [*self.hosts]
+            except ValueError:
+                differs = True
+            other += [name] if differs else []
         # As many numbers as the job has nodes.
         per_node = {"SLURM_JOB_CPUS_PER_NODE": None} if "SLURM_JOB_NODELIST" in other else {}
         return {**dict.fromkeys(other, ",".join(self.hosts)), **per_node}
@@ -324,81 +330,31 @@ class Tasks:
         }
 
 
-def _hosts_in(hostlist: str) -> list[str]:
-    try:
-        return expand_hostlist(hostlist)
-    except ValueError:
-        return []
-
-
 def write_changes(changes: Mapping[str, str | None]) -> str:
     """Changes of an environment as text, a line for each; rank_main.py applies it."""
     return "\n".join(name if value is None else f"{name}={value}" for name, value in changes.items())
 
 
 # --- network profiles: variables that suit a kind of network ----------------------------------------------------------
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile: a sentence ``about`` it, variables for every rank, and shell lines for the job's ``setup``."""
+    """A profile: variables for every rank, and shell lines for the job's ``setup``."""
 
-    name: str
-    about: str
     variables: Mapping[str, str]
     setup: tuple[str, ...]
 
 
 def load_profile(name: str) -> Profile:
-    """Read a profile. Raises SlurmtrainError if there is none of this name, or its file is invalid."""
-    folder = templates.directory() / "network"
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    if name not in names:
-        raise SlurmtrainError(
-            f"there is no network profile {name!r} in {folder}; profiles there: {', '.join(names) or 'none'}"
-        )
-    path = folder / f"{name}.yaml"
-    data = _parse_profile(path)
-    if unknown := sorted(map(str, data.keys() - {"about", "variables", "setup"})):
-        raise _wrong(path, f"{', '.join(unknown)}: a profile has about, variables and setup")
-    about, entries, lines = data.get("about"), data.get("variables"), data.get("setup", [])
-    if not isinstance(entries, dict):
-        raise _wrong(path, "variables is not a mapping")
-    if not isinstance(lines, list):
-        raise _wrong(path, "setup is not a list")
-    variables = {}
-    for name_of, entry in entries.items():
-        if not isinstance(name_of, str) or not _VARIABLE.fullmatch(name_of):
-            raise _wrong(path, f"variables: {name_of!r} cannot name a variable")
-        if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
-            raise _wrong(path, f"variables.{name_of} must have exactly a value and a why")
-        _profile_text(path, f"variables.{name_of}.why", entry["why"])
-        variables[name_of] = _profile_text(path, f"variables.{name_of}.value", entry["value"])
-    setup = tuple(_profile_text(path, f"setup.{index}", line) for index, line in enumerate(lines))
-    return Profile(name, _profile_text(path, "about", about), variables, setup)
-
-
-def _parse_profile(path: Path) -> dict[Any, Any]:
+    """Read the profile of this name. Raises SlurmtrainError if its file is damaged or missing."""
     import yaml
 
+    path = templates.directory() / "network" / f"{name}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        variables = {str(name): str(entry["value"]) for name, entry in data["variables"].items()}
+        return Profile(variables, tuple(map(str, data.get("setup", ()))))
     except OSError as error:
-        raise SlurmtrainError(f"cannot read the network profile {path}: {describe_os_error(error)}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise _wrong(path, " ".join(str(error).split())) from error
-    if not isinstance(data, dict):
-        raise _wrong(path, "it is not a mapping")
-    return data
-
-
-def _profile_text(path: Path, key: str, value: Any) -> str:
-    """Check that a value is one line of text, which a quoted number is too, and return it."""
-    if not isinstance(value, str) or not value.strip() or re.search(r"[\n\r\0]", value):
-        raise _wrong(path, f"{key} is {value!r}, not a line of text")
-    return value
-
-
-def _wrong(path: Path, problem: str) -> SlurmtrainError:
-    return SlurmtrainError(f"{path} is not a network profile: {problem}; reinstall slurmtrain if you did not change it")
+        problem = f"cannot read the network profile {path}: {describe_os_error(error)}"
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        problem = f"{path} is not a network profile ({' '.join(str(error).split())})"
+    raise SlurmtrainError(f"{problem}; reinstall slurmtrain if you did not change it")

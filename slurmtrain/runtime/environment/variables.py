@@ -40,7 +40,7 @@ NODE = "SLURMTRAIN_NODE"
 # How many files a rank may open; read by rank_main.py.
 OPEN_FILES = "SLURMTRAIN_OPEN_FILES"
 CPUS = "SLURMTRAIN_CPUS"
-# How the environment of a command differs from its agent's: tasks.py; applied by rank_main.py.
+# How the environment of a command differs from its agent's: ranks.py; applied by rank_main.py.
 CHANGES = "SLURMTRAIN_CHANGES"
 WORKDIR = "SLURMTRAIN_WORKDIR"
 CODE_DIR = "SLURMTRAIN_CODE_DIR"

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PathError
+from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.run.events.agent_events import WaitingForSlot
 from slurmtrain.model.run.layout import RUN_ID, AttemptDir, RunDir
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, local_gpus, set_local_gpus
-from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_run
+from slurmtrain.runtime.job.run_reader import read_run, wait_for_node_0
 from slurmtrain.system import user_cache
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
@@ -204,9 +204,6 @@ def _lock_some(
 # ``turn.json`` of the attempt has the resources that it took: its GPUs and, in a sweep, its slot.
 
 
-_NODE_POLL_S = 0.1
-# All agents of a run are started together. One that is killed before it journals anything is never seen.
-_BEGIN_S = 300.0
 # The name under which runs that are of no sweep stand in line for GPUs.
 _SINGLE = "single"
 
@@ -237,9 +234,9 @@ def wait_for_slot(
     if turn is None and not needed:
         return held
     if node.index:
-        gpus = _wait_for_node_0(attempt, give_up)
-        if gpus is not None:
-            set_local_gpus(gpus)
+        turn_of_node_0 = wait_for_node_0(attempt, lambda: _read_turn(attempt), give_up, "it was this run's turn")
+        if turn_of_node_0 is not None:
+            set_local_gpus(turn_of_node_0.get("gpus", ()))
         return held
     folder = attempt.run.slots(socket.gethostname())
     sweep, count = (_SINGLE, None) if turn is None else (turn.sweep, turn.count)
@@ -331,20 +328,3 @@ def _announce(attempt: AttemptDir, share: Share, folder: Path) -> None:
 def _read_turn(attempt: AttemptDir) -> dict[str, Any] | None:
     """What a run has, once node 0 has written it. Raises PathError."""
     return read_json(attempt.turn, types={"gpus": "Sequence[str]", "slot": "str | None"})
-
-
-def _wait_for_node_0(attempt: AttemptDir, give_up: Callable[[], bool]) -> list[str] | None:
-    """The GPUs of the run, once node 0 has them; None if it was given up. Raises PathError or LaunchError."""
-    deadline = time.monotonic() + _BEGIN_S
-    node_0: Process | None = None
-    while not give_up():
-        node_0 = node_0 or agent_of_node_0(attempt)
-        # Looked at before its file, so that its last word counts.
-        is_gone = time.monotonic() > deadline if node_0 is None else node_0.alive() is False
-        turn = _read_turn(attempt)
-        if turn is not None:
-            return list(turn.get("gpus", ()))
-        if is_gone:
-            raise LaunchError("the agent of node 0 has ended before it was this run's turn")
-        time.sleep(_NODE_POLL_S)
-    return None

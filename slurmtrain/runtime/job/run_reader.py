@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from slurmtrain.errors import RunUnreadable, UntrustedPath
+from slurmtrain.errors import LaunchError, RunUnreadable, UntrustedPath
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
 from slurmtrain.model.metrics.curves import start_of
@@ -29,6 +31,10 @@ from slurmtrain.system.process import Process
 # Among ranks, only rank 0 journals what the state of a run depends on, and there may be thousands of others.
 _OTHER_RANK = re.compile(r"attempts/[^/]+/rank-(?!0\.).*\.jsonl")
 _TAIL_BYTES = 65_536
+# All agents of a run are started together. One that is killed before it journals anything is never seen.
+_BEGIN_S = 300.0
+_POLL_S = 0.05
+T = TypeVar("T")
 
 
 def read_run(run: RunDir) -> Run:
@@ -81,13 +87,37 @@ def read_events(path: Path, source: str) -> list[AnyEvent]:
     return []
 
 
-def agent_of_node_0(attempt: AttemptDir) -> Process | None:
-    """The agent of node 0 of an ``attempt``, once it has journaled that it is there."""
-    path = attempt.node_journal(0)
-    for event in read_events(path, path.name):
-        if isinstance(event.payload, AgentStarted) and event.payload.process is not None:
+def wait_for_node_0(
+    attempt: AttemptDir, read: Callable[[], T | None], give_up: Callable[[], bool], before: str
+) -> T | None:
+    """Wait until node 0's agent has written something for the other nodes.
+
+    Args:
+        attempt: The attempt.
+        read: Reads it; None: it is not there yet.
+        give_up: Whether to wait no longer.
+        before: What that agent has not done if it ends before.
+
+    Returns:
+        What was read; None if it was given up.
+
+    Raises:
+        LaunchError: The agent has ended, or never begun.
+    """
+    deadline, journal = time.monotonic() + _BEGIN_S, attempt.node_journal(0)
+    node_0: Process | None = None
+    while not give_up():
+        for event in select(read_events(journal, journal.name), AgentStarted) if node_0 is None else ():
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                return Process.from_dict(event.payload.process)
+                node_0 = Process.from_dict(event.payload.process or {})
+        # Looked at before its file, so that its last word counts.
+        is_gone = time.monotonic() > deadline if node_0 is None else node_0.alive() is False
+        written = read()
+        if written is not None:
+            return written
+        if is_gone:
+            raise LaunchError(f"the agent of node 0 has ended before {before}")
+        time.sleep(_POLL_S)
     return None
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PathError
+from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.spec import Spec
@@ -30,7 +30,7 @@ from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits
-from slurmtrain.runtime.job.run_reader import agent_of_node_0, read_events
+from slurmtrain.runtime.job.run_reader import read_events, wait_for_node_0
 from slurmtrain.runtime.setup.setup_script import TEARDOWN_S, last_line, local_script, node_script, without_place
 from slurmtrain.system.files import (
     FILE_MODE,
@@ -249,7 +249,10 @@ def run_setup(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[],
         LaunchError: The agent of node 0 has ended meanwhile.
         PathError: A file cannot be written or read.
     """
-    change = _wait_for_setup(attempt, stopped) if node.index else _run_setup_lines(plan, attempt, node, stopped)
+    if node.index:
+        change = wait_for_node_0(attempt, lambda: _read_changes(attempt), stopped, "'setup' had run") or {}
+    else:
+        change = _run_setup_lines(plan, attempt, node, stopped)
     for name in change.get("removed", ()):
         os.environ.pop(name, None)
     os.environ.update(change.get("changed", {}))
@@ -315,22 +318,13 @@ def _start_setup_shell(submission: SubmissionDir, handle: int) -> subprocess.Pop
     return process
 
 
-def _wait_for_setup(attempt: AttemptDir, stopped: Callable[[], bool]) -> dict[str, Any]:
-    """What setup has changed, once node 0 says so; empty once ``stopped``. Raises LaunchError or PathError."""
-    node_0 = None
-    while not stopped():
-        node_0 = node_0 or agent_of_node_0(attempt)
-        # Looked at before its file, so that its last word counts.
-        is_gone = node_0 is not None and node_0.alive() is False
-        answer = read_json(attempt.setup, types={"place": "str", "failed": "str | None"})
-        if answer is not None:
-            # Also after a failure: what the lines before it have exported, this node tears down.
-            with contextlib.suppress(OSError, ValueError):
-                change: dict[str, Any] = json.loads(Path(answer["place"]).read_bytes())
-                return change
-            if answer.get("failed"):
-                return {"changed": {variables.SETUP_FAILED: answer["failed"]}}
-        if is_gone:
-            raise LaunchError("the agent of node 0 has ended before 'setup' had run")
-        time.sleep(_POLL_S)
-    return {}
+def _read_changes(attempt: AttemptDir) -> dict[str, Any] | None:
+    """What setup has changed on node 0; None as long as that does not say so. Raises PathError."""
+    answer = read_json(attempt.setup, types={"place": "str", "failed": "str | None"})
+    if answer is None:
+        return None
+    # Also after a failure: what the lines before it have exported, this node tears down.
+    with contextlib.suppress(OSError, ValueError):
+        change: dict[str, Any] = json.loads(Path(answer["place"]).read_bytes())
+        return change
+    return {"changed": {variables.SETUP_FAILED: answer["failed"]}} if answer.get("failed") else None

@@ -16,8 +16,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.site import until
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.run.layout import RunsRoot, run_id
-from slurmtrain.runtime.agent import local_slots
+from slurmtrain.model.run.layout import AttemptDir, RunsRoot, run_id
 from slurmtrain.runtime.agent import local_slots as module
 from slurmtrain.runtime.agent.local_slots import (
     Share,
@@ -28,6 +27,7 @@ from slurmtrain.runtime.agent.local_slots import (
     take_slot,
     used_by_ranks,
 )
+from slurmtrain.runtime.job import run_reader
 from slurmtrain.system.process import identify, this_process
 
 RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(12)]
@@ -300,6 +300,11 @@ def test_what_ranks_whose_agent_is_dead_have_is_in_use_until_they_end(root: Runs
     assert used_by_ranks(root.run(WAITING), slots) == set()
 
 
+def wait(attempt: AttemptDir, give_up: Callable[[], bool] = lambda: False) -> object:
+    read = lambda: module._read_turn(attempt)  # noqa: E731
+    return run_reader.wait_for_node_0(attempt, read, give_up, "it was this run's turn")
+
+
 def test_an_agent_gives_up_once_the_one_of_node_0_has_ended_or_never_begins(
     root: RunsRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,14 +324,14 @@ def test_an_agent_gives_up_once_the_one_of_node_0_has_ended_or_never_begins(
             return False
 
         with pytest.raises(LaunchError, match="node 0 has ended before"):
-            local_slots._wait_for_node_0(attempt, kill_it_at_the_second_look)
+            wait(attempt, kill_it_at_the_second_look)
     assert len(looks) == 2
     # What it wrote before it ended counts.
     attempt.turn.write_text('{"gpus": ["1"]}')
-    assert local_slots._wait_for_node_0(attempt, lambda: False) == ["1"]
-    monkeypatch.setattr(local_slots, "_BEGIN_S", 0.0)
+    assert wait(attempt) == {"gpus": ["1"]}
+    monkeypatch.setattr(run_reader, "_BEGIN_S", 0.0)
     with pytest.raises(LaunchError, match="node 0 has ended before"):
-        local_slots._wait_for_node_0(root.run(BEFORE).attempt("another", 0), lambda: False)
+        wait(root.run(BEFORE).attempt("another", 0))
 
 
 def test_a_gpu_is_used_by_one_run_of_the_account_whatever_its_runs_root(

@@ -67,21 +67,6 @@ MakeNodeRequests: TypeAlias = Callable[[str, str], NodeRequests]
 """Makes what requests more nodes for the run with this name and id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowthConfig:
-    """What is to grow.
-
-    ``attempt``: an attempt with the job ``job_id``. ``first``: the number of the first newcomer. ``most``: how many
-    nodes the run can use. ``ends_at``: the attempt's time limit, by the monotonic clock; None: it has none.
-    """
-
-    attempt: AttemptDir
-    job_id: str
-    first: int
-    most: int
-    ends_at: float | None
-
-
 @dataclass(slots=True)
 class _Waiting:
     """When a newcomer was first and last seen to live, by the monotonic clock, and its last count."""
@@ -116,15 +101,25 @@ class _State:
 class Growth:
     """Gets more nodes for an attempt, from the first start of its ranks to its end."""
 
-    def __init__(self, config: GrowthConfig, requests: NodeRequests) -> None:
-        """Nothing is requested before :meth:`ranks_started`. ``config``: what grows. ``requests``: the scheduler."""
-        self._config = config
+    def __init__(
+        self, attempt: AttemptDir, requests: NodeRequests, *, job_id: str, first: int, most: int, ends_at: float | None
+    ) -> None:
+        """Nothing is requested before :meth:`ranks_started`.
+
+        ``attempt``: an attempt with the job ``job_id``. ``requests``: the scheduler. ``first``: the number of the first
+        newcomer. ``most``: how many nodes the run can use. ``ends_at``: the attempt's time limit, by the monotonic
+        clock; None: it has none.
+        """
+        self._attempt = attempt
         self._requests = requests
-        self._state = _State(nodes=config.most)
+        self._job_id = job_id
+        self._most = most
+        self._ends_at = ends_at
+        self._state = _State(nodes=most)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._next = config.first
+        self._next = first
         self._count = 0
         self._cost_s = 0.0
 
@@ -134,7 +129,7 @@ class Growth:
         """Ranks have been started on so many ``nodes``."""
         with self._lock:
             self._state.nodes = nodes
-        if self._thread is None and nodes < self._config.most:
+        if self._thread is None and nodes < self._most:
             self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
             self._thread.start()
 
@@ -156,9 +151,9 @@ class Growth:
             state = self._state
             waiting = {number: now - each.since for number, each in state.waiting.items()}
             chosen = choose_newcomers(
-                waiting, [each.newcomer for each in state.waiting.values()], self._config.most - state.nodes
+                waiting, [each.newcomer for each in state.waiting.values()], self._most - state.nodes
             )
-            left_s = None if self._config.ends_at is None else self._config.ends_at - now
+            left_s = None if self._ends_at is None else self._ends_at - now
             more = state.nodes + len(chosen)
             return chosen if is_worthwhile(state.nodes, more, cost_s=self._cost_s, left_s=left_s) else []
 
@@ -167,14 +162,14 @@ class Growth:
         with self._lock:
             self._state.stage = stage
             # Until ranks have been started on them: their nodes are not missing any more.
-            self._state.nodes = min(self._config.most, len(stage.roster))
+            self._state.nodes = min(self._most, len(stage.roster))
             self._state.joined |= set(stage.roster)
             self._state.left = set()
             for number in stage.roster:
                 self._state.waiting.pop(number, None)
             self._count += 1
             count = self._count
-        admit(self._config.attempt, stage, count)
+        admit(self._attempt, stage, count)
 
     def nodes_left(self, job_id: str, hosts: Collection[str], *, unfit: bool = False) -> None:
         """Nodes of a second job take no part any more: the job is over, or ends now.
@@ -222,11 +217,11 @@ class Growth:
             self._count += 1
             stage, count = self._state.stage, self._count
             # Under the lock: an older stage must not replace the newest one.
-            admit(self._config.attempt, stage, count)
+            admit(self._attempt, stage, count)
 
     def _look(self) -> None:
         """Note which newcomers are there."""
-        now, announced = time.monotonic(), read_newcomers(self._config.attempt)
+        now, announced = time.monotonic(), read_newcomers(self._attempt)
         with self._lock:
             waiting = self._state.waiting
             for number, (newcomer, count) in announced.items():
@@ -246,7 +241,7 @@ class Growth:
         now = time.monotonic()
         with self._lock:
             state = self._state
-            missing = self._config.most - state.nodes - len(state.waiting)
+            missing = self._most - state.nodes - len(state.waiting)
             job_id, asked_at = state.job_id, state.asked_at
             has_agents = any(each.newcomer.job_id == job_id for each in state.waiting.values())
             joined = bool(job_id) and state.stage is not None and job_id in state.stage.jobs
@@ -267,16 +262,15 @@ class Growth:
         return name not in _WAITING
 
     def _request(self, nodes: int, now: float) -> None:
-        config = self._config
-        limit_s = None if config.ends_at is None else config.ends_at - now
-        extension = Extension(config.attempt.path.name, self._next)
+        limit_s = None if self._ends_at is None else self._ends_at - now
+        extension = Extension(self._attempt.path.name, self._next)
         with self._lock:
             state = self._state
             hosts = () if state.stage is None else state.stage.hosts
             without = sorted({*filter(None, hosts)} - state.left | state.unfit)
         self._next += nodes
         try:
-            job_id = self._requests.request(config.job_id, extension, nodes, limit_s, without)
+            job_id = self._requests.request(self._job_id, extension, nodes, limit_s, without)
             event = NodesRequested(job_id=job_id, nodes=nodes)
         except SlurmtrainError as error:
             job_id, event = "", NodesRequested(nodes=nodes, problem=str(error))
@@ -309,14 +303,9 @@ def make_growth(
     # Runs that share a job have one node.
     if more_nodes is None or node.index != 0 or not resources.grow or launch.pack:
         return None
-    config = GrowthConfig(
-        attempt=attempt,
-        job_id=node.job_id,
-        first=node.count,
-        most=resources.nodes.max,
-        ends_at=None if resources.time is None else began + resources.time,
-    )
-    return Growth(config, more_nodes(spec.name, attempt.run.id))
+    ends_at = None if resources.time is None else began + resources.time
+    requests = more_nodes(spec.name, attempt.run.id)
+    return Growth(attempt, requests, job_id=node.job_id, first=node.count, most=resources.nodes.max, ends_at=ends_at)
 
 
 def note_unfit(journal: Journal, growth: Growth, stage: Stage) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurmtrain.runtime.preflight.facts.gpus import open_gpus
 from slurmtrain.system.files import FILE_MODE
@@ -66,16 +66,6 @@ class LogSizes:
             _append_note(self._notes, {"sizes": grown})
 
 
-class Source(Protocol):
-    """What measures a node."""
-
-    def read(self) -> Mapping[str, float]:
-        """The figures now, by name."""
-
-    def close(self) -> None:
-        """Release the resources that it uses."""
-
-
 class Sampler:
     """Measures in a thread of its own, since a driver may take long to answer; use it as a context.
 
@@ -83,7 +73,7 @@ class Sampler:
     """
 
     def __init__(
-        self, path: Path, gauges: Callable[[], Source], step: Callable[[], int | None], every_s: float = _EVERY_S
+        self, path: Path, gauges: Callable[[], Gauges], step: Callable[[], int | None], every_s: float = _EVERY_S
     ) -> None:
         """Prepare to measure.
 
@@ -117,7 +107,7 @@ class Sampler:
             finally:
                 gauges.close()
 
-    def _measure(self, gauges: Source) -> None:
+    def _measure(self, gauges: Gauges) -> None:
         every_s, lines, at = self._every_s, 0, {}
         while not self._ended.wait(every_s):
             metrics = gauges.read()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,7 +283,7 @@ class Host:
         return self.world.growth if self.node == 0 else None
 
     def find_checkpoint(self) -> tuple[str, Newest]:
-        return f"step-{self.world.committed}", self.newest_checkpoint()
+        return f"step-{self.world.committed}", Newest(self.world.committed)
 
     def set_up_node(self) -> None:
         return None
@@ -290,14 +291,13 @@ class Host:
     def tear_down_node(self, until: float) -> None:
         return None
 
-    def look_beside(self) -> None:
-        return None
+    @property
+    def helpers(self) -> Any:
+        return SimpleNamespace(look=lambda: None)
 
-    def resumed_at(self) -> float | None:
-        return None
-
-    def newest_checkpoint(self) -> Newest:
-        return Newest(self.world.committed)
+    @property
+    def checkpoints(self) -> Any:
+        return SimpleNamespace(newest=lambda: Newest(self.world.committed), resumed_at=None)
 
     def find_mlflow_run(self) -> None:
         return None

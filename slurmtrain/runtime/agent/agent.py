@@ -185,7 +185,7 @@ class NodeAgent:
         if plan is None:
             raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
         self._plan = plan.for_node(node.index)
-        self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
+        self.checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
         self._at = node
         self.spec = self._plan.spec
@@ -199,9 +199,9 @@ class NodeAgent:
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
         self._live: MetricsProcess | None = None
-        self._helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
+        self.helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
-        self._start = NodeStart(attempt, node, self._plan, journal, flag, self._helpers)
+        self._start = NodeStart(attempt, node, self._plan, journal, flag, self.helpers)
         self._start.at = began
 
     def run(self, stage: Stage) -> AttemptOutcome:
@@ -264,7 +264,7 @@ class NodeAgent:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
         self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._start.at, self._flag)
-        starts_again = self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
+        starts_again = self._finish.finish(outcome, requeue, self._resumed, self.checkpoints.newest)
         if self._live is not None:
             self._live.end(in_grace=self._flag.raised is not None)
         if self.growth is not None:
@@ -324,7 +324,7 @@ class NodeAgent:
         finally:
             link.close()
         if self._node.index == 0:
-            self._checkpoints.note_newest()
+            self.checkpoints.note_newest()
         if outcome is None:
             report = self._start.report_early_signal()
             return AttemptOutcome(report, report)
@@ -335,19 +335,15 @@ class NodeAgent:
         self._rounds_begun += 1
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
         from_start = self._node.from_start and self._rounds_begun == 1
-        self._checkpoints.resumed_at = None
-        choose = self._checkpoints.choose_start if from_start else self._checkpoints.choose
+        self.checkpoints.resumed_at = None
+        choose = self.checkpoints.choose_start if from_start else self.checkpoints.choose
         resume_from, self._resumed = choose()
         return resume_from, self._resumed
-
-    def resumed_at(self) -> float | None:
-        """When the script's own checkpoint that ranks resume from was saved; None without one."""
-        return self._checkpoints.resumed_at
 
     def set_up_node(self) -> ExitReport | None:
         """Run what the spec has this node run before its ranks, once; returns a report if that fails."""
         use_variables_of_ranks(os.environ)
-        return self._helpers.set_up(self._directory(), lambda: self._flag.raised is not None)
+        return self.helpers.set_up(self._directory(), lambda: self._flag.raised is not None)
 
     def tear_down_node(self, until: float | None = None) -> bool:
         """Run what the spec has this node run at the end, once; returns whether that is anything.
@@ -358,15 +354,7 @@ class NodeAgent:
             until = time.monotonic() + (TEARDOWN_S if self._flag.raised is None else STOPPED_S)
         use_variables_of_ranks(os.environ)
         directory = self._directory()
-        return self._helpers.tear_down(directory if directory.is_dir() else self._attempt.run.path, until)
-
-    def look_beside(self) -> None:
-        """Note what has become of the processes that run beside the ranks."""
-        self._helpers.look()
-
-    def newest_checkpoint(self) -> Newest:
-        """The newest checkpoint."""
-        return self._checkpoints.newest()
+        return self.helpers.tear_down(directory if directory.is_dir() else self._attempt.run.path, until)
 
     def find_mlflow_run(self) -> str | None:
         """The id of the run on an MLflow server; None if it has none, or that takes too long."""

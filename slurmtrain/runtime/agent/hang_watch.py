@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from slurmtrain.model.diagnosis.hang import Beat, Phase, RankState, computing_culprits, hang_limit, longest_limit
 from slurmtrain.model.run.events.agent_events import JobSuspended
 from slurmtrain.model.run.events.base import Payload
+from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 
@@ -21,13 +22,6 @@ _KEPT = 120
 _LOOK_S = 1.0
 # If two looks are further apart than this, the agent itself was stopped: by a signal to the whole job, or its machine.
 _SUSPENDED_S = 5.0
-
-
-class Beats(Protocol):
-    """What the watchdog needs from a :class:`slurmtrain.runtime.job.heartbeat.Board`."""
-
-    def read(self) -> list[Beat]:
-        """The last beat of each rank, by local rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class Watchdog:
 
     def __init__(
         self,
-        board: Beats,
+        board: Board,
         ranks: Sequence[int],
         hang_after: float | None,
         now: Callable[[], float] = time.monotonic,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
@@ -73,19 +71,7 @@ class RankMonitor:
         self._pause: Beat | None = None
         self._next_comparison = time.monotonic() + _COMPARE_S
         self._examined_at: float | None = None
-        self._separation = Separation(
-            SeparationConfig(
-                node=placement.node,
-                members=placement.members,
-                ranks=placement.ranks.world_size,
-                per_node=spec.per_node,
-                port=placement.port,
-                launched=known_launcher(spec.command) if spec.calls_launcher else "",
-                metrics=placement.attempt.metrics,
-            ),
-            control,
-            journal,
-        )
+        self._separation = Separation(placement, control, journal)
         logs = [placement.log_of(rank) for rank in self._own_ranks]
         self._log_sizes = LogSizes(placement.attempt.log_sizes(placement.node), {log.name: log for log in logs})
         self.states: list[RankState] = []
@@ -256,33 +242,19 @@ _MOST_NODES = 64
 _MOST_CONNECTIONS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeparationConfig:
-    """Whom to watch.
-
-    ``node``: this node; ``members``: the nodes that have ranks. ``ranks``: the number of ranks of the run.
-    ``per_node``: the command starts the ranks, once per node. ``port``: where ranks meet if they do as torchrun's.
-    ``launched``: the launcher that the command is; empty: none that is known. ``metrics``: the file of the run's steps.
-    """
-
-    node: int
-    members: Sequence[int]
-    ranks: int
-    per_node: bool
-    port: int
-    launched: str
-    metrics: Path
-
-
 class Separation:
     """Watches whether the ranks of a round are connected."""
 
-    def __init__(self, config: SeparationConfig, control: ControlStore, journal: Journal) -> None:
-        """Watch the ranks in ``config``.
+    def __init__(self, placement: RankPlacement, control: ControlStore, journal: Journal) -> None:
+        """Watch the ranks of a ``placement``.
 
         ``control``: carries the observations of nodes. ``journal``: node 0 writes its conclusions there.
         """
-        self._config = config
+        spec = placement.spec
+        self._placement = placement
+        self._world_size = placement.ranks.world_size
+        # The launcher that the command is; empty: none that is known.
+        self._launched = known_launcher(spec.command) if spec.calls_launcher else ""
         self._control = control
         self._journal = journal
         self._began = time.monotonic()
@@ -291,7 +263,7 @@ class Separation:
         self._loaded: dict[int, float] = {}
         self._started: set[str] = set()
         self._reported = ""
-        self._is_over = config.ranks < 2 or len(config.members) > _MOST_NODES
+        self._is_over = self._world_size < 2 or len(placement.members) > _MOST_NODES
 
     def look(self, pids: Mapping[int, int]) -> None:
         """Look if it is time to. ``pids``: what was started, by rank or, with ``per_node``, by the node's place."""
@@ -303,10 +275,11 @@ class Separation:
         self._is_over = since > _GIVE_UP_S
         self._see(pids)
         with contextlib.suppress(CoordinatorGone):
-            if self._config.node != 0:
+            if self._placement.node != 0:
                 self._is_over = self._is_over or self._control.read("together") is not None
             else:
-                has_steps = self._config.metrics.exists() and self._config.metrics.stat().st_size > 0
+                metrics = self._placement.attempt.metrics
+                has_steps = metrics.exists() and metrics.stat().st_size > 0
                 self._judge(_WITH_STEPS_S if has_steps else _WITHOUT_STEPS_S)
 
     def end(self) -> None:
@@ -314,7 +287,7 @@ class Separation:
 
         They may have met and ended between two looks.
         """
-        if not self._is_over and self._config.node == 0 and not was_connected(self._config.port):
+        if not self._is_over and self._placement.node == 0 and not was_connected(self._placement.port):
             with contextlib.suppress(CoordinatorGone):
                 self._judge(_AT_END_S)
 
@@ -329,7 +302,7 @@ class Separation:
             self._connections.setdefault(number, set()).update(own - within)
             if number not in self._loaded and any(has_loaded(each, _LIBRARIES) for each in tree):
                 self._loaded[number] = now
-            if self._config.launched:
+            if self._launched:
                 self._started.update(rank for each in tree[1:] if (rank := variable_of(each, "RANK")) is not None)
         loaded = [self._loaded.get(number) for number in pids]
         message = {
@@ -337,14 +310,14 @@ class Separation:
             "loaded_s": None if None in loaded else min(now - at for at in loaded if at is not None),
             "started": len(self._started),
         }
-        self._control.publish(f"links/{self._config.node}", message)
+        self._control.publish(f"links/{self._placement.node}", message)
 
     def _judge(self, after_s: float) -> None:
         """Conclude if all ranks have had a library for so many seconds. Raises CoordinatorGone."""
-        config = self._config
-        messages = self._control.read_each(f"links/{node}" for node in config.members)
+        members = self._placement.members
+        messages = self._control.read_each(f"links/{node}" for node in members)
         ages = [message["loaded_s"] for message in messages.values()]
-        if len(messages) < len(config.members) or None in ages:
+        if len(messages) < len(members) or None in ages:
             return
         why = self._describe(messages.values())
         if not why:
@@ -357,16 +330,15 @@ class Separation:
 
     def _describe(self, messages: Any) -> str:
         """What is wrong, as a sentence; empty if nothing is."""
-        config = self._config
         connections = {
             int(number): {(str(local), str(remote)) for local, remote in ends}
             for message in messages
             for number, ends in message["ends"].items()
         }
         started = sum(int(message["started"]) for message in messages)
-        if config.launched and not started:
-            return describe_fewer(config.launched, started, config.ranks)
+        if self._launched and not started:
+            return describe_fewer(self._launched, started, self._world_size)
         groups = groups_of(connections)
         if len(groups) > 1:
-            return describe_apart(groups, per_node=config.per_node)
-        return describe_fewer(config.launched, started, config.ranks) if 0 < started < config.ranks else ""
+            return describe_apart(groups, per_node=self._placement.spec.per_node)
+        return describe_fewer(self._launched, started, self._world_size) if 0 < started < self._world_size else ""

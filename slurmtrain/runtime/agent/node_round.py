@@ -183,7 +183,9 @@ class Round:
         workers = Workers(self._placement, argv, context.directory, context.control, context.flag, self)
         script_metrics = None
         if config.node == 0:
-            script_metrics = read_script_metrics(config.spec, self._placement.attempt, context.host.resumed_at())
+            script_metrics = read_script_metrics(
+                config.spec, self._placement.attempt, context.host.checkpoints.resumed_at
+            )
         sampler: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if config.spec.tracking.system_metrics:
             from slurmtrain.runtime.node_notes import Gauges, Sampler
@@ -235,7 +237,7 @@ class Round:
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Called several times a second."""
-        self._context.host.look_beside()
+        self._context.host.helpers.look()
         return self._monitor.find_hang()
 
     def judge_hang_elsewhere(self) -> None:

@@ -47,7 +47,16 @@ def execute(argv: list[str]) -> None:
     # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
-    _change_environment(os.environ.pop("SLURMTRAIN_CHANGES", ""))
+    # As runtime/environment/ranks.py has written them: a line NAME=VALUE, or NAME alone.
+    for line in os.environ.pop("SLURMTRAIN_CHANGES", "").splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+    if "SLURM_PROCID" in os.environ:
+        # What srun sets for each of its tasks.
+        os.environ["SLURM_TASK_PID"] = str(os.getpid())
     try:
         os.execvp(argv[0], argv)  # noqa: S606
     except OSError as error:
@@ -64,19 +73,6 @@ def _bind(lists: str) -> None:
         os.sched_setaffinity(0, {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)})
     except OSError as error:
         print(f"slurmtrain: cannot bind this rank to CPUs: {error.strerror}", file=sys.stderr, flush=True)
-
-
-def _change_environment(changes: str) -> None:
-    """Apply the ``changes`` that runtime/environment/tasks.py has written: a line ``NAME=VALUE``, or ``NAME`` alone."""
-    for line in changes.splitlines():
-        name, equals, value = line.partition("=")
-        if equals:
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
-    # What srun sets for each of its tasks.
-    if "SLURM_PROCID" in os.environ:
-        os.environ["SLURM_TASK_PID"] = str(os.getpid())
 
 
 execute(sys.argv[1:])

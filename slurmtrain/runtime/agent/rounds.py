@@ -345,7 +345,7 @@ class Rounds:
             report,
             at=time.time(),
             began=self._began,
-            left=self._control.call_alive(self._host.newest_checkpoint),
+            left=self._control.call_alive(self._host.checkpoints.newest),
             reached=reached,
             in_place=True,
         )

@@ -21,7 +21,6 @@ from slurmtrain.runtime.growth import (
     Admission,
     Extension,
     Growth,
-    GrowthConfig,
     announce,
     note_unfit,
     pop_extension,
@@ -83,8 +82,7 @@ def requests() -> Requests:
 
 @pytest.fixture
 def grows(attempt: AttemptDir, requests: Requests) -> Iterator[Growth]:
-    config = GrowthConfig(attempt=attempt, job_id="7", first=1, most=3, ends_at=None)
-    getting = Growth(config, requests)
+    getting = Growth(attempt, requests, job_id="7", first=1, most=3, ends_at=None)
     yield getting
     getting.end()
     getting.join()
@@ -110,7 +108,7 @@ def test_missing_nodes_are_requested_once_and_what_an_earlier_attempt_left_is_ca
     grows.ranks_started(1)
     until(lambda: requests.made, "the request")
     assert requests.cancels == 1
-    until(lambda: read_admission(AttemptDir(grows._config.attempt.path))[1] > 3, "some looks")
+    until(lambda: read_admission(AttemptDir(grows._attempt.path))[1] > 3, "some looks")
     assert requests.made == [("7.0:1", 2, ())]
     assert grows.take_events() == [NodesRequested(job_id="101", nodes=2)]
     assert grows.take_events() == []
@@ -189,8 +187,8 @@ def test_nothing_is_requested_again_after_a_person_has_cancelled_the_second_job(
     requests.states["102"] = "CANCELLED"
     grows.ranks_started(1)
     until(lambda: grows._state.is_refused, "the answer")
-    pulse = read_admission(grows._config.attempt)[1]
-    until(lambda: read_admission(grows._config.attempt)[1] > pulse + 3, "some looks")
+    pulse = read_admission(grows._attempt)[1]
+    until(lambda: read_admission(grows._attempt)[1] > pulse + 3, "some looks")
     assert [nodes for _, nodes, _ in requests.made] == [2, 2]
 
 
@@ -200,8 +198,8 @@ def test_a_refused_request_is_journaled_and_made_again_only_later(grows: Growth,
     events: list[NodesRequested] = []
     until(lambda: events.extend(grows.take_events()) or events, "the refusal")  # type: ignore[func-returns-value]
     assert events == [NodesRequested(nodes=2, problem="sbatch: Invalid account")]
-    pulse = read_admission(grows._config.attempt)[1]
-    until(lambda: read_admission(grows._config.attempt)[1] > pulse + 3, "some looks")
+    pulse = read_admission(grows._attempt)[1]
+    until(lambda: read_admission(grows._attempt)[1] > pulse + 3, "some looks")
     assert grows.take_events() == []
 
 

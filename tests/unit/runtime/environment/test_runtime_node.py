@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.simulated_run import make_test_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.errors import LaunchError
+from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.environment.node import (
@@ -21,11 +22,13 @@ from slurmtrain.runtime.environment.node import (
     Turn,
     enter_element,
     read_launch,
+    read_plan,
     slurm_job_id,
     this_node,
     this_slurm_job,
 )
 from slurmtrain.runtime.environment.variables import local_job
+from slurmtrain.system.files import write_json
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
 LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc", ["0", "1"])}
@@ -161,3 +164,25 @@ def test_an_element_of_an_array_finds_its_submission(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")
     with pytest.raises(LaunchError, match="element 4 of a job array has no run"):
         enter_element(elements)
+
+
+# --- the file of a plan -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_was_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    written = make_test_plan()
+    write_json(path, written.to_json())
+    assert read_plan(path) == written
+
+
+def test_there_is_no_plan_where_there_is_no_file(tmp_path: Path) -> None:
+    assert read_plan(tmp_path / "plan.json") is None
+
+
+@pytest.mark.parametrize("data", [{}, {"schema": 999}])
+def test_a_plan_of_another_shape_is_refused_with_its_path(tmp_path: Path, data: dict[str, int]) -> None:
+    path = tmp_path / "plan.json"
+    write_json(path, data)
+    with pytest.raises(PathError, match=rf"the plan at {path} cannot be read"):
+        read_plan(path)

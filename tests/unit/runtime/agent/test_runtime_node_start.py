@@ -9,9 +9,10 @@ import pytest
 
 from slurmtrain.model.experiment.plan import Plan, make_plan
 from slurmtrain.model.experiment.spec import read_spec
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.deletion.delete import _unlink_logs
-from slurmtrain.runtime.agent.node_start import link_log, log_facts
+from slurmtrain.runtime.agent.node_start import link_log, log_facts, own_cores
 
 
 def plan(workdir: Path, log: str | None) -> Plan:
@@ -48,3 +49,27 @@ def test_an_element_has_the_numbers_of_its_array_and_its_own() -> None:
     facts = log_facts("x", "12_3", {"SLURM_JOB_ID": "15"})
     assert (facts["x"], facts["j"], facts["A"], facts["a"]) == ("x", "15", "12", "3")
     assert {key: log_facts("x", "9", {})[key] for key in "jAa"} == {"j": "9", "A": "9", "a": "0"}
+
+
+# --- runs that share a job --------------------------------------------------------------------------------------------
+
+
+EIGHT = list(range(10, 18))
+
+
+def test_runs_of_a_pack_divide_the_cores_of_their_job() -> None:
+    shares = [own_cores(EIGHT, 8, Pack(4), slot) for slot in range(4)]
+    assert shares == [[10, 11], [12, 13], [14, 15], [16, 17]]
+
+
+@pytest.mark.parametrize(
+    ("of_job", "runs"),
+    [
+        pytest.param(16, 2, id="each task is bound to its own cores"),
+        pytest.param(2, 2, id="jobs are not confined to their cores"),
+        pytest.param(None, 2, id="Slurm does not say"),
+        pytest.param(8, 9, id="there are fewer cores than runs"),
+    ],
+)
+def test_cores_stay_as_slurm_gave_them_where_others_may_use_them(of_job: int | None, runs: int) -> None:
+    assert own_cores(EIGHT, of_job, Pack(runs), 1) == EIGHT

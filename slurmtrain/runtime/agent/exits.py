@@ -49,7 +49,7 @@ class RankExits:
         ``number``: its number among the processes that agents have started on all nodes: the rank. ``at``: when it
         ended, in seconds since 1970.
         """
-        events = read_events(self._attempt.rank_journal(number), "")
+        events = read_events(self._attempt.rank_journal(number))
         raised = _find_exception(events)
         last_lines = _of_rank(self._attempt.rank_log(number)) if process.returncode else []
         return Exit(
@@ -87,7 +87,7 @@ class CommandExits(RankExits):
     def read(self, number: int, process: Any, at: float) -> Exit:
         """As :meth:`RankExits.read`, with its ``process`` and ``at``; ``number``: the node's among training nodes."""
         ranks = self._ranks.ranks_of(number)
-        events = {rank: read_events(self._attempt.rank_journal(rank), "") for rank in ranks}
+        events = {rank: read_events(self._attempt.rank_journal(rank)) for rank in ranks}
         raised = {rank: error for rank in ranks if (error := _find_exception(events[rank]))}
         end = self._end(process) if process.returncode else None
         local = end.local_rank if end is not None else None

@@ -97,7 +97,7 @@ def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
     from slurmtrain.model.run.outcome import final_state
 
     before = attempt.run.attempt(node.job_id, node.restart - 1).node_journal(0)
-    state = final_state(run_reader.read_events(before, before.name))
+    state = final_state(run_reader.read_events(before))
     if state is not None and node.index == 0:
         lease.close(attempt.run, node.submission, state)
     return state

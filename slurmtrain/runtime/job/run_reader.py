@@ -80,10 +80,13 @@ def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
     return builder.build(progress)
 
 
-def read_events(path: Path, source: str) -> list[AnyEvent]:
-    """The events of the journal at ``path``, called ``source``; empty if there is no such file yet."""
+def read_events(path: Path, source: str | None = None) -> list[AnyEvent]:
+    """The events of the journal at ``path``; empty if there is no such file yet.
+
+    ``source``: what they are said to be from; by default the file's name.
+    """
     with contextlib.suppress(OSError, RunUnreadable):
-        return _events(JournalFile(source, str(path), path.stat().st_size))
+        return _events(JournalFile(source or path.name, str(path), path.stat().st_size))
     return []
 
 
@@ -107,7 +110,7 @@ def wait_for_node_0(
     deadline, journal = time.monotonic() + _BEGIN_S, attempt.node_journal(0)
     node_0: Process | None = None
     while not give_up():
-        for event in select(read_events(journal, journal.name), AgentStarted) if node_0 is None else ():
+        for event in select(read_events(journal), AgentStarted) if node_0 is None else ():
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 node_0 = Process.from_dict(event.payload.process or {})
         # Looked at before its file, so that its last word counts.
@@ -164,17 +167,17 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
         history = add_attempts(history, _spans_of_start(earlier))
-        saves = select(_events_at(earlier.rank_journal(0)), CheckpointSaved)
+        saves = select(read_events(earlier.rank_journal(0)), CheckpointSaved)
         if saves and saves[-1].payload.stall_s is not None:
             history = replace(history, stall_s=saves[-1].payload.stall_s, save_s=saves[-1].payload.seconds)
-    return add_attempts(history, _spans_of_restarts(_events_at(attempt.node_journal(0))))
+    return add_attempts(history, _spans_of_restarts(read_events(attempt.node_journal(0))))
 
 
 def _spans_of_start(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     """The spans of one start; none if node 0 never journaled its beginning."""
     from slurmtrain.model.run.outcome import PREFLIGHT
 
-    events = _events_at(attempt.node_journal(0))
+    events = read_events(attempt.node_journal(0))
     began = next(iter(select(events, AgentStarted)), None)
     if began is None:
         return
@@ -196,10 +199,6 @@ def _spans_of_restarts(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
     """Each end of ranks that were restarted inside the allocation; their lifetime is part of the start's."""
     for event in select(events, RanksRestarted):
         yield AttemptSpan(0.0, event.payload.cause, event.payload.failures)
-
-
-def _events_at(path: Path) -> list[AnyEvent]:
-    return read_events(path, path.name)
 
 
 # --- the lines that a run has logged, read as often as they are needed: there may be millions -------------------------

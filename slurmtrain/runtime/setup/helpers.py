@@ -211,7 +211,7 @@ def wait_for_others(attempt: AttemptDir, nodes: int, stopped: Callable[[], bool]
             path
             for path in journals
             if (path.exists() or not is_late)
-            and not any(isinstance(event.payload, NodeEnded) for event in read_events(path, path.name))
+            and not any(isinstance(event.payload, NodeEnded) for event in read_events(path))
         ]
         time.sleep(_POLL_S)
 

@@ -230,8 +230,8 @@ def test_unreadable_files_give_unknown_counts(machine: Machine) -> None:
 @example(cgroup="x" * 300, mountinfo="1 2 3 / / - cgroup2 x")
 @example(cgroup="x", mountinfo="1 2 3 / /\0 - cgroup2 x")
 def test_reading_cgroups_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
-    machine = Machine(tmp_path_factory.mktemp("machine"))
-    (machine.root / "proc/self").mkdir(parents=True)
+    machine = Machine(tmp_path_factory.getbasetemp() / "machine")
+    (machine.root / "proc/self").mkdir(parents=True, exist_ok=True)
     (machine.root / "proc/self/cgroup").write_bytes(f"0::/{cgroup}".encode("utf-8", "surrogatepass"))
     (machine.root / "proc/self/mountinfo").write_bytes(mountinfo.encode("utf-8", "surrogatepass"))
     assert memory_events(machine.root).limit_bytes is None

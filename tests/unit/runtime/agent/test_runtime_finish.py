@@ -276,9 +276,6 @@ def test_on_a_full_disk_the_last_line_is_a_short_one_that_says_so(
     assert end.end["reason"] == f"the disk of {tmp_path.resolve()} is full"
 
 
-# --- runs that go on with another job ---------------------------------------------------------------------------------
-
-
 # --- a run that goes on with another job ----------------------------------------------------------------------------
 
 PACKED = replace(NODE, count=1, launch=Launch(attempt=1, array=("A", 0), pack=Pack(2)))

@@ -85,12 +85,6 @@ def test_ranks_see_the_nodes_that_train_in_the_order_of_the_ranks(
     assert {name: environ.get(name) for name in expected} == expected
 
 
-def test_a_run_of_a_pack_sees_its_own_ranks_and_not_the_other_runs() -> None:
-    pack = {**AGENT, "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_STEP_NODELIST": "node1", "SLURM_NTASKS": "3"}
-    environ = inherited(replace(RANKS, place=0, ranks=NodeRanks((2,)), hosts=["node1"]), pack)
-    assert (environ["SLURM_PROCID"], environ["SLURM_NTASKS"], environ["SLURM_TASKS_PER_NODE"]) == ("1", "2", "2")
-
-
 @pytest.mark.parametrize("launcher", ["node", "none"])
 def test_a_command_per_node_sees_the_nodes_and_no_task(launcher: str) -> None:
     environ = inherited(replace(RANKS, launcher=launcher), {**AGENT, **OTHERS}, local_rank=0)

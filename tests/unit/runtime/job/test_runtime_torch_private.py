@@ -23,7 +23,9 @@ from slurmtrain.runtime.job import torch_private
 PACKAGE = Path(slurmtrain.__file__).parent
 PROJECT = PACKAGE.parent / "pyproject.toml"
 OWNER = Path(torch_private.__file__)
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != OWNER)
+TEXTS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if path != OWNER}
+# Each tree takes long to walk, and most modules do not name torch at all.
+MODULES = {path: ast.parse(text) for path, text in TEXTS.items() if re.search(r"\bimport torch|\bfrom torch", text)}
 
 
 def torch_imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
@@ -77,7 +79,7 @@ def private_uses(tree: ast.AST) -> list[str]:
 
 
 def test_no_other_module_uses_private_names_of_torch() -> None:
-    uses = {path: private_uses(ast.parse(path.read_text())) for path in MODULES}
+    uses = {path: private_uses(tree) for path, tree in MODULES.items()}
     assert {path: names for path, names in uses.items() if names} == {}
 
 
@@ -101,8 +103,8 @@ def test_private_uses_are_those_with_an_underscore_or_not_in_all(text: str, used
 def subclasses_of_torch() -> list[type]:
     """All classes of slurmtrain that inherit from one of torch's."""
     subclasses = []
-    for path in MODULES:
-        if any(torch_imports(ast.parse(path.read_text()))):
+    for path, tree in MODULES.items():
+        if any(torch_imports(tree)):
             module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
             classes = [each for each in vars(module).values() if inspect.isclass(each)]
             subclasses += [each for each in classes if each.__module__ == module.__name__ and torch_bases(each)]

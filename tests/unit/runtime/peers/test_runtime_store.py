@@ -338,14 +338,3 @@ def test_a_node_that_finds_nobody_at_node_0_says_so_unless_it_is_told_to_stop() 
         with pytest.raises(LaunchError, match=f"node 0 at 127.0.0.1 port {port}: Connection refused"):
             client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
         client.close()
-
-
-def test_a_request_to_stop_reaches_the_other_agents(attempt: Attempt) -> None:
-    nodes = [ControlStore(attempt.first, 0, NODES)]
-    nodes += [ControlStore(attempt.join(node), node, NODES) for node in (1, 2)]
-    for node in nodes:
-        node.begin_round(0, range(NODES))
-    request = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=2, signal="SIGTERM")
-    nodes[2].publish_stop(request)
-    for node in nodes:
-        assert until(node.stop_request, "the request") == request

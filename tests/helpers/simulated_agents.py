@@ -264,7 +264,7 @@ class World:
             lead_s=30.0,
         )
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
-            rounds_here = Rounds(config, Host(self, node), self.board, JobQuery(None, None), journal, self.flags[node])
+            rounds_here = Rounds(config, Host(self, node, journal), self.board)  # type: ignore[arg-type]
             try:
                 self.outcomes[node] = rounds_here.run()
             except Gone:
@@ -277,6 +277,12 @@ class Host:
 
     world: World
     node: int
+    journal: Journal
+    query: JobQuery = field(default_factory=lambda: JobQuery(None, None))
+
+    @property
+    def flag(self) -> StopFlag:
+        return self.world.flags[self.node]
 
     @property
     def growth(self) -> Any:

@@ -178,8 +178,8 @@ class NodeAgent:
         """
         self._attempt = attempt
         self._node = node
-        self._journal = journal
-        self._flag = flag
+        self.journal = journal
+        self.flag = flag
         submission = attempt.run.submission(node.submission)
         plan = read_plan(submission.plan)
         if plan is None:
@@ -195,9 +195,9 @@ class NodeAgent:
         history = node.launch.history
         # Node 0 asks on behalf of all nodes: queries from a thousand of them would overload Slurm's controller.
         read_record = (lambda: queue.record(node.job_id)) if queue is not None and node.index == 0 else None
-        self._query = JobQuery(read_record, history.grace_s if history else None)
+        self.query = JobQuery(read_record, history.grace_s if history else None)
         self._refusals = Refusals()
-        self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
+        self._finish = AttemptFinish(attempt, node, journal, queue, self.query)
         self._live: MetricsProcess | None = None
         self.helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
@@ -230,13 +230,13 @@ class NodeAgent:
         """
         self._at = self._node.at(stage)
         attempt = replace(self._attempt, round=stage.round)
-        host = PreflightHost(flag=self._flag, refusals=self._refusals, finish=wait_for_code)
-        preflight = run_preflight(attempt, self._at, self._plan, self._journal, host)
+        host = PreflightHost(flag=self.flag, refusals=self._refusals, finish=wait_for_code)
+        preflight = run_preflight(attempt, self._at, self._plan, self.journal, host)
         failed = isinstance(preflight, ExitReport) or preflight.problem is not None or preflight.master is None
-        if failed and self._node.index in stage.before and self._flag.raised is None:
+        if failed and self._node.index in stage.before and self.flag.raised is None:
             # With the newcomers it cannot go on, but without them it did.
             if self.growth is not None:
-                note_unfit(self._journal, self.growth, stage)
+                note_unfit(self.journal, self.growth, stage)
             return stage.without_newcomers()
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)
@@ -249,7 +249,7 @@ class NodeAgent:
     def finish(self, outcome: AttemptOutcome) -> bool:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
         if self._refusals.count:
-            self._journal.write(
+            self.journal.write(
                 ConnectionsRefused(
                     node=self._node.index,
                     count=self._refusals.count,
@@ -263,10 +263,10 @@ class NodeAgent:
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
-        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._start.at, self._flag)
+        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._start.at, self.flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.checkpoints.newest)
         if self._live is not None:
-            self._live.end(in_grace=self._flag.raised is not None)
+            self._live.end(in_grace=self.flag.raised is not None)
         if self.growth is not None:
             self.growth.join()
         return starts_again
@@ -276,7 +276,7 @@ class NodeAgent:
         if self._node.index == 0 and self._plan.spec.setup and self._node.launch.pack is None:
             killed = end_processes_of_setup(self._attempt)
             if killed:
-                self._journal.write(LeftoversKilled(killed=killed))
+                self.journal.write(LeftoversKilled(killed=killed))
 
     def displacement(self) -> str:
         """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""
@@ -290,7 +290,7 @@ class NodeAgent:
             from slurmtrain.runtime.code.copy_paths import link_results
 
             if make_tree(self._attempt.run, code):
-                self._journal.write(CodePrepared(snapshot=code.hash, files=code.files))
+                self.journal.write(CodePrepared(snapshot=code.hash, files=code.files))
             link_results(self._plan, self._attempt.run)
 
     # --- ranks ------------------------------------------------------------------------------------------------------
@@ -298,8 +298,8 @@ class NodeAgent:
     def _train(self, stage: Stage, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome | Stage:
         """Join the other agents of a ``stage`` at ``master``, and run rounds of ranks with them until it ends."""
         # The port was bound during the preflight, so no other process can have taken it since.
-        link = open_link(preflight, master[0], self._at, self._refusals, lambda: self._flag.raised is not None)
-        self._journal.write(
+        link = open_link(preflight, master[0], self._at, self._refusals, lambda: self.flag.raised is not None)
+        self.journal.write(
             RendezvousReady(
                 node=self._node.index, master_addr=master[0], master_port=master[1], interface=preflight.interface
             )
@@ -320,7 +320,7 @@ class NodeAgent:
             lead_s=lead_s,
         )
         try:
-            outcome = Rounds(config, self, link, self._query, self._journal, self._flag).run()
+            outcome = Rounds(config, self, link).run()
         finally:
             link.close()
         if self._node.index == 0:
@@ -343,7 +343,7 @@ class NodeAgent:
     def set_up_node(self) -> ExitReport | None:
         """Run what the spec has this node run before its ranks, once; returns a report if that fails."""
         use_variables_of_ranks(os.environ)
-        return self.helpers.set_up(self._directory(), lambda: self._flag.raised is not None)
+        return self.helpers.set_up(self._directory(), lambda: self.flag.raised is not None)
 
     def tear_down_node(self, until: float | None = None) -> bool:
         """Run what the spec has this node run at the end, once; returns whether that is anything.
@@ -351,14 +351,14 @@ class NodeAgent:
         ``until``: when it has to end, by the monotonic clock; None: after the usual time.
         """
         if until is None:
-            until = time.monotonic() + (TEARDOWN_S if self._flag.raised is None else STOPPED_S)
+            until = time.monotonic() + (TEARDOWN_S if self.flag.raised is None else STOPPED_S)
         use_variables_of_ranks(os.environ)
         directory = self._directory()
         return self.helpers.tear_down(directory if directory.is_dir() else self._attempt.run.path, until)
 
     def find_mlflow_run(self) -> str | None:
         """The id of the run on an MLflow server; None if it has none, or that takes too long."""
-        return self._live.wait_for_run(give_up=lambda: self._flag.raised is not None) if self._live else None
+        return self._live.wait_for_run(give_up=lambda: self.flag.raised is not None) if self._live else None
 
     def prepare_ranks(self, placement: RankPlacement, begin: Begin, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
@@ -400,7 +400,7 @@ class NodeAgent:
         if self._environment is None:
             environ = dict(environment_of_agent())
             node = NotedNode(self._attempt.run, self._node.index, plan, environ)
-            self._environment = note_environment(self._journal, node)
+            self._environment = note_environment(self.journal, node)
         directory = self._directory()
         try:
             os.chdir(directory)

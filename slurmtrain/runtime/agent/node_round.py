@@ -27,12 +27,10 @@ from slurmtrain.model.run.events.agent_events import (
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import KernelState
-from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.job.heartbeat import Board
-from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
@@ -40,7 +38,6 @@ from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
-from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
 if TYPE_CHECKING:
@@ -108,9 +105,6 @@ class Context:
 
     config: RoundConfig
     host: NodeAgent
-    query: JobQuery
-    journal: Journal
-    flag: StopFlag
     control: ControlStore
     board: Board
     directory: DeletionWatch
@@ -168,19 +162,19 @@ class Round:
         self._have_begun = False
         # Whether the ranks are stopped because of a signal to nodes of another job.
         self._is_of_others = False
-        self._monitor = RankMonitor(self._placement, context.board, context.control, context.journal)
+        self._monitor = RankMonitor(self._placement, context.board, context.control, context.host.journal)
 
     def run(self) -> NodeResult:
         """Start the ranks, and wait until they end. Raises SlurmtrainError."""
         config, context = self._config, self._context
-        context.query.forget_others()
+        context.host.query.forget_others()
         # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
         argv = self._control.call_alive(
             lambda: context.host.prepare_ranks(self._placement, self._begin, context.board.path)
         )
         kernel = KernelState.now()
-        workers = Workers(self._placement, argv, context.directory, context.control, context.flag, self)
+        workers = Workers(self._placement, argv, context.directory, context.control, context.host.flag, self)
         script_metrics = None
         if config.node == 0:
             script_metrics = read_script_metrics(
@@ -206,7 +200,7 @@ class Round:
         if workers.request is not None:
             command = f"node {config.node}"
             codes = {command if each.rank is None else str(each.rank): each.code for each in exits}
-            context.journal.write(RanksExited(codes=codes))
+            context.host.journal.write(RanksExited(codes=codes))
         zero_completes = config.spec.requeue.zero_completes
         report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
         return NodeResult(
@@ -225,7 +219,7 @@ class Round:
             self._context.host.growth.ranks_started(len(self._placement.members))
         self._monitor.set_pids(pids)
         processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
-        self._context.journal.write(
+        self._context.host.journal.write(
             WorkersStarted(
                 processes=processes,
                 ranks_each=spec.resources.local_world_size if spec.per_node else 1,
@@ -250,7 +244,7 @@ class Round:
         if growth is None:
             return None
         for event in growth.take_events():
-            self._context.journal.write(event)
+            self._context.host.journal.write(event)
         # Ranks that have not begun yet would neither save nor have anything to save.
         if not self._have_begun:
             took_s = time.monotonic() - self._began_at
@@ -266,16 +260,16 @@ class Round:
 
     def stopping(self, request: StopRequest) -> None:
         """Called before the ranks are asked to stop: ask Slurm for the cause, and examine ranks that still hang."""
-        self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
+        self._context.host.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
         self._is_of_others = bool(self._config.stage.job_of(request.node))
         if request.signal is not None and self._config.node == 0 and not self._is_of_others:
-            self._context.query.begin()
+            self._context.host.query.begin()
         if request.cause == "hang":
             self._control.call_alive(self._monitor.examine_hang)
 
     def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
         """Called when processes that the ranks had left behind were killed, or cannot be."""
-        self._context.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
+        self._context.host.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
 
     def stop_by(self) -> float:
         """The time by which ranks must have saved and exited, by the monotonic clock. It may change meanwhile.
@@ -283,9 +277,13 @@ class Round:
         Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
         """
         config = self._config
-        if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
+        if (
+            self._context.host.flag.raised is None
+            and config.deadline is not None
+            and time.monotonic() >= config.deadline
+        ):
             return config.deadline + config.lead_s - _LIMIT_MARGIN_S
-        query = self._context.query
+        query = self._context.host.query
         stop_by = query.stop_by_of_others() if self._is_of_others else query.stop_by()
         if config.node == 0:
             # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their

@@ -43,7 +43,6 @@ from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent_events import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.hang_watch import SuspensionWatch
-from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import (
     Begin,
     Context,
@@ -52,14 +51,12 @@ from slurmtrain.runtime.agent.node_round import (
     RoundConfig,
 )
 from slurmtrain.runtime.job.heartbeat import Board
-from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.ports import reserve_port
 from slurmtrain.runtime.setup.helpers import STOPPED_S
 from slurmtrain.runtime.setup.setup_script import TEARDOWN_S
 from slurmtrain.system.directories import DeletionWatch
-from slurmtrain.system.journal import Journal
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.agent.agent import NodeAgent
@@ -76,30 +73,22 @@ _LONG_S = 30.0
 class Rounds:
     """Runs this node's part of all rounds of an attempt."""
 
-    def __init__(
-        self,
-        config: RoundConfig,
-        host: NodeAgent,
-        link: Link,
-        query: JobQuery,
-        journal: Journal,
-        flag: StopFlag,
-    ) -> None:
+    def __init__(self, config: RoundConfig, host: NodeAgent, link: Link) -> None:
         """Nothing is started before :meth:`run`.
 
-        ``config``: what is fixed. ``host``: the agent. ``link``: the agents' messages. ``query``: asks Slurm about the
-        job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
+        ``config``: what is fixed. ``host``: the agent. ``link``: the agents' messages.
         """
         self._context = Context(
-            config=config, host=host, query=query, journal=journal, flag=flag,
+            config=config,
+            host=host,
             control=ControlStore(link, config.node, config.nodes),
             board=Board(config.spec.resources.local_world_size),
             directory=DeletionWatch(config.attempt.run.path, config.attempt.run.plan.name),
-        )  # fmt: skip
+        )
         self._config = config
         self._host = host
         self._control = self._context.control
-        self._flag = flag
+        self._flag = host.flag
         self._number = config.stage.round
         self._restarts = config.stage.restarts
         self._growth = host.growth
@@ -120,7 +109,7 @@ class Rounds:
         Returns None if a signal stopped it before the first of these rounds.
         """
         goes_on = False
-        suspensions = SuspensionWatch(self._context.journal.write)
+        suspensions = SuspensionWatch(self._host.journal.write)
         if self._config.node == 0:
             suspensions.start()
         try:
@@ -311,7 +300,7 @@ class Rounds:
             if is_late and self._completed_before is None and self._config.spec.per_node:
                 names = list(map(self._name, sorted(missing)))
                 self._completed_before = NodeZeroCompleted(at=ended_at, names=names)
-                self._context.journal.write(CommandCompleted(at=ended_at, running=names))
+                self._host.journal.write(CommandCompleted(at=ended_at, running=names))
             time.sleep(_POLL_S)
         return results, sorted({*missing, *control.silent_nodes()})
 
@@ -393,7 +382,7 @@ class Rounds:
         ``past``: the end of this one, as the restart policy sees it. ``joined``: the numbers of newcomers.
         """
         roster = self._config.stage.roster
-        self._context.journal.write(
+        self._host.journal.write(
             RanksRestarted(
                 round=self._number + 1,
                 members=[roster[place] for place in members],
@@ -423,7 +412,7 @@ class Rounds:
         job_id = next(job for place in lost if (job := config.stage.job_of(place)))
         hosts = list(map(self._name, config.stage.places_of_job(job_id)))
         self._note_restart(report, members, lost, reached)
-        self._context.journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=report.reason))
+        self._host.journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=report.reason))
         if self._growth is not None:
             self._growth.nodes_left(job_id, hosts)
         return members
@@ -451,7 +440,7 @@ class Rounds:
         self._note_restart(report, staying, lost, reached, joined=[each.number for each in newcomers])
         for job_id in dict.fromkeys(each.job_id for each in newcomers):
             hosts = [each.host for each in newcomers if each.job_id == job_id]
-            self._context.journal.write(NodesJoined(job_id=job_id, hosts=hosts, nodes=nodes))
+            self._host.journal.write(NodesJoined(job_id=job_id, hosts=hosts, nodes=nodes))
         self._control.call_alive(lambda: growth.admit(stage))
         return None, stage
 

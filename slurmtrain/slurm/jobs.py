@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # More elements of one array than this are named by the array itself: an option has its limits.
 _MOST_ELEMENTS = 32
-# The end of the names of second jobs, which wait for more nodes of a run (:mod:`.growth`). They do not end with its id,
+# The end of the names of second jobs, which wait for more nodes of a run (plugins/growth). They do not end with its id,
 # unlike the names of its own jobs, so that none is ever taken for the job of a run.
 _SECOND = "-more"
 

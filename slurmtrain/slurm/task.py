@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from slurmtrain.runtime.growth import NodeRequests
 
 
 def run_node(submission: str) -> None:
@@ -18,13 +14,7 @@ def run_node(submission: str) -> None:
     from slurmtrain.runtime.agent.agent import run_node as run_agent
     from slurmtrain.slurm.requeue import SlurmQueue
 
-    run_agent(submission, queue=SlurmQueue(), more_nodes=_more_nodes)
-
-
-def _more_nodes(name: str, run_id: str) -> NodeRequests:
-    from slurmtrain.slurm.growth_jobs import SlurmNodes
-
-    return SlurmNodes(name, run_id)
+    run_agent(submission, queue=SlurmQueue())
 
 
 def run_element(elements: str) -> None:

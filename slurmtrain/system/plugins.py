@@ -9,6 +9,8 @@ from slurmtrain.errors import NotAvailable
 
 STRATEGIES = "slurmtrain.strategies"
 """The group of how models are distributed, besides whole replicas: meshes, communication hooks, mixed hardware."""
+GROWTH = "slurmtrain.growth"
+"""The group of how a run gets more nodes while it runs."""
 
 
 def load_plugin(group: str, name: str) -> Any:

@@ -103,7 +103,7 @@ TESTS_OF = {
     "slurmtrain/runtime/training/loader.py": (
         "local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py",
     ),
-    "slurmtrain/runtime/growth.py": ("cluster/test_slurm_growth.py",),
+    "slurmtrain/plugins/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/runtime/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
     "slurmtrain/runtime/setup/": (

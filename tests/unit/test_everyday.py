@@ -32,7 +32,7 @@ def test_of_real_runs_only_the_listed_ones_are_for_every_day_and_most_units_are(
 @pytest.mark.parametrize(
     ("path", "asks"),
     [
-        ("slurmtrain/runtime/growth.py", True),
+        ("slurmtrain/plugins/growth.py", True),
         ("slurmtrain/errors.py", True),
         ("tests/cluster/test_slurm_growth.py", True),
         ("slurmtrain/runtime/upstreams.py", False),
@@ -51,7 +51,7 @@ def test_a_change_asks_for_the_tests_of_the_nearest_part(path: str, asks: bool) 
         ("slurmtrain/runtime/checkpoint/saver.py", True),
         ("tests/unit/plugins/strategies/test_tensor.py", True),
         ("tests/unit/plugins/strategies/test_pipeline.py", False),
-        ("slurmtrain/runtime/growth/files.py", False),
+        ("slurmtrain/plugins/growth/files.py", False),
     ],
 )
 def test_a_change_asks_for_the_dear_unit_tests_of_its_part(path: str, asks: bool) -> None:

@@ -43,7 +43,7 @@ from slurmtrain.runtime.agent.finish import (
     state_of_finished_run,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
+from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
 from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log, time_limit_lead
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses
@@ -51,15 +51,7 @@ from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
 from slurmtrain.runtime.environment.process_limits import raise_soft_limit
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
-from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent
-from slurmtrain.runtime.growth import (
-    Growth,
-    MakeNodeRequests,
-    make_growth,
-    note_unfit,
-    pop_extension,
-    wait_for_admission,
-)
+from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent, is_extension
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import end_processes_of_setup
 from slurmtrain.runtime.job.signals import StopFlag
@@ -83,6 +75,7 @@ from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly, print_utf8
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.plugins import GROWTH, load_plugin
 from slurmtrain.system.process import become_subreaper
 
 # How long a very short attempt waits until its environment is noted.
@@ -98,12 +91,12 @@ _ALREADY = {
 }
 
 
-def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: MakeNodeRequests | None = None) -> None:
+def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     """Run this node's part of an attempt, then exit: with 1 if it failed and will not restart, else with 0.
 
     Under Slurm, nodes other than node 0 always exit with 0: on any other code srun would end node 0's agent, which may
     be busy requeuing the job. ``submission_dir``: the submission's. ``queue``: the scheduler that can restart the job,
-    if there is one. ``more_nodes``: makes what can request more nodes there.
+    if there is one.
     """
     began = time.monotonic()
     leave_quickly()
@@ -119,13 +112,14 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
     node = this_node(submission)
     attempt = submission.run.attempt(node.job_id, node.restart)
     stage = Stage.first(node.count)
-    extension = pop_extension()
-    if extension is not None:
+    if is_extension():
         if os.environ.get(SETUP_FAILED):
             sys.exit(f"slurmtrain: 'setup' failed: {os.environ[SETUP_FAILED]}")
         # They lead to node 0 of this job, not to the attempt's.
         pop_coordinator_endpoints()
-        admission = wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
+        growth = load_plugin(GROWTH, "slurm")
+        extension = growth.pop_extension()
+        admission = growth.wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
         if admission is None:
             sys.exit(0)
         attempt, node, stage = admission.attempt, admission.node, admission.stage
@@ -138,8 +132,10 @@ def run_node(submission_dir: str, queue: JobQueue | None = None, more_nodes: Mak
                 forbid_requeue(queue, attempt, node)
             sys.exit(0)
         agent = NodeAgent(attempt, node, journal, flag, began, queue)
-        agent.growth = make_growth(attempt, node, agent.spec, began, more_nodes)
         try:
+            # Runs that share a job have one node, and nobody can be asked for more of this machine.
+            if agent.spec.resources.grow and node.index == 0 and queue is not None and not node.launch.pack:
+                agent.growth = load_plugin(GROWTH, "slurm").make_growth(attempt, node, agent.spec, began)
             outcome = agent.run(stage)
         except SlurmtrainError as error:
             report = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
@@ -189,7 +185,7 @@ class NodeAgent:
         self._preflight: PreflightOutcome | None = None
         self._at = node
         self.spec = self._plan.spec
-        self.growth: Growth | None = None
+        self.growth: MoreNodes | None = None
         self._rounds_begun = 0
         self._resumed = Newest()
         history = node.launch.history
@@ -236,7 +232,7 @@ class NodeAgent:
         if failed and self._node.index in stage.before and self.flag.raised is None:
             # With the newcomers it cannot go on, but without them it did.
             if self.growth is not None:
-                note_unfit(self.journal, self.growth, stage)
+                self.growth.note_unfit(self.journal, stage)
             return stage.without_newcomers()
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurmtrain.model.diagnosis.hang import RankState
 from slurmtrain.model.experiment.spec import Spec
@@ -17,13 +17,14 @@ from slurmtrain.model.interruption.exit_report import (
     amend,
     report_exits,
 )
-from slurmtrain.model.interruption.growth_policy import Stage
+from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
 from slurmtrain.model.run.events.agent_events import (
     LeftoversKilled,
     RanksExited,
     RanksStopping,
     WorkersStarted,
 )
+from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import KernelState
@@ -38,6 +39,7 @@ from slurmtrain.runtime.preflight.facts.gpus import load_nvml
 from slurmtrain.runtime.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
+from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
 if TYPE_CHECKING:
@@ -97,6 +99,37 @@ class Begin:
     port: int
     resume_from: str | None
     mlflow_run_id: str | None = None
+
+
+class MoreNodes(Protocol):
+    """What gets more nodes for an attempt, on its node 0 (the plug-in of the group ``slurmtrain.growth``)."""
+
+    def ranks_started(self, nodes: int) -> None:
+        """Ranks have been started on so many ``nodes``."""
+
+    def ranks_began(self, seconds: float) -> None:
+        """Ranks have begun to train so many ``seconds`` after they were started."""
+
+    def take_events(self) -> Sequence[Payload]:
+        """What is to be journaled since the last call."""
+
+    def newcomers(self) -> list[Newcomer]:
+        """The newcomers that the ranks should stop for now; none if it is better to train on."""
+
+    def admit(self, stage: Stage) -> None:
+        """Let the agents in the roster of a ``stage`` begin. Raises PathError, OSError."""
+
+    def nodes_left(self, job_id: str, hosts: Collection[str]) -> None:
+        """Nodes called ``hosts`` of the job ``job_id`` take no part any more."""
+
+    def note_unfit(self, journal: Journal, stage: Stage) -> None:
+        """Note in node 0's ``journal`` that a ``stage`` could not begin because of its newcomers."""
+
+    def end(self) -> None:
+        """Cancel what waits in the queue, without waiting for that: the attempt ends."""
+
+    def join(self) -> None:
+        """Wait some seconds for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

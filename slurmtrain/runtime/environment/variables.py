@@ -107,6 +107,11 @@ def take_variable(name: str) -> str:
     return os.environ.pop(name, "")
 
 
+def is_extension() -> bool:
+    """Whether this process is an agent of a second job, which brings nodes to an attempt of another one."""
+    return bool(os.environ.get(EXTENDS))
+
+
 def environment_of_agent() -> Mapping[str, str]:
     """The environment of this process, as its ranks inherit it."""
     return os.environ

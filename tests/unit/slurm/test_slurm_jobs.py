@@ -8,9 +8,8 @@ import pytest
 from helpers.fakeslurm import SlurmCommands, job
 
 from slurmtrain.errors import SlurmDown
+from slurmtrain.plugins.growth import Extension, SlurmNodes
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
-from slurmtrain.runtime.growth import Extension
-from slurmtrain.slurm.growth_jobs import SlurmNodes
 from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, job_name, second_job_name, second_jobs
 from slurmtrain.slurm.parse import Job
 

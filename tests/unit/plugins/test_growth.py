@@ -14,21 +14,20 @@ from slurmtrain.errors import LaunchError, SlurmDown
 from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
 from slurmtrain.model.run.events.agent_events import NodesRequested
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.runtime import growth
-from slurmtrain.runtime.environment.node import Launch, Node
-from slurmtrain.runtime.environment.variables import EXTENDS
-from slurmtrain.runtime.growth import (
+from slurmtrain.plugins import growth
+from slurmtrain.plugins.growth import (
     Admission,
     Extension,
     Growth,
     announce,
-    note_unfit,
     pop_extension,
     read_admission,
     read_newcomers,
     wait_for_admission,
     withdraw,
 )
+from slurmtrain.runtime.environment.node import Launch, Node
+from slurmtrain.runtime.environment.variables import EXTENDS, is_extension
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import Journal
@@ -158,7 +157,7 @@ def test_a_node_that_has_left_is_requested_again_but_no_unfit_one(
     stage = Stage.first(1).grown(both, {0: "n0"}, round=1, lost=())
     grows.admit(stage)
     with Journal(tmp_path / "node-0.jsonl") as journal:
-        note_unfit(journal, grows, stage)
+        grows.note_unfit(journal, stage)
     grows.ranks_started(1)
     monkeypatch.setattr(growth, "pause_before_request", lambda _requests: 0.0)
     until(lambda: len(requests.made) == 2, "the second request")
@@ -274,12 +273,13 @@ def test_a_newcomer_leaves_as_soon_as_nobody_waits_for_it(
 
 
 def test_a_job_knows_from_its_environment_which_attempt_it_extends(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pop_extension() is None
+    assert not is_extension()
     monkeypatch.setenv(EXTENDS, "12_3.1:4")
+    assert is_extension()
     extension = pop_extension()
     assert extension == Extension("12_3.1", 4)
     assert str(extension) == "12_3.1:4"
-    assert pop_extension() is None
+    assert not is_extension()
     for wrong in ("12", "12.1:", "12.1:x", "x:1"):
         monkeypatch.setenv(EXTENDS, wrong)
         with pytest.raises(LaunchError, match="names no attempt"):

@@ -1,4 +1,4 @@
-"""Node 0's part in getting more nodes: it requests them, and says when ranks should stop so that newcomers can join.
+"""More nodes for a run while it runs: node 0 requests them, and says when ranks should stop so that newcomers can join.
 
 A thread asks Slurm and looks at files; the agent itself never waits for either. The second job has the run's id in its
 name, so that whoever goes on with the run finds it, whatever was killed in between: node 0 cancels all jobs of that
@@ -8,11 +8,14 @@ name before it requests any and when the attempt ends, and so do commands that e
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from slurmtrain.errors import LaunchError, PathError, SlurmtrainError
 from slurmtrain.model.experiment.spec import Spec
@@ -27,10 +30,16 @@ from slurmtrain.model.run.events.agent_events import NodesLeft, NodesRequested, 
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
 from slurmtrain.model.run.run import GROW, base
 from slurmtrain.runtime.environment.node import Node
-from slurmtrain.runtime.environment.variables import EXTENDS, take_variable
+from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
+from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed, take_variable
 from slurmtrain.runtime.job import lease
+from slurmtrain.slurm.jobs import second_job_name
+from slurmtrain.slurm.parse import read_job
+from slurmtrain.slurm.requeue import add_nodes, expanded, inherited_options
+from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import block_signals
 
 _LOOK_S = 2.0
 # How often Slurm is asked about a second job without agents yet.
@@ -42,29 +51,6 @@ _STOPS = 2.0
 # How long an agent waits for the scheduler before it exits.
 _CLOSE_S = 5.0
 _WAITING = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED"})
-
-
-class NodeRequests(Protocol):
-    """What node 0 can ask the scheduler about additional nodes."""
-
-    def request(
-        self, job_id: str, extension: Extension, nodes: int, limit_s: float | None, without: Sequence[str]
-    ) -> str:
-        """Submit a second job like ``job_id``, and return its id. Raises SlurmtrainError.
-
-        ``extension``: its purpose. ``nodes``: how many it should get at most. ``limit_s``: its time limit in seconds;
-        None: the limit of ``job_id``. ``without``: nodes that it must not get, besides the nodes of ``job_id``.
-        """
-
-    def cancel_all(self) -> None:
-        """Cancel all second jobs of this run that have not ended. Raises SlurmtrainError."""
-
-    def record(self, job_id: str) -> Mapping[str, str]:
-        """What the scheduler knows about a job, field by field. Raises SlurmtrainError."""
-
-
-MakeNodeRequests: TypeAlias = Callable[[str, str], NodeRequests]
-"""Makes what requests more nodes for the run with this name and id."""
 
 
 @dataclass(slots=True)
@@ -102,7 +88,7 @@ class Growth:
     """Gets more nodes for an attempt, from the first start of its ranks to its end."""
 
     def __init__(
-        self, attempt: AttemptDir, requests: NodeRequests, *, job_id: str, first: int, most: int, ends_at: float | None
+        self, attempt: AttemptDir, requests: SlurmNodes, *, job_id: str, first: int, most: int, ends_at: float | None
     ) -> None:
         """Nothing is requested before :meth:`ranks_started`.
 
@@ -186,6 +172,22 @@ class Growth:
                 state.unfit.update(hosts)
             if state.job_id in ("", job_id):
                 self._request_is_over(time.monotonic())
+
+    def note_unfit(self, journal: Journal, stage: Stage) -> None:
+        """Note that a ``stage`` could not begin because of its newcomers, without which the attempt goes on.
+
+        ``journal``: node 0's.
+        """
+        why = "the preflight with the new nodes failed"
+        newcomers = [number for number in stage.roster if number not in stage.before]
+        # Their agents have journaled an end, which is not the attempt's.
+        following = RanksRestarted(
+            round=stage.round + 1, members=list(stage.before), cause=GROW, why=why, lost=newcomers, joined=newcomers
+        )
+        journal.write(following)
+        for job_id, hosts in stage.newcomers().items():
+            journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=why))
+            self.nodes_left(job_id, hosts, unfit=True)
 
     def end(self) -> None:
         """Cancel what waits in the queue, without waiting for that: the attempt ends."""
@@ -287,45 +289,19 @@ class Growth:
         self._state.over_at = now
 
 
-def make_growth(
-    attempt: AttemptDir, node: Node, spec: Spec, began: float, more_nodes: MakeNodeRequests | None
-) -> Growth | None:
-    """What gets more nodes for an attempt; None on other nodes than node 0, and if it does not grow.
+def make_growth(attempt: AttemptDir, node: Node, spec: Spec, began: float) -> Growth:
+    """What gets more nodes for an attempt, on its node 0.
 
     Args:
         attempt: The attempt.
         node: This node.
         spec: The run's.
         began: When the attempt began, by the monotonic clock.
-        more_nodes: Makes what requests nodes; None: there is no scheduler.
     """
-    resources, launch = spec.resources, node.launch
-    # Runs that share a job have one node.
-    if more_nodes is None or node.index != 0 or not resources.grow or launch.pack:
-        return None
+    resources = spec.resources
     ends_at = None if resources.time is None else began + resources.time
-    requests = more_nodes(spec.name, attempt.run.id)
+    requests = SlurmNodes(spec.name, attempt.run.id)
     return Growth(attempt, requests, job_id=node.job_id, first=node.count, most=resources.nodes.max, ends_at=ends_at)
-
-
-def note_unfit(journal: Journal, growth: Growth, stage: Stage) -> None:
-    """Note, on node 0, that a stage could not begin because of its newcomers, without which the attempt goes on.
-
-    Args:
-        journal: Node 0's.
-        growth: What requests nodes: not these again.
-        stage: The stage.
-    """
-    why = "the preflight with the new nodes failed"
-    newcomers = [number for number in stage.roster if number not in stage.before]
-    # Their agents have journaled an end, which is not the attempt's.
-    following = RanksRestarted(
-        round=stage.round + 1, members=list(stage.before), cause=GROW, why=why, lost=newcomers, joined=newcomers
-    )
-    journal.write(following)
-    for job_id, hosts in stage.newcomers().items():
-        journal.write(NodesLeft(job_id=job_id, hosts=hosts, why=why))
-        growth.nodes_left(job_id, hosts, unfit=True)
 
 
 # --- the files by which they find each other --------------------------------------------------------------------------
@@ -413,15 +389,10 @@ class Extension:
         return f"{self.attempt}:{self.first}"
 
 
-def pop_extension() -> Extension | None:
-    """What this agent's job is for, according to its environment; None unless it is such a second job.
-
-    Raises LaunchError if the variable says something else.
-    """
+def pop_extension() -> Extension:
+    """What this agent's job is for, according to its environment. Raises LaunchError if that says something else."""
     text = take_variable(EXTENDS)
     attempt, _, first = text.rpartition(":")
-    if not text:
-        return None
     if split_attempt(attempt) is None or not first.isdecimal():
         raise LaunchError(f"{EXTENDS} is {text!r}, which names no attempt; it is set by slurmtrain alone")
     return Extension(attempt, int(first))
@@ -478,3 +449,70 @@ def wait_for_admission(
         return None
     finally:
         withdraw(attempt, number)
+
+
+# --- the second job ---------------------------------------------------------------------------------------------------
+# It is submitted from node 0 of the run, with the batch script and the options of the run's job, so that it gets nodes
+# of the same kind: only the number of nodes, the time limit and the name differ. It is never requeued: node 0 requests
+# another one if the run still needs it.
+#
+# Slurm can also let a running job have the nodes of another one (``sbatch --dependency=expand``), but only where the
+# site sets ``SchedulerParameters=permit_job_expansion``, and running steps do not get them.
+
+
+_MINUTE_S = 60
+# sbatch with the user's soft limit of open files, which Slurm hands on to the job: the agent's own is higher.
+_SBATCH = ("bash", "-c", 'ulimit -S -n "$0" 2>/dev/null; exec sbatch "$@"')
+
+
+class SlurmNodes:
+    """Requests for more nodes of one run."""
+
+    def __init__(self, name: str, run_id: str) -> None:
+        """For the run with this ``name`` and id."""
+        self._name = second_job_name(name, run_id)
+
+    def request(
+        self, job_id: str, extension: Extension, nodes: int, limit_s: float | None, without: Sequence[str]
+    ) -> str:
+        """Submit a second job like ``job_id``, and return its id. Raises SlurmDown.
+
+        ``extension``: its purpose. ``nodes``: how many it should get at most. ``limit_s``: its time limit; None: the
+        limit of ``job_id``. ``without``: nodes that it must not get, besides nodes that ``job_id`` has or excludes.
+        """
+        script = run_command("scontrol", "write", "batch_script", job_id, "-")
+        job = read_job(run_command("scontrol", "show", "job", job_id))
+        # A node may have room for two jobs.
+        excluded = add_nodes(job.get("ExcNodeList", ""), [*expanded(job.get("NodeList", "")), *without])
+        soft = soft_limit_of_ranks()
+        # Options of the command line win over options in the script.
+        options = [
+            *inherited_options(job, script),
+            f"--job-name={self._name}",
+            f"--nodes=1-{nodes}" if nodes > 1 else "--nodes=1",
+            f"--exclude={excluded}",
+            "--no-requeue",
+            # Instead of what the run's job waited for.
+            f"--dependency=after:{job_id}",
+            f"--export=ALL,{EXTENDS}={extension}",
+            *(() if limit_s is None else (f"--time={max(1, math.ceil(limit_s / _MINUTE_S))}",)),
+        ]
+        # The batch script of an element finds its run by the element's index.
+        _, underscore, index = job_id.partition("_")
+        if underscore:
+            options.append(f"--array={index}")
+        limit = "unlimited" if soft < 0 else str(soft)
+        # Not the environment of commands whose answers are read: the job would have its formats and locale.
+        environ = scrubbed(os.environ)
+        answer = run_command(*_SBATCH, limit, "--parsable", *options, stdin=script, environ=environ)
+        return answer.strip().partition(";")[0] + underscore + index
+
+    def cancel_all(self) -> None:
+        """Cancel all second jobs of the run that have not ended. Raises SlurmDown."""
+        # Slurm's SIGTERM to all processes of the run's job must not end it.
+        with block_signals((signal.SIGTERM,)):
+            run_command("scancel", "--me", f"--name={self._name}")
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        """What Slurm knows about a job, field by field. Raises SlurmDown."""
+        return read_job(run_command("scontrol", "show", "job", job_id))

@@ -105,7 +105,7 @@ TESTS_OF = {
     ),
     "slurmtrain/plugins/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
-    "slurmtrain/runtime/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
+    "slurmtrain/runtime/agent/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
     "slurmtrain/runtime/setup/": (
         "local/test_node_helpers.py", "local/test_same_meaning.py", "cluster/test_slurm_node_helpers.py",
         "cluster/test_slurm_same_meaning.py",
@@ -113,7 +113,7 @@ TESTS_OF = {
     "slurmtrain/runtime/strategies/": (
         "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
     ),
-    "slurmtrain/runtime/node_notes.py": (),
+    "slurmtrain/runtime/agent/node_notes.py": (),
     "slurmtrain/runtime/agent/monitor.py": ("local/test_stops.py",),
     "slurmtrain/slurm/": ("cluster/",),
     "slurmtrain/snapshots/": ("local/test_code.py", "cluster/test_slurm_code.py"),

@@ -27,7 +27,7 @@ from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.script_metrics import LiveOrders
+from slurmtrain.runtime.agent.script_metrics import LiveOrders
 from slurmtrain.system.files import write_json
 from slurmtrain.tracking.to_mlflow.live_sender import LiveSender
 from slurmtrain.tracking.to_mlflow.mlflow_runs import Choices, MlflowRuns

@@ -46,6 +46,7 @@ from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
 from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log, time_limit_lead
 from slurmtrain.runtime.agent.rounds import Rounds
+from slurmtrain.runtime.agent.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses
 from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
@@ -62,7 +63,6 @@ from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, note_environment
 from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
-from slurmtrain.runtime.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.setup.setup_script import (
     TEARDOWN_S,

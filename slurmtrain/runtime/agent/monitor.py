@@ -21,11 +21,11 @@ from slurmtrain.model.run.events.agent_events import (
     StragglerDetected,
 )
 from slurmtrain.runtime.agent.hang_watch import HangInquiry, HangVerdict, Suspicion, Watchdog
+from slurmtrain.runtime.agent.node_notes import LogSizes
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
-from slurmtrain.runtime.node_notes import LogSizes
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.system.journal import Journal

@@ -29,6 +29,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.monitor import RankMonitor
+from slurmtrain.runtime.agent.script_metrics import read_script_metrics
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.job.heartbeat import Board
@@ -36,7 +37,6 @@ from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
-from slurmtrain.runtime.script_metrics import read_script_metrics
 from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
@@ -215,7 +215,7 @@ class Round:
             )
         sampler: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if config.spec.tracking.system_metrics:
-            from slurmtrain.runtime.node_notes import Gauges, Sampler
+            from slurmtrain.runtime.agent.node_notes import Gauges, Sampler
 
             path = config.attempt.system_metrics(config.number)
             sampler = Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)

@@ -360,6 +360,10 @@ def this_worker() -> Worker:
     attempt_dir, launcher = environ.get(variables.ATTEMPT_DIR), environ.get(variables.LAUNCHER, RANKS)
     attempt = AttemptDir(Path(attempt_dir), int(environ.get(variables.ROUND, "0"))) if attempt_dir else None
     restarts, params_file = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")), environ.get(variables.PARAMS_FILE)
+    address, port = environ.get("SLURMTRAIN_MASTER_ADDR"), environ.get("SLURMTRAIN_MASTER_PORT")
+    # A launcher within a rank has a port of its own, and one that the agent starts serves the store itself.
+    is_agents = port is not None and environ.get("MASTER_PORT") == port and "TORCHELASTIC_RUN_ID" in environ
+    serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Worker(
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
@@ -367,7 +371,7 @@ def this_worker() -> Worker:
         node=int(environ.get(variables.NODE, environ.get("GROUP_RANK", "0"))),
         launched="RANK" in environ,
         launcher=launcher,
-        meets_at=_meets_at(environ),
+        meets_at=(address, int(port)) if address and port and is_agents and not serves else None,
         # With ``ranks``, the agent counts the rounds there, as torchrun does.
         launcher_restarts=restarts if launcher != RANKS else 0,
         expected=int(environ.get("SLURMTRAIN_WORLD_SIZE", "1")),
@@ -386,11 +390,3 @@ def this_worker() -> Worker:
         deterministic=environ.get(variables.DETERMINISTIC) == "1",
         accumulation=int(environ.get(variables.ACCUMULATION, "1")),
     )
-
-
-def _meets_at(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    address, port = environ.get("SLURMTRAIN_MASTER_ADDR"), environ.get("SLURMTRAIN_MASTER_PORT")
-    # A launcher within a rank has a port of its own, and one that the agent starts serves the store itself.
-    is_agents = port is not None and environ.get("MASTER_PORT") == port and "TORCHELASTIC_RUN_ID" in environ
-    serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return (address, int(port)) if address and port and is_agents and not serves else None

@@ -1,8 +1,8 @@
 """The process that shows a run on an MLflow server while it trains, on node 0: ``python -m ...live_sender``.
 
-The agent starts it (:mod:`slurmtrain.runtime.script_metrics`). Its orders are a line of JSON on standard input. It
-finds or creates the MLflow run, and prints its id, for which the agent waits for a moment: it is not created when the
-run is submitted, since MLflow never changes the time at which a run started. Then it sends metrics, and neither the
+The agent starts it (:mod:`slurmtrain.runtime.agent.script_metrics`). Its orders are a line of JSON on standard input.
+It finds or creates the MLflow run, and prints its id, for which the agent waits for a moment: it is not created when
+the run is submitted, since MLflow never changes the time at which a run started. Then it sends metrics, and neither the
 agent nor a rank waits for that. When its standard input ends, it sends what the end of the attempt has settled, and
 ends too.
 
@@ -33,10 +33,10 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.base import select as select_events
 from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.model.run.layout import JOURNALS, RunDir, RunsRoot
+from slurmtrain.runtime.agent.script_metrics import LiveOrders
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_lines, read_events, read_run
-from slurmtrain.runtime.script_metrics import LiveOrders
 from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import command_journal

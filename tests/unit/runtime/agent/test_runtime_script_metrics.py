@@ -16,14 +16,14 @@ import psutil
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.site import until
+from slurmtrain.model.run.root import RunsRoot
 
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.model.run.root import RunsRoot
-from slurmtrain.runtime import script_metrics
+from slurmtrain.runtime.agent import script_metrics
+from slurmtrain.runtime.agent.script_metrics import Orders, OutputReader, send_live
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.run_reader import logged_step
-from slurmtrain.runtime.script_metrics import Orders, OutputReader, send_live
 
 CSV = {"file": "m.csv", "step": "step"}
 
@@ -141,7 +141,7 @@ def test_the_process_reads_what_is_left_when_its_agent_is_gone(attempt: AttemptD
     attempt.rank_log(0).write_text("loss=1\nloss=2")
     spec = ScriptMetricsSpec(pattern=r"loss=(?P<loss>\S+)")
     orders = Orders(asdict(spec), str(attempt.path), 0, str(attempt.rank_log(0)), 0, "", 5)
-    command = [sys.executable, "-P", "-m", "slurmtrain.runtime.script_metrics"]
+    command = [sys.executable, "-P", "-m", "slurmtrain.runtime.agent.script_metrics"]
     subprocess.run(
         command, input=json.dumps(asdict(orders)).encode() + b"\n", env=environment_of_helper(), check=True, timeout=60
     )

@@ -336,7 +336,7 @@ def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | Non
         path = Path.cwd() / os.path.expanduser(file)  # noqa: PTH111 (a home directory may be unknown)
     counted = logged_step(run, resumed_at) if metrics.may_count and resumed_at is not None else None
     orders = Orders.begin_now(metrics, attempt, path, counted or 0)
-    return _start_beside("slurmtrain.runtime.script_metrics", orders, "metrics of the script are not read")
+    return _start_beside("slurmtrain.runtime.agent.script_metrics", orders, "metrics of the script are not read")
 
 
 def _start_beside(module: str, orders: Orders | LiveOrders, problem: str) -> MetricsProcess | None:

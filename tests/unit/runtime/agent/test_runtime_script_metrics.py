@@ -74,42 +74,28 @@ def test_lines_are_read_once_and_those_of_progress_bars_too(attempt: AttemptDir)
     ]
 
 
-def test_rows_of_an_earlier_attempt_are_not_read_again_and_their_header_holds(
-    attempt: AttemptDir, tmp_path: Path
+@pytest.mark.parametrize(
+    ("before", "texts", "rows"),
+    [
+        pytest.param("step,loss\n1,3\n2,2\n", ["step,loss\n1,3\n2,2\n3,1\n"], [(3, 1.0)], id="earlier rows"),
+        pytest.param("step,loss\n1,3\n2,2\n", ["step,loss\n1,5\n"], [(1, 5.0)], id="begun anew, and shorter"),
+        pytest.param("step,loss\n1,3\n", ["step,loss\n1,5\n2,4\n"], [(1, 5.0), (2, 4.0)], id="begun anew"),
+        # As loggers do when there is another column.
+        pytest.param("", ["step,loss\n1,3\n", "step,loss,acc\n1,3,\n2,1,0.5\n"], [(1, 3.0), (2, 1.0)], id="rewritten"),
+    ],
+)  # fmt: skip
+def test_each_row_of_a_file_is_read_once_whoever_writes_it_anew(
+    attempt: AttemptDir, tmp_path: Path, before: str, texts: list[str], rows: list[tuple[int, float]]
 ) -> None:
     path = tmp_path / "m.csv"
-    path.write_text("step,loss\n1,3\n2,2\n")
+    if before:
+        path.write_text(before)
     with reader(attempt, path, CSV) as each:
-        each.read(last=False)
-        with path.open("a") as file:
-            file.write("3,1\n")
-        each.read(last=False)
-    assert written(attempt) == [(3, {"loss": 1.0})]
-
-
-@pytest.mark.parametrize("shorter", [True, False])
-def test_a_file_that_an_attempt_begins_anew_is_read_from_its_start(
-    attempt: AttemptDir, tmp_path: Path, shorter: bool
-) -> None:
-    path = tmp_path / "m.csv"
-    path.write_text("step,loss\n1,3\n2,2\n")
-    with reader(attempt, path, CSV) as each:
-        path.write_text("step,loss\n1,5\n" + ("" if shorter else "2,4\n3,3\n"))
-        each.read(last=False)
-    assert written(attempt)[0] == (1, {"loss": 5.0})
-    assert len(written(attempt)) == (1 if shorter else 3)
-
-
-def test_a_logger_that_writes_its_file_anew_with_another_column_doubles_no_row(
-    attempt: AttemptDir, tmp_path: Path
-) -> None:
-    path = tmp_path / "m.csv"
-    with reader(attempt, path, CSV) as each:
-        path.write_text("step,loss\n1,3\n2,2\n")
-        each.read(last=False)
-        path.write_text("step,loss,acc\n1,3,\n2,2,\n3,1,0.5\n")
-        each.read(last=False)
-    assert written(attempt) == [(1, {"loss": 3.0}), (2, {"loss": 2.0}), (3, {"loss": 1.0, "acc": 0.5})]
+        for text in texts:
+            path.write_text(text)
+            each.read(last=False)
+    assert [(step, metrics["loss"]) for step, metrics in written(attempt)] == rows
+    assert all(("acc" in metrics) is ("acc" in texts[-1] and step == 2) for step, metrics in written(attempt))
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up(attempt: AttemptDir) -> None:

@@ -23,7 +23,6 @@ from slurmtrain.runtime.environment.node import (
     enter_element,
     read_launch,
     read_plan,
-    slurm_job_id,
     this_node,
     this_slurm_job,
 )
@@ -55,41 +54,30 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
 # --- which node of which attempt --------------------------------------------------------------------------------
 
 
-def test_a_node_of_a_job_of_slurms_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = node(monkeypatch, SLURM)
-    assert (agent.index, agent.count, agent.host, agent.job_id) == (1, 2, socket.gethostname(), "4711")
-    assert agent.restart == 0
-    assert (agent.executor, agent.submission, agent.launch, agent.attempt) == ("slurm", 2, HANDED, 3)
+ARRAY = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
+LOCAL_NODE = {"index": 1, "count": 2, "job_id": "local-abc", "restart": 0, "executor": "local"}
 
 
-def test_the_nodes_of_a_job_are_those_of_its_step_which_may_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert node(monkeypatch, {**SLURM, "SLURM_NNODES": "3"}).count == 2
-    monkeypatch.delenv("SLURM_STEP_NUM_NODES")
-    assert node(monkeypatch, {"SLURM_NNODES": "3"}).count == 3
-
-
-def test_a_job_that_was_started_again_counts_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "2"})
-    assert (agent.restart, agent.attempt) == (2, 5)
-
-
-def test_an_element_of_an_array_goes_by_the_arrays_id_and_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    array = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
-    agent = node(monkeypatch, {**SLURM, **array})
-    assert (agent.job_id, agent.restart) == ("4700_3", 1)
-    assert slurm_job_id(SLURM) == "4711"
-
-
-def test_a_node_of_a_local_job_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = node(monkeypatch, LOCAL)
-    assert (agent.index, agent.count, agent.job_id, agent.restart) == (1, 2, "local-abc", 0)
-    assert agent.executor == "local"
-
-
-def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = node(monkeypatch, {**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL})
-    assert (agent.index, agent.count, agent.job_id, agent.restart) == (1, 2, "local-abc", 0)
-    assert agent.executor == "local"
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (SLURM, {"index": 1, "count": 2, "host": socket.gethostname(), "job_id": "4711", "restart": 0, "attempt": 3,
+                 "executor": "slurm", "submission": 2, "launch": HANDED}),
+        # The step may have fewer nodes than the job.
+        ({**SLURM, "SLURM_NNODES": "3"}, {"count": 2}),
+        ({"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}, {"count": 3}),
+        ({**SLURM, "SLURM_RESTART_COUNT": "2"}, {"restart": 2, "attempt": 5}),
+        ({**SLURM, **ARRAY}, {"job_id": "4700_3", "restart": 1}),
+        (LOCAL, LOCAL_NODE),
+        # Within a job of Slurm's.
+        ({**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL}, LOCAL_NODE),
+    ],
+)  # fmt: skip
+def test_a_node_knows_which_it_is(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: dict[str, object]
+) -> None:
+    agent = node(monkeypatch, environ)
+    assert {name: getattr(agent, name) for name in expected} == expected
 
 
 def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ import psutil
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.site import until
-from slurmtrain.model.run.root import RunsRoot
 
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
-from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.runtime.agent import script_metrics
 from slurmtrain.runtime.agent.script_metrics import Orders, OutputReader, send_live
 from slurmtrain.runtime.environment.variables import environment_of_helper
